@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
+from ridgeline.feeding import Handover, feed
 from ridgeline.plan import Plan
-from ridgeline.runtime.blackbox import BlackBox
-from ridgeline.runtime.feeding import Handover, feed
-from ridgeline.runtime.fetching import batches
-from ridgeline.runtime.readings import LossReader
-from ridgeline.runtime.round import Round
-from ridgeline.runtime.sampler import Sampler
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.training.fetching import batches
+from ridgeline.runtime.training.readings import LossReader
+from ridgeline.runtime.training.round import Round
+from ridgeline.runtime.training.sampler import Sampler
 from ridgeline.tasks import load_task
+from ridgeline.workers.blackbox import BlackBox
+from ridgeline.workers.world import World
 
 STEPS = 20
 

@@ -29,13 +29,13 @@ import torch
 from autoparallel_networks import TwoChains, chains_of, forked, networks, one_thread, training
 from torch import Tensor, nn
 
-from ridgeline.cli.output_file import output_file
+from ridgeline.autoparallel.lanes.graph_clock import GraphClock
+from ridgeline.autoparallel.parallelize import Parallel, parallelize
+from ridgeline.callables.calls.graph import CallGraph
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.turns import spread, take_turns, times_faster
 from ridgeline.machine import Quantity
-from ridgeline.runtime.autoparallel.graph_clock import GraphClock
-from ridgeline.runtime.autoparallel.parallelize import Parallel, parallelize
-from ridgeline.runtime.hybrid.calls.graph import CallGraph
 
 RESULTS = Path(__file__).parent / "results"
 TURNS = 9

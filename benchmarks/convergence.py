@@ -25,14 +25,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 import ridgeline as rl
-from ridgeline.cli.output_file import output_file
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.codec import Noun, Value
 from ridgeline.machine import Host
-from ridgeline.probe.fingerprint import host
-from ridgeline.runtime.task import Task
-from ridgeline.runtime.world import World
+from ridgeline.probe.host.fingerprint import host
+from ridgeline.runtime.training.task import Task
 from ridgeline.tasks.images import ImageData
 from ridgeline.tasks.load import load_task
+from ridgeline.workers.world import World
 
 RESULTS = Path(__file__).parent / "results"
 MOST_BELOW = 0.005

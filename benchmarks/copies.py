@@ -14,12 +14,12 @@ import datetime
 import sys
 from pathlib import Path
 
-from ridgeline.cli.output_file import output_file
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.overlap import run
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.reporting.text import console
+from ridgeline.reporting.terminal.text import console
 
 RESULTS = Path(__file__).parent / "results"
 

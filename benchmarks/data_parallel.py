@@ -31,16 +31,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ridgeline.cli.output_file import output_file
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.execution import MODES
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.experiments.turns import spread, take_turns, times_faster
 from ridgeline.machine import Quantity
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan, Sync
 from ridgeline.probe.measure import measure
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.tasks.resnet18 import ResNet18
+from ridgeline.workers.world import World
 
 RESULTS = Path(__file__).parent / "results"
 ONE_BUCKET = 1 << 40

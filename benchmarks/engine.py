@@ -29,8 +29,8 @@ from typing import Any
 
 import psutil
 
-from ridgeline.cli.output_file import output_file
-from ridgeline.runtime.engine import Engine
+from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.engine import Engine
 
 RESULTS = Path(__file__).parent / "results"
 CONSUMER_S = 10e-3

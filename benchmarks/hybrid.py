@@ -13,13 +13,13 @@ import datetime
 import sys
 from pathlib import Path
 
-from ridgeline.cli.output_file import output_file
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.hybrid import run
 from ridgeline.experiments.hybrid.cases import MODELS
 from ridgeline.experiments.hybrid.result import HybridExperiment
 from ridgeline.experiments.hybrid.text import experiment_text
-from ridgeline.reporting.text import console
+from ridgeline.reporting.terminal.text import console
 
 RESULTS = Path(__file__).parent / "results"
 

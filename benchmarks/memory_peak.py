@@ -30,12 +30,12 @@ from torch.utils import _pytree as pytree
 
 import ridgeline as rl
 from ridgeline import units
-from ridgeline.cli.output_file import output_file
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.network import Setup
 from ridgeline.machine import Machine, Setting
-from ridgeline.probe import fingerprint
 from ridgeline.probe.attempts import survey_in_group
+from ridgeline.probe.host import fingerprint
 from ridgeline.probe.survey import Findings, Request
 from ridgeline.simulator.memory import PEAK_CATEGORIES, memory_peak, peak_memory_bytes
 from ridgeline.workload import Workload

@@ -19,17 +19,17 @@ import signal
 import sys
 from pathlib import Path
 
-from ridgeline.cli.output_file import output_file
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.errors import RidgelineError
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.experiment import run
-from ridgeline.experiments.networks.page import page
 from ridgeline.experiments.networks.request import TASKS
 from ridgeline.experiments.networks.result import NetworksExperiment
+from ridgeline.experiments.networks.results.page import page
+from ridgeline.experiments.networks.results.text import experiment_text
 from ridgeline.experiments.networks.settings import settings_for
-from ridgeline.experiments.networks.text import experiment_text
-from ridgeline.reporting.text import console
+from ridgeline.reporting.terminal.text import console
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, by the custom of shells."""

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.plan import Plan
-from ridgeline.runtime.graph import GraphRunner
+from ridgeline.runtime.steps.graphs.graph import GraphRunner
 from ridgeline.session import TrainStep
 
 RESULTS = Path(__file__).parent / "results"

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.cli.output_file import output_file
-from ridgeline.runtime.hybrid import inductor
+from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.programs import inductor
 
 LARGE = (
     *((16, 64, 64, 2, "bilinear"), (16, 64, 64, 2, "bicubic"), (16, 256, 32, 4, "bilinear")),

@@ -27,7 +27,7 @@ from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.sync.steps import COMPUTE
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.reporting.text import console
+from ridgeline.reporting.terminal.text import console
 
 RESULTS = Path(__file__).parent / "results"
 EXPERIMENTS = {"allreduce": allreduce.run, "sync": sync.run, "kvstore": kvstore.run}

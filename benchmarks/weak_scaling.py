@@ -27,15 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ridgeline.cli.output_file import output_file
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.experiments.networks.catalog import catalog
-from ridgeline.experiments.networks.forms import (
-    CHANNELS_LAST,
-    NetworkRunner,
-    NetworkSubject,
-    optimizer_options,
-    plain_forms,
-)
 from ridgeline.experiments.networks.network import (
     Network,
     Parts,
@@ -46,15 +39,22 @@ from ridgeline.experiments.networks.network import (
     sgd,
 )
 from ridgeline.experiments.networks.result import COMPILE
-from ridgeline.experiments.networks.timing import time_forms
+from ridgeline.experiments.networks.sides.forms import (
+    CHANNELS_LAST,
+    NetworkRunner,
+    NetworkSubject,
+    optimizer_options,
+    plain_forms,
+)
+from ridgeline.experiments.networks.sides.timing import time_forms
 from ridgeline.experiments.turns import Samples, spread
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, MIB, Plan, Precision, Sync
-from ridgeline.runtime.agree import largest_of_workers
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.synchronisation import DEFAULT_ALGORITHM, offered
 from ridgeline.tasks.gpt2 import CLIP_NORM, GPT2, GPT2Config, next_token_loss
 from ridgeline.tasks.resnet18 import ResNet18
+from ridgeline.workers.agree import largest_of_workers
+from ridgeline.workers.world import World
 
 ALONE = "alone"
 WARM_STEPS = 6

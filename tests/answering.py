@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 GROUPS = {2: (1, 3), 3: (0, 2, 3), 4: (0, 1, 2, 3)}
 """Number of workers to their ranks in the job: two and three are groups of the four."""

@@ -22,16 +22,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # These name parts of what is another in an emulation, and would keep those if they were first imported in one.
-import ridgeline.runtime.graph
-import ridgeline.runtime.hybrid.calls.search  # noqa: F401
-from ridgeline import mask_looks
+from ridgeline.callables.calls import graph as call_graphs
+from ridgeline.capture import mask_looks
+from ridgeline.capture.capturing import told_of_capture
 from ridgeline.execution import MODES
+from ridgeline.lint import lint
+from ridgeline.model_graphs import inspection
+from ridgeline.optimizers.fused_limits import sharing
 from ridgeline.reach.sparse import parts
-from ridgeline.runtime.capturing import told_of_capture
-from ridgeline.runtime.fused_limits import sharing
-from ridgeline.runtime.hybrid.calls import graph as call_graphs
-from ridgeline.runtime.hybrid.capture import lint
-from ridgeline.runtime.hybrid.model import inspection
 
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 """Operators for which a host waits, which no capture can hold."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ridgeline.runtime.capturable import make_capturable
+from ridgeline.optimizers.capturable import make_capturable
 
 SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
     "SGD": (

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from ridgeline.host_memory import is_given, keep_freed_memory
+from ridgeline.host.memory import is_given, keep_freed_memory
 
 FAULTS = """
 import resource, torch
-from ridgeline.host_memory import keep_freed_memory
+from ridgeline.host.memory import keep_freed_memory
 kept = keep_freed_memory()
 def step():
     for size in (1 << 20, 3 << 20, 1 << 24):  # 4, 12 and 64 MiB

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.host_speed import _LOOPS, MOST_WAIT_S, SLOW, HostSpeed
+from ridgeline.host.speed import _LOOPS, MOST_WAIT_S, SLOW, HostSpeed
 
 
 class Clock:

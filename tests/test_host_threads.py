@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ridgeline import host_threads
-from ridgeline.host_threads import mkl_dynamic, set_threads
+from ridgeline.workers import host_threads
+from ridgeline.workers.host_threads import mkl_dynamic, set_threads
 
 
 @pytest.fixture

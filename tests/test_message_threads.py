@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline import message_threads
-from ridgeline.message_threads import calm_message_threads
+from ridgeline.host import message_threads
+from ridgeline.host.message_threads import calm_message_threads
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="wants the policies of Linux"

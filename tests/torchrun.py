@@ -49,7 +49,7 @@ def main() -> int:
     """Be the workers, or the process that waits for them."""
     import torch.distributed as dist
 
-    import ridgeline.runtime.loop  # noqa: F401 - what all of them import
+    import ridgeline.runtime.training.loop  # noqa: F401 - what all of them import
 
     workers = int(sys.argv[1])
     gc.freeze()  # what was imported is garbage of none of them

@@ -12,6 +12,13 @@ from ridgeline.codec import VERSION as __version__  # noqa: N811 - the dunder is
 if TYPE_CHECKING:
     from ridgeline import laws as laws
     from ridgeline import tasks as tasks
+    from ridgeline.autoparallel.parallelize import Parallel as Parallel
+    from ridgeline.autoparallel.parallelize import parallelize as parallelize
+    from ridgeline.callables.hybridize import Hybrid as Hybrid
+    from ridgeline.callables.hybridize import hybridize as hybridize
+    from ridgeline.engine import Engine as Engine
+    from ridgeline.feeding import feed as feed
+    from ridgeline.feeding import to_host as to_host
     from ridgeline.machine import Machine as Machine
     from ridgeline.plan import Feed as Feed
     from ridgeline.plan import Layout as Layout
@@ -23,15 +30,8 @@ if TYPE_CHECKING:
     from ridgeline.probe.timing import benchmark as benchmark
     from ridgeline.reporting.report import report as report
     from ridgeline.runtime import kvstore as kvstore
-    from ridgeline.runtime.autoparallel.parallelize import Parallel as Parallel
-    from ridgeline.runtime.autoparallel.parallelize import parallelize as parallelize
-    from ridgeline.runtime.engine import Engine as Engine
-    from ridgeline.runtime.feeding import feed as feed
-    from ridgeline.runtime.feeding import to_host as to_host
-    from ridgeline.runtime.hybrid.hybridize import Hybrid as Hybrid
-    from ridgeline.runtime.hybrid.hybridize import hybridize as hybridize
-    from ridgeline.runtime.hybrid.load import load as load
-    from ridgeline.runtime.task import Task as Task
+    from ridgeline.runtime.steps.load import load as load
+    from ridgeline.runtime.training.task import Task as Task
     from ridgeline.session import TrainStep as TrainStep
     from ridgeline.simulator.step import simulate as simulate
     from ridgeline.timeline import Timeline as Timeline
@@ -45,33 +45,33 @@ if TYPE_CHECKING:
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 _HOMES = {
-    "Engine": "ridgeline.runtime.engine",
+    "Engine": "ridgeline.engine",
     "Feed": "ridgeline.plan",
-    "Hybrid": "ridgeline.runtime.hybrid.hybridize",
+    "Hybrid": "ridgeline.callables.hybridize",
     "Layout": "ridgeline.plan",
     "Machine": "ridgeline.machine",
-    "Parallel": "ridgeline.runtime.autoparallel.parallelize",
+    "Parallel": "ridgeline.autoparallel.parallelize",
     "Plan": "ridgeline.plan",
     "Ranking": "ridgeline.planner",
     "Sync": "ridgeline.plan",
-    "Task": "ridgeline.runtime.task",
+    "Task": "ridgeline.runtime.training.task",
     "Timeline": "ridgeline.timeline",
     "TrainStep": "ridgeline.session",
     "Verdict": "ridgeline.verdict",
     "Workload": "ridgeline.workload",
     "benchmark": "ridgeline.probe.timing",
     "choose": "ridgeline.planner",
-    "feed": "ridgeline.runtime.feeding",
-    "hybridize": "ridgeline.runtime.hybrid.hybridize",
+    "feed": "ridgeline.feeding",
+    "hybridize": "ridgeline.callables.hybridize",
     "kvstore": "ridgeline.runtime.kvstore",
     "laws": "ridgeline.laws",
-    "load": "ridgeline.runtime.hybrid.load",
+    "load": "ridgeline.runtime.steps.load",
     "measure": "ridgeline.probe.measure",
-    "parallelize": "ridgeline.runtime.autoparallel.parallelize",
+    "parallelize": "ridgeline.autoparallel.parallelize",
     "report": "ridgeline.reporting.report",
     "simulate": "ridgeline.simulator.step",
     "tasks": "ridgeline.tasks",
-    "to_host": "ridgeline.runtime.feeding",
+    "to_host": "ridgeline.feeding",
     "trace": "ridgeline.tracing.capture",
     "verify": "ridgeline.verdict",
 }

@@ -11,32 +11,33 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ridgeline.closing import Closing
 from ridgeline.decision.choice import PlanChoice
-from ridgeline.decision.fallback import without_best
 from ridgeline.decision.given import check_choice, given_plan
 from ridgeline.decision.heartbeat import to_stderr
+from ridgeline.decision.memory.fallback import without_best
 from ridgeline.decision.revisions import Revisions
 from ridgeline.decision.shared_trace import shared_trace
 from ridgeline.errors import CaptureError, EquivalenceError, PlanError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
-from ridgeline.planner.exchanges import may_encode
-from ridgeline.planner.expectation import expected
+from ridgeline.planner.exchanges.exchanges import may_encode
 from ridgeline.planner.knobs import NO_PRECISION
+from ridgeline.planner.trials.expectation import expected
 from ridgeline.probe.measure import measure
+from ridgeline.programs.compiling import CompiledForms
 from ridgeline.reach.side_effects import refuse_streams
-from ridgeline.runtime import attendance, requirements
-from ridgeline.runtime.closing import Closing
-from ridgeline.runtime.hybrid.compiling import CompiledForms
-from ridgeline.runtime.same_state import check_same_state
-from ridgeline.runtime.step import CLOSED, move
-from ridgeline.runtime.step import PlannedStep as PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.layout.same_state import check_same_state
+from ridgeline.runtime.steps.body import requirements
+from ridgeline.runtime.steps.step import CLOSED, move
+from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from ridgeline.tracing.capture import trace
 from ridgeline.verdict import Verdict, verify
+from ridgeline.workers import attendance
+from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
-    from ridgeline.runtime.body import LossFunction
+    from ridgeline.runtime.steps.body.body import LossFunction
 
 
 _NONE_YET = object()

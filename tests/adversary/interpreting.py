@@ -21,8 +21,8 @@ from torch._inductor import config as inductor_config
 from torch._inductor.output_code import OutputCode
 from torch.fx import GraphModule
 
-from ridgeline.runtime.hybrid.inductor import by_operators
-from ridgeline.runtime.hybrid.packages import aot, package
+from ridgeline.packages import aot, package
+from ridgeline.programs.inductor import by_operators
 
 _packages: dict[Path, GraphModule] = {}
 

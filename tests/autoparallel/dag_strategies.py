@@ -7,7 +7,7 @@ from functools import cache
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from ridgeline.runtime.autoparallel.dag import Dag, Edge, descendants, minimum_equivalent
+from ridgeline.autoparallel.graphs.dag import Dag, Edge, descendants, minimum_equivalent
 
 
 @st.composite

@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
+from ridgeline.autoparallel.graphs.dag import Dag, Edge
+from ridgeline.autoparallel.scheduling.placement import Placement
 from ridgeline.errors import ScheduleError
-from ridgeline.runtime.autoparallel.dag import Dag, Edge
-from ridgeline.runtime.autoparallel.placement import Placement
 
 
 def check_placement(

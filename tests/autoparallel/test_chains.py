@@ -7,10 +7,10 @@ import networkx as nx
 from dag_strategies import all_dags, chain_partitions, closure, dags, distinct_orders, fewest_syncs
 from hypothesis import given
 
-from ridgeline.runtime.autoparallel.chains import Assignment, assign_chains, share_lanes
-from ridgeline.runtime.autoparallel.dag import Dag, Edge, descendants, minimum_equivalent
-from ridgeline.runtime.autoparallel.schedule import needed_syncs, schedule_of
-from ridgeline.runtime.autoparallel.validity import check_schedule
+from ridgeline.autoparallel.graphs.dag import Dag, Edge, descendants, minimum_equivalent
+from ridgeline.autoparallel.scheduling.chains import Assignment, assign_chains, share_lanes
+from ridgeline.autoparallel.scheduling.schedule import needed_syncs, schedule_of
+from ridgeline.autoparallel.scheduling.validity import check_schedule
 
 
 def assert_is_concurrent(dag: Dag, assignment: Assignment) -> None:

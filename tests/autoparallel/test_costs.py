@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ridgeline.autoparallel.costs import cost_key, is_capturable, measure_costs
+from ridgeline.autoparallel.graphs.program import trace_program
+from ridgeline.autoparallel.lanes.graph_clock import fill_of
+from ridgeline.autoparallel.lanes.streams import StreamProgram
+from ridgeline.autoparallel.scheduling.makespan import NodeCost
+from ridgeline.autoparallel.scheduling.schedule import serial_schedule
+from ridgeline.capture.split_backward import split_backward
 from ridgeline.errors import ScheduleError
-from ridgeline.runtime.autoparallel.costs import cost_key, is_capturable, measure_costs
-from ridgeline.runtime.autoparallel.graph_clock import fill_of
-from ridgeline.runtime.autoparallel.makespan import NodeCost
-from ridgeline.runtime.autoparallel.program import trace_program
-from ridgeline.runtime.autoparallel.schedule import serial_schedule
-from ridgeline.runtime.autoparallel.streams import StreamProgram
-from ridgeline.runtime.split_backward import split_backward
 
 
 class NoLanes:

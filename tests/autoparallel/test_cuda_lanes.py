@@ -7,11 +7,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.runtime.autoparallel.cuda_lanes import CudaLanes, Route
-from ridgeline.runtime.autoparallel.dag import Dag
-from ridgeline.runtime.autoparallel.issue import pieces
-from ridgeline.runtime.autoparallel.schedule import Schedule, needed_syncs
-from ridgeline.runtime.autoparallel.transfers import Copy, Traffic, plan_transfers
+from ridgeline.autoparallel.graphs.dag import Dag
+from ridgeline.autoparallel.lanes.cuda_lanes import CudaLanes, Route
+from ridgeline.autoparallel.lanes.issue import pieces
+from ridgeline.autoparallel.scheduling.schedule import Schedule, needed_syncs
+from ridgeline.autoparallel.scheduling.transfers import Copy, Traffic, plan_transfers
 
 Work = frozenset[str]
 """What comes before: names of work."""

@@ -6,8 +6,7 @@ from dag_strategies import all_dags, closure, dags
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.errors import ScheduleError
-from ridgeline.runtime.autoparallel.dag import (
+from ridgeline.autoparallel.graphs.dag import (
     Dag,
     critical_path,
     descendants,
@@ -15,7 +14,8 @@ from ridgeline.runtime.autoparallel.dag import (
     minimum_equivalent,
     upward_ranks,
 )
-from ridgeline.runtime.autoparallel.matching import maximum_matching
+from ridgeline.autoparallel.scheduling.matching import maximum_matching
+from ridgeline.errors import ScheduleError
 
 
 def test_edges_are_sorted_and_kept_once() -> None:

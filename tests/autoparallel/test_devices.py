@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ridgeline.autoparallel.graphs.dag import Dag, descendants
+from ridgeline.autoparallel.graphs.program import Program, trace_program
+from ridgeline.autoparallel.lanes.devices import DeviceProgram, traffic_of
+from ridgeline.autoparallel.lanes.issue import pieces
+from ridgeline.autoparallel.scheduling.placement import Placement
+from ridgeline.autoparallel.scheduling.transfers import Copy, Traffic, plan_transfers
 from ridgeline.errors import ScheduleError
-from ridgeline.runtime.autoparallel.dag import Dag, descendants
-from ridgeline.runtime.autoparallel.devices import DeviceProgram, traffic_of
-from ridgeline.runtime.autoparallel.issue import pieces
-from ridgeline.runtime.autoparallel.placement import Placement
-from ridgeline.runtime.autoparallel.program import Program, trace_program
-from ridgeline.runtime.autoparallel.transfers import Copy, Traffic, plan_transfers
 
 HOME = torch.device("cpu")
 

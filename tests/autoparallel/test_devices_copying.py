@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ridgeline.runtime.autoparallel.moves import begin_copy
+from ridgeline.autoparallel.graphs.moves import begin_copy
 
 LAYOUTS = {
     "dense": torch.randn(2, 3, 4, 5),

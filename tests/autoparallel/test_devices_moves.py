@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.runtime.autoparallel import moves
-from ridgeline.runtime.autoparallel.dag import Dag
-from ridgeline.runtime.autoparallel.devices import DeviceProgram, traffic_of
-from ridgeline.runtime.autoparallel.issue import pieces
-from ridgeline.runtime.autoparallel.moves import is_move
-from ridgeline.runtime.autoparallel.placement import Placement
-from ridgeline.runtime.autoparallel.program import Program, trace_program
-from ridgeline.runtime.autoparallel.traffic import Arrival, Copy, Step, Traffic
-from ridgeline.runtime.autoparallel.transfers import Itinerary, plan_transfers
+from ridgeline.autoparallel.graphs import moves
+from ridgeline.autoparallel.graphs.dag import Dag
+from ridgeline.autoparallel.graphs.moves import is_move
+from ridgeline.autoparallel.graphs.program import Program, trace_program
+from ridgeline.autoparallel.lanes.devices import DeviceProgram, traffic_of
+from ridgeline.autoparallel.lanes.issue import pieces
+from ridgeline.autoparallel.scheduling.placement import Placement
+from ridgeline.autoparallel.scheduling.traffic import Arrival, Copy, Step, Traffic
+from ridgeline.autoparallel.scheduling.transfers import Itinerary, plan_transfers
 
 HOST = 0
 DEVICES = [torch.device("cpu"), torch.device("meta")]

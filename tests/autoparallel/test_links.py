@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from ridgeline.autoparallel.scheduling.links import link_seconds
 from ridgeline.errors import MachineError
 from ridgeline.machine import Device, Host, Link, Machine, Quantity, SizePoint
-from ridgeline.runtime.autoparallel.links import link_seconds
 
 CPU, GPU, OTHER = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 

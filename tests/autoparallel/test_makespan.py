@@ -7,15 +7,15 @@ from dag_strategies import dags
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.autoparallel.graphs.dag import Dag
+from ridgeline.autoparallel.scheduling.bounds import Bounds, find_bounds
+from ridgeline.autoparallel.scheduling.chains import Assignment, assign_chains, share_lanes
+from ridgeline.autoparallel.scheduling.makespan import NodeCost, run_schedule
+from ridgeline.autoparallel.scheduling.merging import merge_lanes
+from ridgeline.autoparallel.scheduling.placement import Transfer
+from ridgeline.autoparallel.scheduling.schedule import schedule_of, serial_schedule
+from ridgeline.autoparallel.scheduling.validity import check_schedule
 from ridgeline.errors import ScheduleError
-from ridgeline.runtime.autoparallel.bounds import Bounds, find_bounds
-from ridgeline.runtime.autoparallel.chains import Assignment, assign_chains, share_lanes
-from ridgeline.runtime.autoparallel.dag import Dag
-from ridgeline.runtime.autoparallel.makespan import NodeCost, run_schedule
-from ridgeline.runtime.autoparallel.merging import merge_lanes
-from ridgeline.runtime.autoparallel.placement import Transfer
-from ridgeline.runtime.autoparallel.schedule import schedule_of, serial_schedule
-from ridgeline.runtime.autoparallel.validity import check_schedule
 
 PAIR = Dag(2, ())
 SIDE_BY_SIDE = schedule_of(PAIR, Assignment((0, 1), 2, ()))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.autoparallel import search as home
+from ridgeline.autoparallel.parallelize import parallelize
+from ridgeline.autoparallel.report import ParallelReport
+from ridgeline.autoparallel.trial import Difference
 from ridgeline.errors import CaptureError, EquivalenceError, PlanError
-from ridgeline.runtime.autoparallel import search as home
-from ridgeline.runtime.autoparallel.parallelize import parallelize
-from ridgeline.runtime.autoparallel.report import ParallelReport
-from ridgeline.runtime.autoparallel.trial import Difference
 
 
 def chains(x: Tensor, y: Tensor) -> Tensor:

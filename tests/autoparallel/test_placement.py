@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placement_check import check_placement
 
+from ridgeline.autoparallel.graphs.dag import Dag
+from ridgeline.autoparallel.scheduling.bounds import find_bounds
+from ridgeline.autoparallel.scheduling.list_schedule import list_schedule
+from ridgeline.autoparallel.scheduling.makespan import NodeCost, run_schedule
+from ridgeline.autoparallel.scheduling.placement import Placement, place
+from ridgeline.autoparallel.scheduling.validity import check_schedule
 from ridgeline.errors import ScheduleError
-from ridgeline.runtime.autoparallel.bounds import find_bounds
-from ridgeline.runtime.autoparallel.dag import Dag
-from ridgeline.runtime.autoparallel.list_schedule import list_schedule
-from ridgeline.runtime.autoparallel.makespan import NodeCost, run_schedule
-from ridgeline.runtime.autoparallel.placement import Placement, place
-from ridgeline.runtime.autoparallel.validity import check_schedule
 
 DIAMOND = Dag.of(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from ridgeline.autoparallel.graphs.dag import descendants
+from ridgeline.autoparallel.graphs.program import Program, trace_program
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.autoparallel.dag import descendants
-from ridgeline.runtime.autoparallel.program import Program, trace_program
 
 
 def network() -> nn.Sequential:

@@ -8,16 +8,16 @@ from dag_strategies import closure, dags
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.errors import ScheduleError
-from ridgeline.runtime.autoparallel.chains import Assignment
-from ridgeline.runtime.autoparallel.dag import Dag
-from ridgeline.runtime.autoparallel.schedule import (
+from ridgeline.autoparallel.graphs.dag import Dag
+from ridgeline.autoparallel.scheduling.chains import Assignment
+from ridgeline.autoparallel.scheduling.schedule import (
     Schedule,
     needed_syncs,
     schedule_of,
     serial_schedule,
 )
-from ridgeline.runtime.autoparallel.validity import check_schedule
+from ridgeline.autoparallel.scheduling.validity import check_schedule
+from ridgeline.errors import ScheduleError
 
 DIAMOND = Dag.of(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 TWO_LANES = schedule_of(DIAMOND, Assignment((0, 0, 1, 0), 2, ((0, 2), (2, 3))))

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.autoparallel.graphs.dag import Dag
+from ridgeline.autoparallel.scheduling.makespan import NodeCost
+from ridgeline.autoparallel.scheduling.validity import check_schedule
+from ridgeline.autoparallel.selection import candidates, choose
 from ridgeline.errors import ScheduleError
-from ridgeline.runtime.autoparallel.dag import Dag
-from ridgeline.runtime.autoparallel.makespan import NodeCost
-from ridgeline.runtime.autoparallel.selection import candidates, choose
-from ridgeline.runtime.autoparallel.validity import check_schedule
 
 
 class Graph(NamedTuple):

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ridgeline.autoparallel.graphs.program import Program, trace_program
+from ridgeline.autoparallel.lanes.issue import IssuedPiece, pieces
+from ridgeline.autoparallel.lanes.threads import ThreadProgram, measure_sync_s, push_order
+from ridgeline.autoparallel.scheduling.schedule import Schedule, needed_syncs
 from ridgeline.errors import EngineError, ScheduleError
-from ridgeline.runtime.autoparallel.issue import IssuedPiece, pieces
-from ridgeline.runtime.autoparallel.program import Program, trace_program
-from ridgeline.runtime.autoparallel.schedule import Schedule, needed_syncs
-from ridgeline.runtime.autoparallel.threads import ThreadProgram, measure_sync_s, push_order
 
 buffer = torch.zeros(8)
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.autoparallel import trial
-from ridgeline.runtime.autoparallel.program import trace_program
-from ridgeline.runtime.autoparallel.trial import compare, quartiles, take_turns
+from ridgeline.autoparallel import trial
+from ridgeline.autoparallel.graphs.program import trace_program
+from ridgeline.autoparallel.trial import compare, quartiles, take_turns
 
 
 def test_a_baked_number_is_found() -> None:

@@ -8,22 +8,23 @@ import msgspec
 import pytest
 
 from ridgeline import units
-from ridgeline.cli import decision as choosing
-from ridgeline.cli import inputs, profiles
-from ridgeline.cli.decision import Decision, decide, decide_in_group
-from ridgeline.cli.whole_step import PHASES
-from ridgeline.cli.wishes import Wishes
-from ridgeline.cli.worker import Job, TrialRequest
+from ridgeline.cli.arguments import inputs
+from ridgeline.cli.arguments.wishes import Wishes
+from ridgeline.cli.training import decision as choosing
+from ridgeline.cli.training import profiles
+from ridgeline.cli.training.decision import Decision, decide, decide_in_group
+from ridgeline.cli.training.whole_step import PHASES
+from ridgeline.cli.training.worker import Job, TrialRequest
 from ridgeline.codec import decode
-from ridgeline.decision import compile_times
 from ridgeline.decision.heartbeat import EVERY_S, Heartbeat
+from ridgeline.decision.memory import compile_times
 from ridgeline.errors import MachineError
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Execution, Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.labels import label
-from ridgeline.simulator.compile_time import compile_seconds
+from ridgeline.simulator.compiler.compile_time import compile_seconds
 from ridgeline.timeline import Timeline
 
 STEP_NS = 40_000_000
@@ -73,7 +74,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         tried.append(plan)
         return msgspec.json.encode(measured(plan))
 
-    monkeypatch.setattr("ridgeline.probe.group.run_in_group", run)
+    monkeypatch.setattr("ridgeline.probe.groups.group.run_in_group", run)
     return tried
 
 
@@ -307,7 +308,7 @@ def test_a_choice_gives_signs_of_life(
             return b"{}"
         return msgspec.json.encode(measured(msgspec.json.decode(request, type=TrialRequest).plan))
 
-    monkeypatch.setattr("ridgeline.probe.group.run_in_group", run)
+    monkeypatch.setattr("ridgeline.probe.groups.group.run_in_group", run)
     chosen(task_file, said, LONG, workers=1, threads=2, tries=2)
     still = {line for line in said if line.startswith("  still")}
     assert still >= {*SIGNS, "  still timing a step (0 s so far)", "  still trying it (0 s so far)"}
@@ -327,7 +328,7 @@ def test_a_group_tells_the_same_on_rank_0(
     """Where what compiles is tried by a worker alone, it is stopped in whatever it does."""
     import torch
 
-    from ridgeline.runtime.world import World
+    from ridgeline.workers.world import World
 
     tried: list[Plan] = []
 
@@ -338,7 +339,7 @@ def test_a_group_tells_the_same_on_rank_0(
             pass
         return measured(plan)
 
-    monkeypatch.setattr("ridgeline.runtime.plan_trial.try_plan", try_plan)
+    monkeypatch.setattr("ridgeline.runtime.training.plan_trial.try_plan", try_plan)
     monkeypatch.setattr("ridgeline.decision.trial.LONGEST_S", 0.5)
     world = World(rank, 1, 0, torch.device("cpu"))
     said: list[str] = []

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ridgeline.cli.inputs import worker_counts
+from ridgeline.cli.arguments.inputs import worker_counts
 from ridgeline.errors import PlanError
 from ridgeline.machine import Device, Machine
 

@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parents[1] / "reporting"))
 
 from test_report import read
 
-from ridgeline.cli import layer_intensity
+from ridgeline.cli.curves import layer_intensity
 
 
 def test_the_layers_alone(run, task_file, machine_file, tmp_path) -> None:

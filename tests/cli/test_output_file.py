@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.cli.main import main
-from ridgeline.cli.output_file import output_file
 from ridgeline.codec import write_atomically
 
 

@@ -6,14 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from ridgeline.cli import decision as choosing
-from ridgeline.cli import profiles
-from ridgeline.cli.decision import Decision, decide
-from ridgeline.cli.wishes import Wishes
-from ridgeline.cli.worker import Job
-from ridgeline.host_load import HostLoad
+from ridgeline.cli.arguments.wishes import Wishes
+from ridgeline.cli.training import decision as choosing
+from ridgeline.cli.training import profiles
+from ridgeline.cli.training.decision import Decision, decide
+from ridgeline.cli.training.worker import Job
 from ridgeline.machine import Machine
-from ridgeline.probe import load, measure
+from ridgeline.machine.host_load import HostLoad
+from ridgeline.probe import measure
+from ridgeline.probe.host import load
 from ridgeline.timeline import Timeline
 
 BUSY = HostLoad(others=0.5)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ridgeline import units
-from ridgeline.cli import inputs, scaling_curve
+from ridgeline.cli.arguments import inputs
+from ridgeline.cli.curves import scaling_curve
 from ridgeline.plan import Sync
 
 

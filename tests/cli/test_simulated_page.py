@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parents[1] / "reporting"))
 
 from test_report import read
 
-from ridgeline.cli import inputs
+from ridgeline.cli.arguments import inputs
 from ridgeline.codec import decode
 from ridgeline.verdict.predicted_scaling import PredictedScaling
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.trial_apart import try_apart
-from ridgeline.cli.worker import Job, TrialRequest
+from ridgeline.cli.training.trial_apart import try_apart
+from ridgeline.cli.training.worker import Job, TrialRequest
 from ridgeline.errors import LaunchError, ObstacleError
 from ridgeline.plan import Execution, Plan
-from ridgeline.probe.group import WorkerError
-from ridgeline.probe.worker_error import Raised
+from ridgeline.probe.groups.group import WorkerError
+from ridgeline.probe.groups.worker_error import Raised
 
 MANY_OBSTACLES = "\n".join(["wanted a loss that stays, got 40 obstacles:", *["- item"] * 40])
 
@@ -30,7 +30,7 @@ def test_what_compiles_has_a_limit(
         limits.append(deadline_s)
         raise WorkerError("", rank=0, how="no end", is_late=True, last_line="lowering the graph")
 
-    monkeypatch.setattr("ridgeline.probe.group.run_in_group", late)
+    monkeypatch.setattr("ridgeline.probe.groups.group.run_in_group", late)
     with pytest.raises(LaunchError) as caught:
         try_apart(asked("mlp", execution))
     assert limits == [limit_s]
@@ -63,7 +63,7 @@ def test_an_obstacle_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
             raised=Raised(1, "ObstacleError", MANY_OBSTACLES),
         )
 
-    monkeypatch.setattr("ridgeline.probe.group.run_in_group", fail)
+    monkeypatch.setattr("ridgeline.probe.groups.group.run_in_group", fail)
     with pytest.raises(ObstacleError) as caught:
         try_apart(asked("mlp", "graph"))
     assert str(caught.value) == MANY_OBSTACLES
@@ -84,7 +84,7 @@ def test_the_first_line_says_why_a_trial_failed(
     def fail(*_: object, **__: object) -> bytes:
         raise WorkerError("all of it", rank=1, how=how, signal=signal, last_line="ValueError: odd")
 
-    monkeypatch.setattr("ridgeline.probe.group.run_in_group", fail)
+    monkeypatch.setattr("ridgeline.probe.groups.group.run_in_group", fail)
     with pytest.raises(LaunchError) as caught:
         try_apart(asked("mlp", "eager"))
     assert (

@@ -9,10 +9,10 @@ import pytest
 
 from ridgeline.codec import decode
 from ridgeline.machine import Machine
-from ridgeline.microarchitecture import Microarchitecture, Nodes
+from ridgeline.machine.microarchitecture import Microarchitecture, Nodes
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
-from ridgeline.planner.expectation import expected
+from ridgeline.planner.trials.expectation import expected
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
 from ridgeline.workload import Workload

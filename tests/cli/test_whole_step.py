@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from ridgeline.cli import profiles, whole_step
-from ridgeline.cli.decision import decide
-from ridgeline.cli.whole_step import PHASES, held_against_task, phases_apart
-from ridgeline.cli.wishes import Wishes
-from ridgeline.cli.worker import Job, TrialRequest
+from ridgeline.cli.arguments.wishes import Wishes
+from ridgeline.cli.training import profiles, whole_step
+from ridgeline.cli.training.decision import decide
+from ridgeline.cli.training.whole_step import PHASES, held_against_task, phases_apart
+from ridgeline.cli.training.worker import Job, TrialRequest
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.machine import Machine, OperatorTiming, Quantity, Setting
 from ridgeline.plan import Plan
@@ -23,7 +23,7 @@ def test_operators_are_held_against_steps_of_as_many_workers(
 ) -> None:
     """For each number of workers that is compared, those of which take longest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("ridgeline.probe.fingerprint.num_cores", lambda: 2)
+    monkeypatch.setattr("ridgeline.probe.host.fingerprint.num_cores", lambda: 2)
     machine = Machine.load(machine_file)
     asked: list[tuple[str, int, int]] = []
 
@@ -41,7 +41,7 @@ def test_operators_are_held_against_steps_of_as_many_workers(
         ]
         return msgspec.structs.replace(machine, timings=tuple(timings))
 
-    monkeypatch.setattr("ridgeline.probe.group.run_in_group", run)
+    monkeypatch.setattr("ridgeline.probe.groups.group.run_in_group", run)
     monkeypatch.setattr(profiles, "measured", timed)
     job, wishes = Job(task=task_file), Wishes(tries=0)
     said: list[str] = []

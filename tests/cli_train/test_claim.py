@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.claim import claimed
+from ridgeline.cli.arguments.claim import claimed
 from ridgeline.errors import RidgelineError
 
 

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 import torch
 
-from ridgeline.cli.decision import Wishes, decide
-from ridgeline.cli.training_run import num_steps
-from ridgeline.cli.worker import Job
+from ridgeline.cli.training.decision import Wishes, decide
+from ridgeline.cli.training.training_run import num_steps
+from ridgeline.cli.training.worker import Job
 from ridgeline.errors import DataError
 from ridgeline.machine import Machine
-from ridgeline.runtime.sampler import Sampler
-from ridgeline.runtime.world import World
+from ridgeline.runtime.training.sampler import Sampler
 from ridgeline.timeline import Timeline
+from ridgeline.workers.world import World
 from strategies import make_machine
 
 TRIAL = Timeline(origin="measured", title="t", workers=1, spans=(), steps_ns=(50_000_000,) * 3)
@@ -38,7 +38,7 @@ def test_a_profile_that_the_trial_contradicts_is_measured_again(
         return msgspec.json.encode(TRIAL)
 
     monkeypatch.setattr("ridgeline.probe.measure.measure", measured)
-    monkeypatch.setattr("ridgeline.probe.group.run_in_group", tried)
+    monkeypatch.setattr("ridgeline.probe.groups.group.run_in_group", tried)
     path = slow.save(tmp_path_factory.mktemp("profile") / "machine.json")
     wishes = Wishes(workers=1, threads=2, tries=1, machine_file=path if is_given else None)
     job = Job(task="mlp")

@@ -8,7 +8,7 @@ import torch
 from ridgeline.cli.main import main
 from ridgeline.history import History
 from ridgeline.plan import Plan
-from ridgeline.runtime import checkpoint
+from ridgeline.runtime.checkpoints import checkpoint
 
 TASK = str(Path(__file__).with_name("killed_task.py"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.cli.worker import TrainRequest
+from ridgeline.cli.training.worker import TrainRequest
 from ridgeline.plan import Plan
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict

@@ -19,11 +19,11 @@ from ridgeline.cli.main import main
 from ridgeline.history import History
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.labels import label
-from ridgeline.runtime import checkpoint, checkpoint_directory
-from ridgeline.runtime.blackbox import read_moment
+from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
 from ridgeline.simulator.replay import replayed
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
+from ridgeline.workers.blackbox import read_moment
 
 TASK = str(Path(__file__).with_name("training_tasks.py"))
 TRIES = 6_000

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from ridgeline.cli.command import Output
-from ridgeline.cli.watch import Watch, describe
+from ridgeline.cli.training.watch import Watch, describe
 from ridgeline.history import EpochPoint, History
-from ridgeline.reporting.charts import training_figures
-from ridgeline.reporting.page_machine import training_reading
-from ridgeline.runtime.progress import Progress
+from ridgeline.recording.progress import Progress
+from ridgeline.reporting.charts.charts import training_figures
+from ridgeline.reporting.page.page_machine import training_reading
 
 READING = Progress(epoch=0, epochs=3, step=1, total_steps=9, loss=1.0, samples_per_s=10.0)
 

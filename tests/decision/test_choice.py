@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import choice, compile_times, profiling, recalling
+from ridgeline.decision import choice, profiling
+from ridgeline.decision.memory import compile_times, recalling
 from ridgeline.errors import LaunchError, OutOfTimeError, PlanError
 from ridgeline.machine import Machine
+from ridgeline.packages.loaded_programs import ProgramWatch
 from ridgeline.plan import Plan
 from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.probe.measure import Known
-from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from strategies import make_machine
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from planned_candidates import make_candidate
-from ridgeline.decision.lost_device import raise_if_lost, refuse_if_lost
+from ridgeline.decision.memory.lost_device import raise_if_lost, refuse_if_lost
 from ridgeline.errors import DeviceLostError, PlanError
 from ridgeline.plan import Plan
-from ridgeline.planner.trial_loop import attempted
+from ridgeline.planner.trials.trial_loop import attempted
 from ridgeline.timeline import Timeline
 
 COMPILED = Plan(execution="compiled")

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import ridgeline as rl
 from ridgeline.decision.trial import run_trial
 from ridgeline.errors import CaptureError
+from ridgeline.lint.fences import Fences
 from ridgeline.machine import Setting
+from ridgeline.packages import program_trial
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid.capture import program_trial
-from ridgeline.runtime.hybrid.capture.fences import Fences
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.workers.world import World
 from strategies import make_machine
 
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from chained_workloads import make_chain
 from ridgeline import units
-from ridgeline.decision import compile_times, remembered
-from ridgeline.decision.compile_times import CompileTime, CompileTimes
 from ridgeline.decision.heartbeat import Heartbeat
-from ridgeline.decision.recalling import tried_again
+from ridgeline.decision.memory import compile_times, remembered
+from ridgeline.decision.memory.compile_times import CompileTime, CompileTimes
+from ridgeline.decision.memory.recalling import tried_again
 from ridgeline.planner import choose
-from ridgeline.simulator.compile_time import compile_seconds
+from ridgeline.simulator.compiler.compile_time import compile_seconds
 from strategies import make_machine, make_workload
 
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import choice, profiling, recalling, remembered, retaking
+from ridgeline.decision import choice, profiling, retaking
+from ridgeline.decision.memory import recalling, remembered
 from ridgeline.errors import SideEffectError
-from ridgeline.host_load import HostLoad
 from ridgeline.machine import Machine
+from ridgeline.machine.host_load import HostLoad
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
 from ridgeline.planner.doubted import MOST_RETAKES

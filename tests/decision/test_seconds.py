@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import budget, choice, profiling, recalling, remembered
+from ridgeline.decision import budget, choice, profiling
+from ridgeline.decision.memory import recalling, remembered
 from ridgeline.errors import OutOfTimeError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
-from ridgeline.planner import Ranking, trial_steps
+from ridgeline.planner import Ranking
+from ridgeline.planner.trials import trial_steps
 from ridgeline.probe.measure import Known
 from ridgeline.tracing.capture import trace
 from strategies import make_machine

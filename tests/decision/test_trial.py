@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from ridgeline.decision import trial
 from ridgeline.errors import OutOfTimeError
-from ridgeline.host_speed import HostSpeed
+from ridgeline.host.speed import HostSpeed
 from ridgeline.plan import Execution, Plan, Sync
-from ridgeline.planner.periods import EXCHANGED_SHARE, MOST_KEPT, has_exchange
-from ridgeline.planner.trial_steps import first_steps, least_steps, trial_steps
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.recorder import WINDOW, Recorder
-from ridgeline.runtime.step import PlannedStep as PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.planner.exchanges.periods import EXCHANGED_SHARE, MOST_KEPT, has_exchange
+from ridgeline.planner.trials.trial_steps import first_steps, least_steps, trial_steps
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import WINDOW, Recorder
+from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
 from ridgeline.timeline import Timeline
+from ridgeline.workers.world import World
 
 
 class Step:

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from ridgeline.compiled_program import product_sizes
-from ridgeline.decision import remembered
+from ridgeline.decision.memory import remembered
 from ridgeline.decision.trial import run_trial
 from ridgeline.machine import Setting
+from ridgeline.packages.loaded_programs import ProgramWatch
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
-from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
-from ridgeline.simulator.dataflow import operator_name
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.simulator.pricing.dataflow import operator_name
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
+from ridgeline.workers.world import World
 from strategies import make_machine
 
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))

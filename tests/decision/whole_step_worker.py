@@ -13,8 +13,8 @@ from ridgeline.decision.trial import taken_back
 from ridgeline.decision.whole_step import OtherFailedError, phase_seconds
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import PlannedStep as PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.workers.world import World
 
 
 def main() -> None:

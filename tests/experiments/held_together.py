@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ridgeline.experiments import turns
 from ridgeline.experiments.ways import contest
 from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
-from ridgeline.probe.peers import Peers
+from ridgeline.probe.groups.peers import Peers
 
 SLOW_S = 2.0**-6
 """All times are powers of two, whose sums and means are exact."""

@@ -7,7 +7,7 @@ from ridgeline.experiments import allreduce
 from ridgeline.experiments.allreduce.sweep import CASES, SIZES
 from ridgeline.experiments.ways.result import WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.reporting.text import as_text
+from ridgeline.reporting.terminal.text import as_text
 from ridgeline.synchronisation import ALGORITHMS, offered
 
 WORKERS = 3

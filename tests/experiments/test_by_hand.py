@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from emulated_graphs import emulated_graphs
-from ridgeline.experiments.networks import by_hand
-from ridgeline.experiments.networks.by_hand import WARMUP_STEPS, whole_step_graph
+from ridgeline.experiments.networks.sides import by_hand
+from ridgeline.experiments.networks.sides.by_hand import WARMUP_STEPS, whole_step_graph
 from ridgeline.experiments.plain_step import PlainStep
 
 

@@ -14,7 +14,7 @@ from ridgeline.experiments.hybrid.entrant import Contender, Entrant, Remarks
 from ridgeline.experiments.hybrid.limit import CountFlops
 from ridgeline.experiments.hybrid.text import case_text
 from ridgeline.experiments.plain_step import PlainStep
-from ridgeline.reporting.text import as_text
+from ridgeline.reporting.terminal.text import as_text
 
 
 def test_models_are_alike() -> None:

@@ -15,7 +15,7 @@ from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.hybrid.text import experiment_text
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.machine import Host, Quantity
-from ridgeline.reporting.text import as_text
+from ridgeline.reporting.terminal.text import as_text
 
 HOST = Host(
     name="host",

@@ -18,10 +18,10 @@ from ridgeline.experiments.memory.result import MemoryExperiment
 from ridgeline.experiments.memory.storage import storage_latencies
 from ridgeline.experiments.memory.text import experiment_text
 from ridgeline.machine import Quantity
-from ridgeline.probe.caches import Cache
-from ridgeline.probe.staircase import sizes, stand_in, stand_ins
-from ridgeline.reporting.text import as_text
-from ridgeline.stairs import Stair
+from ridgeline.machine.stairs import Stair
+from ridgeline.probe.host.caches import Cache
+from ridgeline.probe.host.staircase import sizes, stand_in, stand_ins
+from ridgeline.reporting.terminal.text import as_text
 
 CACHES = (Cache(1, 48 << 10), Cache(2, 2 << 20), Cache(3, 32 << 20))
 

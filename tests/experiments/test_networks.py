@@ -10,15 +10,15 @@ from torch import nn
 from ridgeline.cli.bench import EXPERIMENTS
 from ridgeline.errors import TaskError
 from ridgeline.experiments.networks.catalog import FAMILIES, catalog, chosen
-from ridgeline.experiments.networks.forms import (
+from ridgeline.experiments.networks.network import Network
+from ridgeline.experiments.networks.sides.forms import (
     NetworkSubject,
     forms_by_hand,
     optimizer_options,
     plain_forms,
 )
-from ridgeline.experiments.networks.network import Network
 from ridgeline.experiments.plain_step import PlainStep
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 CPU = World(0, 1, 0, torch.device("cpu"))
 GPU = World(0, 1, 0, torch.device("cuda", 0))

@@ -10,16 +10,9 @@ from torch import nn
 
 from compiled_trials import never_chosen
 from ridgeline.errors import TaskError
-from ridgeline.experiments.networks import check, contest, process
+from ridgeline.experiments.networks import process
 from ridgeline.experiments.networks.catalog import catalog
-from ridgeline.experiments.networks.combine import best_by_hand, combined
 from ridgeline.experiments.networks.experiment import WITHOUT_BYTECODE, run
-from ridgeline.experiments.networks.forms import (
-    NetworkForm,
-    NetworkRunner,
-    NetworkSubject,
-    plain_forms,
-)
 from ridgeline.experiments.networks.process import Children, ChildReply, last_error
 from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
 from ridgeline.experiments.networks.result import (
@@ -29,10 +22,18 @@ from ridgeline.experiments.networks.result import (
     NetworksExperiment,
     TriedPlan,
 )
+from ridgeline.experiments.networks.results.combine import best_by_hand, combined
 from ridgeline.experiments.networks.settings import settings_for
+from ridgeline.experiments.networks.sides import check, contest
+from ridgeline.experiments.networks.sides.forms import (
+    NetworkForm,
+    NetworkRunner,
+    NetworkSubject,
+    plain_forms,
+)
 from ridgeline.experiments.turns import spread
 from ridgeline.machine import Quantity, Setting
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 from strategies import make_machine
 
 NAMES = ("small_mlp", "message_passing")

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from ridgeline.experiments.device_names import model_of
-from ridgeline.experiments.networks.page import merged, page
 from ridgeline.experiments.networks.result import (
     AUTO,
     Check,
@@ -20,11 +19,17 @@ from ridgeline.experiments.networks.result import (
     Starts,
     TriedPlan,
 )
-from ridgeline.experiments.networks.summary import errors_of, over_hand, over_plain, summarise
-from ridgeline.experiments.networks.text import experiment_text, network_line
+from ridgeline.experiments.networks.results.page import merged, page
+from ridgeline.experiments.networks.results.summary import (
+    errors_of,
+    over_hand,
+    over_plain,
+    summarise,
+)
+from ridgeline.experiments.networks.results.text import experiment_text, network_line
 from ridgeline.machine import Device, Quantity
-from ridgeline.planner.trial_loop import NOT_TRIED
-from ridgeline.reporting.text import as_text
+from ridgeline.planner.trials.trial_loop import NOT_TRIED
+from ridgeline.reporting.terminal.text import as_text
 from strategies import make_host
 
 ROOT = Path(__file__).parents[2]

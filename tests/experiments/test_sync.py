@@ -10,7 +10,7 @@ from ridgeline.experiments.sync.ours import QUICK_WANTED, WANTED
 from ridgeline.experiments.sync.peers import PEERS, QUICK_PEERS
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.reporting.text import as_text
+from ridgeline.reporting.terminal.text import as_text
 
 
 def check(case: WayCase, peers: Iterable[str], wanted: Iterable[str]) -> None:

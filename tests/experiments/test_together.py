@@ -5,7 +5,7 @@ import pytest
 from held_together import SLOW_S
 
 from ridgeline.experiments.ways.result import WayCase
-from ridgeline.probe.group import run_in_group
+from ridgeline.probe.groups.group import run_in_group
 
 Seen = tuple[WayCase, dict[str, int]]
 

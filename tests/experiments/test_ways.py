@@ -23,8 +23,8 @@ from ridgeline.experiments.ways.experiment import run_cases
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayRow, hidden_share
 from ridgeline.experiments.ways.text import case_text, conclusions, experiment_text
 from ridgeline.machine import Host, Quantity
-from ridgeline.probe.peers import Peers
-from ridgeline.reporting.text import as_text
+from ridgeline.probe.groups.peers import Peers
+from ridgeline.reporting.terminal.text import as_text
 
 ALONE = Peers(0, 1, torch.device("cpu"))
 HOST = Host(

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ridgeline.capture import ready
 from ridgeline.plan import Execution, Plan, Sync
-from ridgeline.runtime import ready
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.tasks.resnet18 import ResNet18
+from ridgeline.workers.world import World
 
 NUM_STEPS = 20
 

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Execution, Plan, Sync
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.synchronisation import (
     ALGORITHMS,
     DEFAULT_ALGORITHM,
@@ -28,6 +27,7 @@ from ridgeline.synchronisation import (
     offered,
     offered_compressions,
 )
+from ridgeline.workers.world import World
 
 sys.path.append(str(Path(__file__).parents[1] / "sync"))
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.capture.capturing import capturing
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.capturing import capturing
 
 DEVICE = torch.device("cuda", 0)
 

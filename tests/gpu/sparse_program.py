@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 sys.path += [str(Path(__file__).parents[1] / "sync"), str(Path(__file__).parents[1])]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ridgeline.runtime import kvstore
 from ridgeline.runtime.kvstore.compression import KeyedCompression
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 sys.path.append(str(Path(__file__).parents[1]))
 

@@ -12,13 +12,13 @@ from gpu_programs import chains, same
 from quiet_device import holds_when_quiet
 from torch import Tensor, nn
 
-from ridgeline.runtime.autoparallel.costs import measure_costs
-from ridgeline.runtime.autoparallel.graph_clock import GraphClock
-from ridgeline.runtime.autoparallel.makespan import NodeCost
-from ridgeline.runtime.autoparallel.parallelize import parallelize
-from ridgeline.runtime.autoparallel.program import Program, trace_program
-from ridgeline.runtime.autoparallel.selection import candidates
-from ridgeline.runtime.autoparallel.streams import StreamProgram
+from ridgeline.autoparallel.costs import measure_costs
+from ridgeline.autoparallel.graphs.program import Program, trace_program
+from ridgeline.autoparallel.lanes.graph_clock import GraphClock
+from ridgeline.autoparallel.lanes.streams import StreamProgram
+from ridgeline.autoparallel.parallelize import parallelize
+from ridgeline.autoparallel.scheduling.makespan import NodeCost
+from ridgeline.autoparallel.selection import candidates
 
 pytestmark = [
     pytest.mark.gpu,
@@ -266,11 +266,11 @@ RACE_CHECK = """
     import sys
     import torch
     from torch.cuda._sanitizer import enable_cuda_sanitizer
-    from ridgeline.runtime.autoparallel.makespan import NodeCost
-    from ridgeline.runtime.autoparallel.program import trace_program
-    from ridgeline.runtime.autoparallel.selection import candidates
-    from ridgeline.runtime.autoparallel.streams import StreamProgram
-    from ridgeline.runtime.autoparallel.cuda_lanes import CudaLanes
+    from ridgeline.autoparallel.scheduling.makespan import NodeCost
+    from ridgeline.autoparallel.graphs.program import trace_program
+    from ridgeline.autoparallel.selection import candidates
+    from ridgeline.autoparallel.lanes.streams import StreamProgram
+    from ridgeline.autoparallel.lanes.cuda_lanes import CudaLanes
 
     if sys.argv[1] == "broken":
         CudaLanes.wait = lambda self, node: None

@@ -10,9 +10,9 @@ from quiet_device import holds_when_quiet, in_turns
 from torch import Tensor
 
 import ridgeline as rl
-from ridgeline.runtime.autoparallel.devices import DeviceProgram
-from ridgeline.runtime.autoparallel.placement import Placement
-from ridgeline.runtime.autoparallel.program import Program, trace_program
+from ridgeline.autoparallel.graphs.program import Program, trace_program
+from ridgeline.autoparallel.lanes.devices import DeviceProgram
+from ridgeline.autoparallel.scheduling.placement import Placement
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.hybrid import inductor
-from ridgeline.runtime.hybrid.beside import gradients
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs import inductor
+from ridgeline.programs.beside import gradients
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.tasks.resnet18 import ResNet18
 
 pytestmark = [

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from made_programs import chain
 from ridgeline.compiled_program import CompilerProgram, product_sizes
+from ridgeline.packages.loaded_programs import ProgramWatch
 from ridgeline.plan import Kernels, Plan
-from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.simulator.coverage import why_unread
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.simulator.compiler.coverage import why_unread
 from ridgeline.tracing.capture import trace
 
 pytestmark = [

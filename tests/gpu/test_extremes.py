@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = [
     pytest.mark.gpu,

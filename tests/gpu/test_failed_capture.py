@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu_programs import FAILURES, fail_a_capture
 
-from ridgeline.runtime.hybrid.capture.child_trial import try_in_child
+from ridgeline.lint.child_trial import try_in_child
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,10 +9,10 @@ import torch
 from quiet_device import holds_when_quiet, in_turns
 from torch import Tensor
 
-from ridgeline.runtime.feeding import feed, to_host
-from ridgeline.runtime.feeding.batches import FeedStream
-from ridgeline.runtime.feeding.channel import CudaChannel
-from ridgeline.runtime.feeding.results import ToHost
+from ridgeline.feeding import feed, to_host
+from ridgeline.feeding.batches import FeedStream
+from ridgeline.feeding.channel import CudaChannel
+from ridgeline.feeding.results import ToHost
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ import torch
 
 from forms_for_captures import CASES, gap
 from ridgeline.optimizer_forms import NOT_FUSED_ON_GPU
-from ridgeline.runtime.capturable import INEXACT
+from ridgeline.optimizers.capturable import INEXACT
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,12 +7,12 @@ import pytest
 import torch
 from quiet_device import holds_when_quiet
 
-from ridgeline.contention import ComputeFamily, Contention
 from ridgeline.machine import Setting
-from ridgeline.operator_dispatch import OperatorClass
-from ridgeline.probe import contention, operator_dispatch
-from ridgeline.probe.gpu_levels import measure_blocks, measure_sizes, measure_stairs
-from ridgeline.probe.gpu_loops import CudaLoops
+from ridgeline.machine.contention import ComputeFamily, Contention
+from ridgeline.machine.operator_dispatch import OperatorClass
+from ridgeline.probe.gpu_memory.gpu_levels import measure_blocks, measure_sizes, measure_stairs
+from ridgeline.probe.gpu_memory.gpu_loops import CudaLoops
+from ridgeline.probe.rates import contention, operator_dispatch
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,13 +9,13 @@ import torch
 from quiet_device import holds_when_quiet, in_turns
 from torch import Tensor, nn
 
+from ridgeline.capture.capturing import ANOMALIES
 from ridgeline.errors import CaptureError, EquivalenceError, SideEffectError
+from ridgeline.feeding import feed
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.capturing import ANOMALIES
-from ridgeline.runtime.feeding import feed
-from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.usual_shapes import OTHER_LAYOUTS, OTHER_SHAPES
+from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.tensors.usual_shapes import OTHER_LAYOUTS, OTHER_SHAPES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,10 +11,10 @@ from quiet_device import holds_when_quiet, in_turns
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from ridgeline.callables.calls.graph import NUM_TURNS, CallGraph
+from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import BatchError, CaptureError
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.calls.graph import NUM_TURNS, CallGraph
-from ridgeline.runtime.hybrid.hybridize import hybridize
 
 pytestmark = [
     pytest.mark.gpu,
@@ -241,7 +241,7 @@ def test_a_graph_that_is_never_closed_does_not_hold_up_the_end() -> None:
     """The interpreter ends by itself, with graphs and results alive."""
     program = (
         "import torch\n"
-        "from ridgeline.runtime.hybrid.hybridize import hybridize\n"
+        "from ridgeline.callables.hybridize import hybridize\n"
         "kept = hybridize(torch.nn.Linear(4, 4).cuda(), torch.randn(1, 4, device='cuda'), 'graph')\n"
         "result = kept(torch.randn(1, 4, device='cuda'))\n"
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from quiet_device import holds_when_quiet
 
-from ridgeline.probe.links import QUICK_SIZES, every_link, measure_links
+from ridgeline.probe.rates.links import QUICK_SIZES, every_link, measure_links
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.hybrid.capture import lint_judge
-from ridgeline.runtime.hybrid.capture.child_trial import try_in_child, try_step_in_child
-from ridgeline.runtime.hybrid.capture.lint import (
+from ridgeline.lint import lint_judge
+from ridgeline.lint.child_trial import try_in_child, try_step_in_child
+from ridgeline.lint.lint import (
     Lint,
     inspect_callable,
     inspect_step,
     lint_callable,
 )
+from ridgeline.plan import Plan
+from ridgeline.runtime.steps.body.body import StepBody
 
 pytestmark = [
     pytest.mark.gpu,

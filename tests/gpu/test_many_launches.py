@@ -7,9 +7,9 @@ import torch
 from quiet_device import holds_when_quiet
 from torch import Tensor, nn
 
-from ridgeline.probe.captured import captured_seconds, launches_many
 from ridgeline.probe.gpu import sleep
-from ridgeline.probe.replay import WorkloadReplay
+from ridgeline.probe.operators.captured import captured_seconds, launches_many
+from ridgeline.probe.operators.replay import WorkloadReplay
 from ridgeline.tracing.capture import trace
 
 pytestmark = [

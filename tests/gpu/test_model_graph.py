@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.session import TrainStep as AutoStep
 
 pytestmark = [

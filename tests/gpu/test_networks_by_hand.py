@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from ridgeline.experiments.networks.by_hand import whole_step_graph
 from ridgeline.experiments.networks.catalog import catalog
-from ridgeline.experiments.networks.forms import NetworkSubject, forms_by_hand, plain_forms
+from ridgeline.experiments.networks.sides.by_hand import whole_step_graph
+from ridgeline.experiments.networks.sides.forms import NetworkSubject, forms_by_hand, plain_forms
 from ridgeline.experiments.plain_step import PlainStep
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 pytestmark = [
     pytest.mark.gpu,

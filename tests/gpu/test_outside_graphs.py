@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
+from ridgeline.capture.unchecked import NOTE
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.unchecked import NOTE
+from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = [
     pytest.mark.gpu,

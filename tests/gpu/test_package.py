@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from ridgeline.errors import BatchError, PackageError
-from ridgeline.runtime.hybrid.load import LoadedCallable, load
-from ridgeline.runtime.hybrid.packages import package as package_module
-from ridgeline.runtime.hybrid.packages.callables import PackagedCallable, package_callable
-from ridgeline.runtime.hybrid.packages.host import describe_host
-from ridgeline.runtime.hybrid.packages.package import read_package
+from ridgeline.packages import package as package_module
+from ridgeline.packages.callables import PackagedCallable, package_callable
+from ridgeline.packages.host import describe_host
+from ridgeline.packages.package import read_package
+from ridgeline.runtime.steps.load import LoadedCallable, load
 
 pytestmark = [
     pytest.mark.gpu,

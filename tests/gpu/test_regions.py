@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS
+from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
+from ridgeline.packages.package import read_package
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid.packages.package import read_package
-from ridgeline.runtime.hybrid.steps.loaded import LoadedStep
-from ridgeline.runtime.hybrid.steps.runner import StepGraphRunner
-from ridgeline.runtime.hybrid.steps.saving import load_step
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step.runner import StepGraphRunner
+from ridgeline.runtime.steps.whole_step.saved.loaded import LoadedStep
+from ridgeline.runtime.steps.whole_step.saved.saving import load_step
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,8 +8,8 @@ import textwrap
 import pytest
 import torch
 
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.engine.streams import device_lanes
+from ridgeline.engine import Engine
+from ridgeline.engine.lanes.streams import device_lanes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -112,8 +112,8 @@ def test_the_sanitizer_finds_no_race() -> None:
     program = textwrap.dedent(
         """
         import torch
-        from ridgeline.runtime.engine import Engine
-        from ridgeline.runtime.engine.streams import device_lanes
+        from ridgeline.engine import Engine
+        from ridgeline.engine.lanes.streams import device_lanes
 
         lanes = ("copy-in:0", "compute:0", "copy-out:0", "communication:0")
         x = torch.zeros(1000, device="cuda")

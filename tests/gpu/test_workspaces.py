@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from ridgeline.machine import Setting, Workspace
 from ridgeline.plan import Plan
-from ridgeline.probe.clock import ReplayClock
-from ridgeline.probe.operators import time_operators
-from ridgeline.probe.replay import WorkloadReplay
-from ridgeline.probe.workspaces import measured_workspaces
+from ridgeline.probe.operators.clock import ReplayClock
+from ridgeline.probe.operators.operators import time_operators
+from ridgeline.probe.operators.replay import WorkloadReplay
+from ridgeline.probe.operators.workspaces import measured_workspaces
 from ridgeline.simulator.memory import peak_memory_bytes
 from ridgeline.tracing.capture import trace
 from strategies import make_machine

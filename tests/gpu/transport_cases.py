@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Sync
-from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.loading import make_transport
-from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.sync.transports.sharded import Sharded
-from ridgeline.runtime.world import World
+from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import ALGORITHMS, offered
+from ridgeline.workers.world import World
 
 NUMBERS = (1, 1000, 70_001, 1_500_000, 4_000_000)
 """Elements: one shot, two shots, and more than either takes."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import ridgeline as rl
-from ridgeline.runtime.kvstore.serving import addresses
+from ridgeline.runtime.kvstore.serving.addressing import addresses
 
 SERVERS, STALENESS = 2, 1
 STEPS_BEFORE, STEPS_AFTER = 3, 4

@@ -21,7 +21,7 @@ TRAIN = """
 import json, os, sys
 import torch
 import ridgeline as rl
-from ridgeline.probe.fingerprint import num_hosts
+from ridgeline.probe.host.fingerprint import num_hosts
 
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)

@@ -14,7 +14,7 @@ from namespaces import PORT, environment, need_hosts
 
 from ridgeline.experiments.namespaces import NamespaceNetwork, hosts
 from ridgeline.history import History, Outage
-from ridgeline.runtime.kvstore.serving.keys import make_keys
+from ridgeline.runtime.kvstore.serving.addressing.keys import make_keys
 
 RATE = "100mbit"
 SCRIPT = Path(__file__).parent / "stored_across.py"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 STEPS = 6
 TIMED_STEPS = 7

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ridgeline.errors import EquivalenceError
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.workers.world import World
 
 
 def loss_fn(model: nn.Module, batch: Any) -> Tensor:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.hybrid.steps import runner as step_graph
-from ridgeline.runtime.hybrid.steps.program import StepProgram
+from ridgeline.runtime.steps.whole_step import runner as step_graph
+from ridgeline.runtime.steps.whole_step.program import StepProgram
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 

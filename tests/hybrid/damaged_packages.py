@@ -26,7 +26,7 @@ from torch._inductor import config
 
 import ridgeline as rl
 from ridgeline.errors import PackageError
-from ridgeline.runtime.hybrid.packages.archive import METADATA, ROOT, SEAL
+from ridgeline.packages.archive import METADATA, ROOT, SEAL
 
 Answer = list[Tensor]
 """What a loaded program computes, and the state that it leaves."""

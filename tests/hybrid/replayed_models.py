@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ridgeline.runtime.hybrid.model.form import ModelGraphForm
-from ridgeline.runtime.hybrid.model.inspection import model_kept
+from ridgeline.model_graphs.form import ModelGraphForm
+from ridgeline.model_graphs.inspection import model_kept
 
 
 class Net(nn.Module):

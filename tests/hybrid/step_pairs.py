@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 
 STEP_GRAPH = Plan(execution="step-graph")
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from ridgeline.callables.hybridize import hybridize
+from ridgeline.guards.reading import read_program
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid.compiling import many_variants
-from ridgeline.runtime.hybrid.guards.added import with_guards
-from ridgeline.runtime.hybrid.guards.reading import read_program
-from ridgeline.runtime.hybrid.hybridize import hybridize
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs.compiling import many_variants
+from ridgeline.programs.watches.added import with_guards
+from ridgeline.runtime.steps.step import PlannedStep
 
 VARIABLE = "RIDGELINE_TEST_OF_GUARDS"
 ERRORS = (ValueError, AttributeError)

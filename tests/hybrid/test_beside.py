@@ -10,10 +10,10 @@ from torch._dynamo import reset
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._subclasses import FakeTensorMode
 
-from ridgeline.runtime.hybrid import inductor
-from ridgeline.runtime.hybrid.beside import gradients
-from ridgeline.runtime.hybrid.beside.gradients import put_beside
-from ridgeline.runtime.hybrid.beside.operators import CONV_WEIGHT_GRADIENT, JOIN, PRODUCT
+from ridgeline.programs import inductor
+from ridgeline.programs.beside import gradients
+from ridgeline.programs.beside.gradients import put_beside
+from ridgeline.programs.beside.operators import CONV_WEIGHT_GRADIENT, JOIN, PRODUCT
 
 CONV_BACKWARD = torch.ops.aten.convolution_backward.default
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.callables.calls.equivalence import compare_calls, largest_difference
+from ridgeline.callables.calls.forms import make_form
+from ridgeline.callables.hybridize import Hybrid, hybridize
 from ridgeline.errors import CaptureError, EquivalenceError
+from ridgeline.guards.reading import UnreadableError
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.calls.equivalence import compare_calls, largest_difference
-from ridgeline.runtime.hybrid.calls.forms import make_form
-from ridgeline.runtime.hybrid.guards.reading import UnreadableError
-from ridgeline.runtime.hybrid.hybridize import Hybrid, hybridize
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.hybrid.calls import capture as call_capture
-from ridgeline.runtime.hybrid.calls import graph as call_graph
-from ridgeline.runtime.hybrid.calls.graph import NUM_TURNS, CallGraph
+from ridgeline.callables.calls import capture as call_capture
+from ridgeline.callables.calls import graph as call_graph
+from ridgeline.callables.calls.graph import NUM_TURNS, CallGraph
 
 
 class StandIn:

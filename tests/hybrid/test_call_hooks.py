@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from adversary.interpreting import interpreted
-from ridgeline.runtime.hybrid.hybridize import hybridize
+from ridgeline.callables.hybridize import hybridize
 
 
 class Block(nn.Module):

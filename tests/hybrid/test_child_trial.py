@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from ridgeline.errors import CaptureError
-from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.hybrid.capture.child_trial import (
+from ridgeline.lint.child_trial import (
     TrialOutcome,
     check_trial,
     try_in_child,
     try_step_in_child,
 )
-from ridgeline.runtime.hybrid.capture.child_worker import TRIAL_VARIABLE
-from ridgeline.runtime.hybrid.capture.lint import Doubt, Lint, is_doubtful
+from ridgeline.lint.child_worker import TRIAL_VARIABLE
+from ridgeline.lint.lint import Doubt, Lint, is_doubtful
+from ridgeline.plan import Plan
+from ridgeline.runtime.steps.body.body import StepBody
 
 
 @pytest.fixture

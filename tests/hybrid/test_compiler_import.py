@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import sys, threading
-from ridgeline.runtime.hybrid.compiler_import import COMPILER, importing_compiler
+from ridgeline.programs.compiler_import import COMPILER, importing_compiler
 
 assert COMPILER not in sys.modules
 count = threading.active_count()

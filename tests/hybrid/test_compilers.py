@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch._inductor import config
 
-from ridgeline.runtime.hybrid.packages.compilers import Compiler, runs, working_compiler
+from ridgeline.packages.compilers import Compiler, runs, working_compiler
 
 SYSTEM = shutil.which("g++", path=os.defpath)
 pytestmark = pytest.mark.skipif(SYSTEM is None, reason="needs g++ in a system folder")

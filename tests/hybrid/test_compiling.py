@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError, EquivalenceError
+from ridgeline.model_graphs.step_forms import make_form
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid import inductor
-from ridgeline.runtime.hybrid.compiling import (
+from ridgeline.programs import inductor
+from ridgeline.programs.compiling import (
     MOST_VARIANTS,
     CompiledRegions,
     find_regions,
 )
-from ridgeline.runtime.hybrid.step_forms import make_form
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.tasks.resnet18 import ResNet18
 from torchrun import torchrun
 

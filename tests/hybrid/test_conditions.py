@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.runtime.hybrid.guards import conditions
-from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
+from ridgeline.programs.watches import conditions
+from ridgeline.programs.watches.conditions import Conditions, reader
 
 INNER = SimpleNamespace(x=[1, 2, {"k": 3}], y=SimpleNamespace(x=[4, 5, {"k": 6}]))
 SCOPE: dict[str, Any] = {"G": {"a": INNER}, "join": lambda a, b: [a, b]}

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from adversary.interpreting import interpreted
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.hybrid import inductor
-from ridgeline.runtime.hybrid.distinct_results import kept_distinct
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs import inductor
+from ridgeline.programs.distinct_results import kept_distinct
+from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 

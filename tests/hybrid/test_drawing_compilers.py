@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.capture.flat_program import flatten_program
+from ridgeline.packages import aot, package
 from ridgeline.plan import Plan
-from ridgeline.runtime.flat_program import flatten_program
-from ridgeline.runtime.hybrid.packages import aot, package
-from ridgeline.runtime.hybrid.steps import runner
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step import runner
 
 STEPS = 4
 

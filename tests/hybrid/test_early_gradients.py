@@ -8,11 +8,11 @@ from torch import Tensor, fx, nn
 from torch._dynamo import reset
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from ridgeline.runtime import ready
-from ridgeline.runtime.hybrid import inductor
-from ridgeline.runtime.hybrid.beside import gradients
-from ridgeline.runtime.hybrid.beside.gradients import announce, put_beside
-from ridgeline.runtime.hybrid.beside.operators import ANNOUNCE, HAND_OUT, JOIN, PRODUCT
+from ridgeline.capture import ready
+from ridgeline.programs import inductor
+from ridgeline.programs.beside import gradients
+from ridgeline.programs.beside.gradients import announce, put_beside
+from ridgeline.programs.beside.operators import ANNOUNCE, HAND_OUT, JOIN, PRODUCT
 
 
 class Announcing(CustomGraphPass):

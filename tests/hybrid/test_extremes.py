@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ridgeline.errors import EquivalenceError
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.hybrid.extremes import rounding_options
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs.extremes import rounding_options
+from ridgeline.runtime.steps.step import PlannedStep
 
 EMULATED = {"emulate_precision_casts": True}
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
+from ridgeline.callables.calls.dispatch import WRITING
+from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.calls.dispatch import WRITING
-from ridgeline.runtime.hybrid.hybridize import hybridize
 
 MODES: tuple[Any, ...] = ("script", "compiled", "auto")
 

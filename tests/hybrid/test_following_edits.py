@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.callables.calls.dispatch import REPLACED
+from ridgeline.callables.calls.reads import CallReads
+from ridgeline.callables.hybridize import hybridize
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.calls.dispatch import REPLACED
-from ridgeline.runtime.hybrid.calls.reads import CallReads
-from ridgeline.runtime.hybrid.hybridize import hybridize
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.hybrid import inductor
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs import inductor
+from ridgeline.runtime.steps.step import PlannedStep
 
 
 class Counting(nn.Module):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from emulated_graphs import emulated_graphs
+from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.hybrid.hybridize import hybridize
 
 
 class Passing(nn.Module):

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import TorchPatcher
 from torch.distributions import Distribution, Normal
 
+from ridgeline.autoparallel.parallelize import parallelize
+from ridgeline.callables.calls.reads import CallReads
+from ridgeline.callables.hybridize import hybridize
+from ridgeline.capture.unchecked import NOTE
 from ridgeline.errors import CaptureError
+from ridgeline.guards import guards
+from ridgeline.guards.reading import ProgramReading, UnreadableError
+from ridgeline.guards.settled import WritingError
 from ridgeline.plan import Execution
-from ridgeline.runtime.autoparallel.parallelize import parallelize
-from ridgeline.runtime.hybrid.calls.reads import CallReads
-from ridgeline.runtime.hybrid.guards import guards
-from ridgeline.runtime.hybrid.guards.reading import ProgramReading, UnreadableError
-from ridgeline.runtime.hybrid.guards.settled import WritingError
-from ridgeline.runtime.hybrid.hybridize import hybridize
-from ridgeline.runtime.unchecked import NOTE
 
 CLASSES = (Base, Derived, Part, Plain, nn.Linear)
 

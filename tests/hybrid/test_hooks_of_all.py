@@ -11,10 +11,10 @@ from torch.nn.modules import module as registry
 
 from adversary.interpreting import interpreted
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.hybrid.guards.added import with_guards
-from ridgeline.runtime.hybrid.hooks_of_all import hooks_of_all_modules, no_hooks_of_all_modules
-from ridgeline.runtime.hybrid.inductor import by_operators, compile_plain
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs.inductor import by_operators, compile_plain
+from ridgeline.programs.watches.added import with_guards
+from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_hooks_of_all_modules
+from ridgeline.runtime.steps.step import PlannedStep
 
 # Of torch's compiler itself, where it reads a hook of a tensor (2.11).
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

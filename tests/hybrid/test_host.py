@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.runtime.hybrid.packages.host import NativeHost, unmet
+from ridgeline.packages.host import NativeHost, unmet
 
 
 def test_what_a_machine_must_have() -> None:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.callables.calls.dispatch import REPLACED
+from ridgeline.callables.calls.reads import CallReads
+from ridgeline.callables.calls.search import search
+from ridgeline.callables.hybridize import Hybrid, hybridize
 from ridgeline.errors import BatchError, CaptureError, PlanError
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.calls.dispatch import REPLACED
-from ridgeline.runtime.hybrid.calls.reads import CallReads
-from ridgeline.runtime.hybrid.calls.search import search
-from ridgeline.runtime.hybrid.hybridize import Hybrid, hybridize
 
 FORMS: tuple[Execution, ...] = ("eager", "script", "compiled")
 

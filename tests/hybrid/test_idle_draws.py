@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ridgeline.capture.dropout_states import DropoutStates
+from ridgeline.guards.reading import UnreadableError
+from ridgeline.lint.idle_draws import _COMPARISONS, IdleDraw
+from ridgeline.lint.lint import inspect_step
 from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.captured_step import CapturedStep
-from ridgeline.runtime.dropout_states import DropoutStates
-from ridgeline.runtime.hybrid.capture.idle_draws import _COMPARISONS, IdleDraw
-from ridgeline.runtime.hybrid.capture.lint import inspect_step
-from ridgeline.runtime.hybrid.guards.reading import UnreadableError
-from ridgeline.runtime.hybrid.steps.reads import StepReads
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.graphs.captured_step import CapturedStep
+from ridgeline.runtime.steps.whole_step.reads import StepReads
 
 sys.path.append(str(Path(__file__).parents[1]))
 

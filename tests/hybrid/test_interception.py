@@ -14,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
+from ridgeline.autoparallel.parallelize import parallelize
+from ridgeline.callables.calls.reads import CallReads
+from ridgeline.callables.hybridize import hybridize
+from ridgeline.capture.interception import MODES, TRANSFORMS
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.autoparallel.parallelize import parallelize
-from ridgeline.runtime.hybrid.calls.reads import CallReads
-from ridgeline.runtime.hybrid.hybridize import hybridize
-from ridgeline.runtime.interception import MODES, TRANSFORMS
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 
 CALLS: tuple[Execution, ...] = ("script", "compiled", "regional", "packaged", "graph")
 STEPS: tuple[Execution, ...] = (

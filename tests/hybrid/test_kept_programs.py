@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch._inductor import config
 
-from ridgeline.runtime.hybrid.capture import program_trial
-from ridgeline.runtime.hybrid.packages import aot, kept_programs
-from ridgeline.runtime.hybrid.packages.kept_programs import key_of
+from ridgeline.packages import aot, kept_programs, program_trial
+from ridgeline.packages.kept_programs import key_of
 
 DIRECTORY = Path("ridgeline/programs")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.hybrid.capture.lint import (
+from ridgeline.lint.lint import (
     Lint,
     check_capturable,
     inspect_callable,

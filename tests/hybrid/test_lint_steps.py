@@ -15,10 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.hybrid.capture import lint_observer
-from ridgeline.runtime.hybrid.capture.lint import (
+from ridgeline.lint import lint_observer
+from ridgeline.lint.lint import (
     Lint,
     inspect_callable,
     inspect_step,
@@ -27,7 +25,9 @@ from ridgeline.runtime.hybrid.capture.lint import (
     lint_step,
     optimizer_findings,
 )
-from ridgeline.runtime.hybrid.capture.lint_rules import RULES
+from ridgeline.lint.lint_rules import RULES
+from ridgeline.plan import Plan
+from ridgeline.runtime.steps.body.body import StepBody
 
 FILE = Path(__file__).relative_to(Path.cwd()) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__)  # fmt: skip
 OUTSIDE = torch.ones(3)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import BatchError
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid.hybridize import hybridize
-from ridgeline.runtime.hybrid.load import load
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.load import load
+from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 X = torch.linspace(-1.0, 1.0, 12).view(3, 4)

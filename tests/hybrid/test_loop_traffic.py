@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.runtime.hybrid.loop_traffic import (
+from ridgeline.programs.loop_traffic import (
     ROW_BYTES,
     Argument,
     LoopTraffic,

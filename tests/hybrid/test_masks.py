@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from ridgeline.runtime.hybrid import inductor
-from ridgeline.runtime.hybrid.masks import use_causal_attention
+from ridgeline.programs import inductor
+from ridgeline.programs.masks import use_causal_attention
 
 N = 6
 attention = functional.scaled_dot_product_attention

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ridgeline.errors import ObstacleError, PlanError
 from ridgeline.execution import check_plan
+from ridgeline.model_graphs.form import OTHER_CALLS
 from ridgeline.plan import Plan
-from ridgeline.runtime import checked
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.hybrid.model.form import OTHER_CALLS
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.world import World
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.graphs import checked
+from ridgeline.workers.world import World
 
 
 def test_losses_and_gradients_are_those_of_the_plain_step() -> None:

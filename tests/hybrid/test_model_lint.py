@@ -8,8 +8,8 @@ from replayed_models import Net, batch_of, loss_fn, make, run
 from torch import Tensor, nn
 
 from ridgeline.errors import ObstacleError
-from ridgeline.runtime.hybrid.capture.lint import check_capturable
-from ridgeline.runtime.hybrid.model.inspection import inspect_model
+from ridgeline.lint.lint import check_capturable
+from ridgeline.model_graphs.inspection import inspect_model
 
 
 def lint_of(model: nn.Module, *inputs: Tensor) -> Any:

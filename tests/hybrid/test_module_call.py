@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.callables.hybridize import hybridize
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.hybrid.hybridize import hybridize
-from ridgeline.runtime.hybrid.module_call import call_with, places
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs.module_call import call_with, places
+from ridgeline.runtime.steps.step import PlannedStep
 
 
 class Shared(nn.Module):

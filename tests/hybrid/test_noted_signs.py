@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import CaptureError, PackageError
+from ridgeline.packages.callables import package_callable
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.hybrid.hybridize import hybridize
-from ridgeline.runtime.hybrid.inductor import NOTED
-from ridgeline.runtime.hybrid.packages.callables import package_callable
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs.inductor import NOTED
+from ridgeline.runtime.steps.step import PlannedStep
 
 
 @pytest.fixture(scope="module", autouse=True)

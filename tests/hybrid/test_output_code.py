@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from made_programs import chain
 from ridgeline.compiled_program import CompilerKernel, CompilerProgram, product_sizes
-from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch, read_modules
-from ridgeline.runtime.hybrid.output_code import read_program
+from ridgeline.packages.loaded_programs import ProgramWatch, read_modules
+from ridgeline.programs.output_code import read_program
 from ridgeline.timeline import Timeline
 
 BF16, FP32 = 2, 4

@@ -15,12 +15,12 @@ from torch import nn
 
 from ridgeline import codec
 from ridgeline.errors import PackageError
-from ridgeline.runtime.hybrid.load import load
-from ridgeline.runtime.hybrid.packages import package as package_module
-from ridgeline.runtime.hybrid.packages.archive import METADATA, ROOT, SEAL, STATE, write_archive
-from ridgeline.runtime.hybrid.packages.host import describe_host
-from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorMetadata
-from ridgeline.runtime.hybrid.packages.package import read_package, write_package
+from ridgeline.packages import package as package_module
+from ridgeline.packages.archive import METADATA, ROOT, SEAL, STATE, write_archive
+from ridgeline.packages.host import describe_host
+from ridgeline.packages.metadata import Metadata, TensorMetadata
+from ridgeline.packages.package import read_package, write_package
+from ridgeline.runtime.steps.load import load
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ridgeline.errors import PackageError
-from ridgeline.runtime.hybrid.capture.child_trial import TrialOutcome
-from ridgeline.runtime.hybrid.packages import package
+from ridgeline.lint.child_trial import TrialOutcome
+from ridgeline.packages import package
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch._inductor import config
 
+from ridgeline.capture.flat_program import flatten_program
 from ridgeline.errors import BatchError, CaptureError, PackageError
-from ridgeline.runtime.flat_program import flatten_program
-from ridgeline.runtime.hybrid.load import LoadedCallable, load
-from ridgeline.runtime.hybrid.packages.aot import compile_program
-from ridgeline.runtime.hybrid.packages.callables import PackagedCallable, package_callable
+from ridgeline.packages.aot import compile_program
+from ridgeline.packages.callables import PackagedCallable, package_callable
+from ridgeline.runtime.steps.load import LoadedCallable, load
 
 CPU = torch.device("cpu")
 
@@ -238,7 +238,7 @@ def test_a_fresh_process_needs_no_source(case: Case, tmp_path: Path) -> None:
     script = """
 import importlib.util, json, sys
 import torch
-from ridgeline.runtime.hybrid.load import load
+from ridgeline.runtime.steps.load import load
 assert importlib.util.find_spec("users_model") is None
 before = set(sys.modules)
 loaded = load(sys.argv[1])

@@ -13,8 +13,8 @@ from child_programs import losses
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from ridgeline.runtime.hybrid.capture import parametrized
-from ridgeline.runtime.hybrid.capture.child_trial import try_in_child
+from ridgeline.lint import parametrized
+from ridgeline.lint.child_trial import try_in_child
 
 
 class Doubled(nn.Module):

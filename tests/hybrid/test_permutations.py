@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid.permutations import narrow_permutations
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs.permutations import narrow_permutations
+from ridgeline.runtime.steps.step import PlannedStep
 
 STEPS = 4
 

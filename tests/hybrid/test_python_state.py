@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
+from ridgeline.lint.python_state import changed_in_python
 from ridgeline.plan import Plan
 from ridgeline.reach.undo import Undo
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.clearance import clear_for_capture
-from ridgeline.runtime.hybrid.capture.python_state import changed_in_python
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.graphs.clearance import clear_for_capture
+from ridgeline.workers.world import World
 
 CPU = torch.device("cpu")
 BATCH = torch.ones(4, 6)

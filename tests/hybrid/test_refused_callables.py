@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.callables.calls import entry
+from ridgeline.callables.calls.equivalence import largest_difference
+from ridgeline.callables.calls.forms import CallableForm
+from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import CaptureError, SideEffectError
-from ridgeline.runtime.hybrid.calls import entry
-from ridgeline.runtime.hybrid.calls.equivalence import largest_difference
-from ridgeline.runtime.hybrid.calls.forms import CallableForm
-from ridgeline.runtime.hybrid.hybridize import hybridize
 
 
 def test_parametrized_models_fall_back_to_a_trace() -> None:

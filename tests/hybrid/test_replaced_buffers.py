@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 
 
 class Scaled(nn.Module):

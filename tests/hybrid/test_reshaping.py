@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ridgeline as rl
-from ridgeline.runtime.hybrid.reshaping import reshaping
+from ridgeline.programs.reshaping import reshaping
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch.nn import functional
 
-from ridgeline.runtime.hybrid import inductor, resizing
-from ridgeline.runtime.hybrid.resizing import use_own_gradients
+from ridgeline.programs import inductor, resizing
+from ridgeline.programs.resizing import use_own_gradients
 
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "factor": ((2, 3, 8, 8), {"scale_factor": 2.5, "mode": "bilinear"}),

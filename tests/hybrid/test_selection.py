@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.errors import PlanError
-from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.calls.report import HybridReport, ModeRow
-from ridgeline.runtime.hybrid.calls.selection import (
+from ridgeline.callables.calls.report import HybridReport, ModeRow
+from ridgeline.callables.calls.selection import (
     ModeTiming,
     break_even_calls,
     decide,
     why_not_worth,
 )
+from ridgeline.errors import PlanError
+from ridgeline.plan import Execution
 
 law = settings(deadline=None, max_examples=60)
 MODES: tuple[Execution, ...] = ("eager", "graph", "script", "compiled", "packaged")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.callables.calls.reads import CallReads
+from ridgeline.callables.hybridize import hybridize
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.calls.reads import CallReads
-from ridgeline.runtime.hybrid.hybridize import hybridize
 
 MARKS = (torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic)
 

@@ -12,20 +12,20 @@ from torch._inductor import config
 
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.plan import Plan
-from ridgeline.runtime.batch_pattern import BatchPattern
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.hybrid.steps import runner
-from ridgeline.runtime.hybrid.steps.runner import (
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step import runner
+from ridgeline.runtime.steps.whole_step.runner import (
     EAGER_STEPS,
     MOST_RECOMPILES,
     ONE_FRAME,
     OTHER_SHAPES,
     StepGraphRunner,
 )
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.tensors.batch_pattern import BatchPattern
+from ridgeline.workers.world import World
 
 
 @pytest.fixture

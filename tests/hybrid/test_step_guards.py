@@ -9,10 +9,10 @@ from step_pairs import adamw, batch_of, make, pair_of
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError, EquivalenceError
-from ridgeline.runtime.hybrid.steps import runner as step_graph
-from ridgeline.runtime.hybrid.steps import saving
-from ridgeline.runtime.hybrid.steps.program import StepProgram
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step import runner as step_graph
+from ridgeline.runtime.steps.whole_step.program import StepProgram
+from ridgeline.runtime.steps.whole_step.saved import saving
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

@@ -11,8 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid import compiling
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs import compiling
+from ridgeline.runtime.steps.step import PlannedStep
 
 OF_OPTIMIZER = (
     "wanted an optimizer without step hooks, since one program for the whole step cannot call them, got 1 "

@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid.steps.program import trace_step
-from ridgeline.runtime.random_state import seed_all
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step.program import trace_step
+from ridgeline.state.random_state import seed_all
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

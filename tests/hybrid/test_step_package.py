@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch._inductor import config
 
 from ridgeline.errors import BatchError, PackageError, PlanError
+from ridgeline.packages.package import read_package
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid.load import load
-from ridgeline.runtime.hybrid.packages.package import read_package
-from ridgeline.runtime.hybrid.steps.loaded import LoadedStep
-from ridgeline.runtime.hybrid.steps.saving import load_step
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.load import load
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step.saved.loaded import LoadedStep
+from ridgeline.runtime.steps.whole_step.saved.saving import load_step
 
 STEPS_BEFORE, STEPS_AFTER = 4, 5
 
 CONTINUES = """
 import json, sys, torch
-from ridgeline.runtime.hybrid.load import load
+from ridgeline.runtime.steps.load import load
 
 step = load(sys.argv[1])
 losses = []

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.hybrid.steps.program import StepProgram, trace_body, trace_step
-from ridgeline.runtime.recorder import Recorder
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.whole_step.program import StepProgram, trace_body, trace_step
 
 WEIGHTS = torch.linspace(0.5, 1.5, 4)
 SILENT = Recorder(HostClock())

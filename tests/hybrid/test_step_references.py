@@ -8,10 +8,10 @@ import torch
 from step_pairs import Pair, adamw, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
 
+from ridgeline.guards.reading import UnreadableError
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid.compiling import CompiledForms
-from ridgeline.runtime.hybrid.guards.reading import UnreadableError
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs.compiling import CompiledForms
+from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

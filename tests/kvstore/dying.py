@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ridgeline.runtime.kvstore.serving import channel, connections, segment, wire
-from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
-from ridgeline.runtime.kvstore.serving.server import Server
-from ridgeline.runtime.kvstore.serving.shard import Shard
-from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
+from ridgeline.runtime.kvstore.serving import segment, wire
+from ridgeline.runtime.kvstore.serving.server.server import Server
+from ridgeline.runtime.kvstore.serving.server.shard import Shard
+from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
+from ridgeline.runtime.kvstore.serving.worker import channel, connections
+from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, register_updater
 
 TYPES = tuple(one.__name__ for one in wire.Body.__args__)

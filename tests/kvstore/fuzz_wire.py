@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.shard import Sender, Shard
+from ridgeline.runtime.kvstore.serving.server.shard import Sender, Shard
 from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Shape, ValueSlot
 
 ROUND = 5_000

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ridgeline.runtime import kvstore
-from ridgeline.runtime.kvstore import KVStore, placement
-from ridgeline.runtime.world import World
+from ridgeline.runtime.kvstore import KVStore
+from ridgeline.runtime.kvstore.values import placement
+from ridgeline.workers.world import World
 
 ROWS, WIDTH = 12, 3
 BEFORE, TOGETHER, DYING = 5, 8, 3

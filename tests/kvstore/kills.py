@@ -34,9 +34,9 @@ import torch
 from dying import Death
 
 from ridgeline.errors import KVStoreError
-from ridgeline.runtime.kvstore.serving.epochs import FoundServer, Notice
-from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
+from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer, Notice
 from ridgeline.runtime.kvstore.serving.segment import SHARED_FILES
+from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 
 MOST_AT_SERVER = {
     "Push": 12,

@@ -8,11 +8,16 @@ from typing import Any
 
 import zmq
 
-from ridgeline.runtime.kvstore.serving.channel import Connection
-from ridgeline.runtime.kvstore.serving.keys import Keys, make_keys, server_keys, worker_keys
-from ridgeline.runtime.kvstore.serving.server import Server
-from ridgeline.runtime.kvstore.serving.shard import Shard
-from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
+from ridgeline.runtime.kvstore.serving.addressing.keys import (
+    Keys,
+    make_keys,
+    server_keys,
+    worker_keys,
+)
+from ridgeline.runtime.kvstore.serving.server.server import Server
+from ridgeline.runtime.kvstore.serving.server.shard import Shard
+from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
+from ridgeline.runtime.kvstore.serving.worker.channel import Connection
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ridgeline.errors import RidgelineError
 from ridgeline.runtime import kvstore
-from ridgeline.runtime.kvstore import placement
-from ridgeline.runtime.world import World
+from ridgeline.runtime.kvstore.values import placement
+from ridgeline.workers.world import World
 
 sys.path.append(str(Path(__file__).parents[1]))
 

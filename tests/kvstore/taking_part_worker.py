@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.kvstore import placement
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import JOIN, World
+from ridgeline.runtime.kvstore.values import placement
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.workers.world import JOIN, World
 
 BEFORE, STEPS, DYING = 4, 6, 3
 FIRST_VALUE = 100.0

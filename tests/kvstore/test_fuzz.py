@@ -4,7 +4,7 @@ import pytest
 from fuzz_wire import fuzz
 
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.shard import Shard
+from ridgeline.runtime.kvstore.serving.server.shard import Shard
 from ridgeline.runtime.kvstore.serving.wire import Call
 
 

@@ -9,11 +9,16 @@ import torch
 
 import ridgeline as rl
 from ridgeline.errors import KVStoreError
-from ridgeline.runtime.kvstore.serving import addresses, gathering
-from ridgeline.runtime.kvstore.serving.addresses import host_identity, reached_by_all, told_by_all
-from ridgeline.runtime.kvstore.serving.gathering import Wanted, gather
-from ridgeline.runtime.kvstore.serving.keys import VARIABLE, make_keys
-from ridgeline.runtime.world import World
+from ridgeline.runtime.kvstore.serving.addressing import addresses
+from ridgeline.runtime.kvstore.serving.addressing.addresses import (
+    host_identity,
+    reached_by_all,
+    told_by_all,
+)
+from ridgeline.runtime.kvstore.serving.addressing.keys import VARIABLE, make_keys
+from ridgeline.runtime.kvstore.serving.joining import gathering
+from ridgeline.runtime.kvstore.serving.joining.gathering import Wanted, gather
+from ridgeline.workers.world import World
 
 WORLD = World(0, 2, 0, torch.device("cpu"))
 MINE, OTHER = "tcp://127.0.0.1:1", "tcp://10.0.0.9:2"

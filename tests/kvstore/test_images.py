@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import KVStoreError
-from ridgeline.runtime.kvstore.serving import images, wire
-from ridgeline.runtime.kvstore.serving.epochs import Claim, FoundServer, Notice
-from ridgeline.runtime.kvstore.serving.images import image_of, restore
-from ridgeline.runtime.kvstore.serving.peer import Peer
-from ridgeline.runtime.kvstore.serving.server import Server
-from ridgeline.runtime.kvstore.serving.shard import Sender, Shard
-from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
+from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.addressing.epochs import Claim, FoundServer, Notice
+from ridgeline.runtime.kvstore.serving.server import images
+from ridgeline.runtime.kvstore.serving.server.images import image_of, restore
+from ridgeline.runtime.kvstore.serving.server.server import Server
+from ridgeline.runtime.kvstore.serving.server.shard import Sender, Shard
+from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
 from ridgeline.runtime.kvstore.serving.wire import Answer, Call, ValueSlot
+from ridgeline.runtime.kvstore.serving.worker.peer import Peer
 
 
 def test_snapshots_hold_all_of_a_shard(tmp_path: Path) -> None:

@@ -17,14 +17,15 @@ import zmq
 from served_here import connected, new_keys, serving, until
 
 from ridgeline.errors import KVStoreError
-from ridgeline.runtime.kvstore.serving import server as servers
-from ridgeline.runtime.kvstore.serving import shard as shards
-from ridgeline.runtime.kvstore.serving import slots, wire
+from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.asked import Asked
-from ridgeline.runtime.kvstore.serving.beside import ServerBeside
-from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
-from ridgeline.runtime.kvstore.serving.shard import Shard
+from ridgeline.runtime.kvstore.serving.joining.beside import ServerBeside
+from ridgeline.runtime.kvstore.serving.server import server as servers
+from ridgeline.runtime.kvstore.serving.server import shard as shards
+from ridgeline.runtime.kvstore.serving.server import slots
+from ridgeline.runtime.kvstore.serving.server.shard import Shard
 from ridgeline.runtime.kvstore.serving.wire import Call, ValueSlot
+from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
 
 OTHER = 99

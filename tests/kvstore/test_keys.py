@@ -12,7 +12,7 @@ from served_here import connected, new_keys, serving, until
 from ridgeline.cli.main import main
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.keys import (
+from ridgeline.runtime.kvstore.serving.addressing.keys import (
     VARIABLE,
     Keys,
     make_keys,
@@ -20,9 +20,9 @@ from ridgeline.runtime.kvstore.serving.keys import (
     server_keys,
     worker_keys,
 )
-from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
-from ridgeline.runtime.kvstore.serving.server import Server
-from ridgeline.runtime.kvstore.serving.shard import Shard
+from ridgeline.runtime.kvstore.serving.server.server import Server
+from ridgeline.runtime.kvstore.serving.server.shard import Shard
+from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
 
 FILES = ("server.key", "server.key_secret", "worker.key", "worker.key_secret")

@@ -17,18 +17,19 @@ from served_here import serving
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held
-from ridgeline.runtime.kvstore.placement import ValuePart
-from ridgeline.runtime.kvstore.serving import beside, members, wire
-from ridgeline.runtime.kvstore.serving.channel import Connection
-from ridgeline.runtime.kvstore.serving.epochs import FoundServer
-from ridgeline.runtime.kvstore.serving.gathering import Wanted, gather_later
-from ridgeline.runtime.kvstore.serving.images import image_of, restore
-from ridgeline.runtime.kvstore.serving.keys import VARIABLE
-from ridgeline.runtime.kvstore.serving.members import Members, StoreRecord, founded
-from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
-from ridgeline.runtime.kvstore.serving.shard import Shard
+from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer
+from ridgeline.runtime.kvstore.serving.addressing.keys import VARIABLE
+from ridgeline.runtime.kvstore.serving.joining import beside, members
+from ridgeline.runtime.kvstore.serving.joining.gathering import Wanted, gather_later
+from ridgeline.runtime.kvstore.serving.joining.members import Members, StoreRecord, founded
+from ridgeline.runtime.kvstore.serving.server.images import image_of, restore
+from ridgeline.runtime.kvstore.serving.server.shard import Shard
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, Shape, ValueSlot
+from ridgeline.runtime.kvstore.serving.worker.channel import Connection
+from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.updaters import register_updater
+from ridgeline.runtime.kvstore.values.placement import ValuePart
 
 SLOT, SHAPE = ValueSlot("w", 0), Shape("int64", (1,))
 

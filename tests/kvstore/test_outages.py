@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.outages import Silence, Silences, num_pushes
+from ridgeline.runtime.kvstore.serving.worker.outages import Silence, Silences, num_pushes
 
 TIMES = st.integers(0, 40)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.runtime.kvstore.placement import LARGE_ELEMENTS, placed
 from ridgeline.runtime.kvstore.serving.segment import SharedPlaces
+from ridgeline.runtime.kvstore.values.placement import LARGE_ELEMENTS, placed
 
 SHAPES = st.dictionaries(
     st.integers(0, 50), st.lists(st.integers(0, 2000), max_size=3), min_size=1, max_size=20

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from test_shard import SLOTS, add, frames_of
 
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.epochs import FoundServer
-from ridgeline.runtime.kvstore.serving.images import Image, image_of, restore
-from ridgeline.runtime.kvstore.serving.peer import Kept, Peer
-from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
+from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer
+from ridgeline.runtime.kvstore.serving.server.images import Image, image_of, restore
+from ridgeline.runtime.kvstore.serving.server.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, ValueSlot
+from ridgeline.runtime.kvstore.serving.worker.peer import Kept, Peer
 from ridgeline.runtime.kvstore.updaters import register_updater
 
 SHAPE = wire.Shape("int64", (1,))

@@ -18,17 +18,17 @@ from asked_workers import Workers
 from ridgeline.errors import EngineError, KVStoreError
 from ridgeline.runtime.kvstore import KVStore
 from ridgeline.runtime.kvstore.compression import KeyedCompression
-from ridgeline.runtime.kvstore.serving import channel as channel_module
 from ridgeline.runtime.kvstore.serving import segment, wire
-from ridgeline.runtime.kvstore.serving.addresses import host_identity
+from ridgeline.runtime.kvstore.serving.addressing.addresses import host_identity
+from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.asked import Asked
-from ridgeline.runtime.kvstore.serving.channel import Connection
-from ridgeline.runtime.kvstore.serving.connections import Connections
-from ridgeline.runtime.kvstore.serving.epochs import FoundServer
-from ridgeline.runtime.kvstore.serving.peer import Peer
-from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
-from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
-from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
+from ridgeline.runtime.kvstore.serving.server.shard import Reply, Sender, Shard
+from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
+from ridgeline.runtime.kvstore.serving.worker import channel as channel_module
+from ridgeline.runtime.kvstore.serving.worker.channel import Connection
+from ridgeline.runtime.kvstore.serving.worker.connections import Connections
+from ridgeline.runtime.kvstore.serving.worker.peer import Peer
+from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 
 
 @pytest.fixture(scope="module")

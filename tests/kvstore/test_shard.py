@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
+from ridgeline.runtime.kvstore.serving.server.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, ValueSlot
 from ridgeline.runtime.kvstore.updaters import register_updater
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import ridgeline as rl
 from ridgeline.errors import EngineError, KVStoreError
 from ridgeline.runtime.kvstore import KVStore, register_updater
-from ridgeline.runtime.kvstore.merging import merged
+from ridgeline.runtime.kvstore.values.merging import merged
 
 KINDS = ("local", "device", "dist_sync", "dist_device_sync")
 """Those of several workers too: a worker alone is one."""

@@ -18,11 +18,11 @@ from taking_part_worker import BEFORE, DYING, FIRST_VALUE, STEPS, WORKERS
 
 from ridgeline.errors import KVStoreError, PlanError
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.kvstore.serving import members
+from ridgeline.runtime.kvstore.serving.joining import members
 from ridgeline.runtime.kvstore.training.joining import check_joined
-from ridgeline.runtime.loop import train
-from ridgeline.runtime.requirements import check_joins
-from ridgeline.runtime.world import JOIN, World
+from ridgeline.runtime.steps.body.requirements import check_joins
+from ridgeline.runtime.training.loop import train
+from ridgeline.workers.world import JOIN, World
 from torchrun import torchrun
 
 SCRIPT = Path(taking_part_worker.__file__)

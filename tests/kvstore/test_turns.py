@@ -7,13 +7,13 @@ import torch
 from served_here import serving
 
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.actions import Frames
 from ridgeline.runtime.kvstore.serving.asked import Asked
-from ridgeline.runtime.kvstore.serving.channel import WINDOW
-from ridgeline.runtime.kvstore.serving.connections import Connections
-from ridgeline.runtime.kvstore.serving.shard import Reply, Shard
+from ridgeline.runtime.kvstore.serving.server.actions import Frames
+from ridgeline.runtime.kvstore.serving.server.shard import Reply, Shard
 from ridgeline.runtime.kvstore.serving.slices import Located
 from ridgeline.runtime.kvstore.serving.wire import Call, ValueSlot
+from ridgeline.runtime.kvstore.serving.worker.channel import WINDOW
+from ridgeline.runtime.kvstore.serving.worker.connections import Connections
 
 CALLS = 3 * WINDOW
 GUARD_S = 60.0

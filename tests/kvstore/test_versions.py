@@ -11,9 +11,9 @@ from test_served import serving
 
 import ridgeline as rl
 from ridgeline.errors import KVStoreError
-from ridgeline.runtime.kvstore.serving import remote
-from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
-from ridgeline.runtime.kvstore.serving.shard import Shard
+from ridgeline.runtime.kvstore.serving.server.shard import Shard
+from ridgeline.runtime.kvstore.serving.worker import remote
+from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.store import KVStore
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
 

@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan
-from ridgeline.runtime.kvstore import placement
-from ridgeline.runtime.kvstore.serving.beside import ServerBeside
-from ridgeline.runtime.loop import train
-from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.kvstore.serving.joining.beside import ServerBeside
+from ridgeline.runtime.kvstore.values import placement
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.training.loop import train
+from ridgeline.state.snapshot import Snapshot
+from ridgeline.workers.world import World
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "sync")]
 

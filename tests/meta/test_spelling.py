@@ -22,9 +22,9 @@ SPELLED = {
     "experiments/ways/text.py": frozenset({"kvstore"}),
     "laws/collectives.py": OPERATIONS,
     "laws/intensity.py": OPERATIONS,
-    "machine.py": OPERATIONS,
-    "probe/collectives.py": OPERATIONS,
-    "runtime/flat_program.py": frozenset({"tree"}),
+    "machine/machine.py": OPERATIONS,
+    "probe/rates/collectives.py": OPERATIONS,
+    "capture/flat_program.py": frozenset({"tree"}),
 }
 """Files in which such a word means something else: a collective of MPI's vocabulary, a nest of values, a module or an experiment."""
 WORDS = frozenset(word for entry in ALGORITHMS.values() for word in (entry.name, entry.frame))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chained_workloads import make_chain
 from ridgeline.plan import Execution, Plan, Sync, cut_buckets
-from ridgeline.planner.buckets import (
+from ridgeline.planner.exchanges.buckets import (
     SLACK,
     Slowdown,
     best_cuts,
@@ -18,7 +18,7 @@ from ridgeline.planner.buckets import (
     quickest_cuts,
     searched_bucket_bytes,
 )
-from ridgeline.simulator.pieces import cut_workload
+from ridgeline.simulator.pricing.pieces import cut_workload
 from ridgeline.simulator.step import simulate
 from strategies import make_machine, make_workload
 

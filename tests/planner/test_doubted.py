@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from planned_loads import make_loads
 
-from ridgeline.host_load import HostLoad
 from ridgeline.machine import Machine
+from ridgeline.machine.host_load import HostLoad
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
 from ridgeline.planner.doubted import FAR, MOST_RETAKES, said, suspicion, why_again

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 
 from ridgeline.plan import Plan
-from ridgeline.planner.expectation import expected
+from ridgeline.planner.trials.expectation import expected
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import LANES, Timeline
 from strategies import make_machine, make_timeline, make_workload, timelines

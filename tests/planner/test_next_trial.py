@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from planned_candidates import S, make_candidate
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.planner import Candidate
-from ridgeline.planner.relatives import corrected
-from ridgeline.planner.trial_loop import Allowance
-from ridgeline.planner.trial_steps import least_steps
-from ridgeline.planner.trials import Room, could_win, next_trial
+from ridgeline.planner.trials.relatives import corrected
+from ridgeline.planner.trials.trial_loop import Allowance
+from ridgeline.planner.trials.trial_steps import least_steps
+from ridgeline.planner.trials.trials import Room, could_win, next_trial
 from strategies import make_timeline
 
 

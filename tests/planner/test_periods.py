@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
-from ridgeline.planner.expectation import expected
-from ridgeline.planner.periods import (
+from ridgeline.planner.exchanges.periods import (
     EXCHANGED_SHARE,
     MOST_KEPT,
     PERIODS,
@@ -24,8 +23,9 @@ from ridgeline.planner.periods import (
     sampling,
     with_share,
 )
-from ridgeline.planner.trial_steps import LONGEST_PERIODS_S, measured_steps
-from ridgeline.planner.trials import could_win
+from ridgeline.planner.trials.expectation import expected
+from ridgeline.planner.trials.trial_steps import LONGEST_PERIODS_S, measured_steps
+from ridgeline.planner.trials.trials import could_win
 from ridgeline.simulator.step import simulate
 from ridgeline.synchronisation import due_fragment, landing_fragment
 from ridgeline.timeline import Timeline

@@ -11,7 +11,7 @@ from ridgeline.compiled_program import CompilerProgram
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
 from ridgeline.planner.ranking import CompilerReading
-from ridgeline.planner.readings import as_read
+from ridgeline.planner.trials.readings import as_read
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import make_machine

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from planned_candidates import S, make_candidate
 from ridgeline.plan import Plan, Sync
-from ridgeline.planner.relatives import AGAIN, SHARED_S, corrected
+from ridgeline.planner.trials.relatives import AGAIN, SHARED_S, corrected
 
 
 def test_an_untried_plan_is_prepared_like_its_kin() -> None:

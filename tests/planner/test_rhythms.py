@@ -7,10 +7,10 @@ import pytest
 
 from ridgeline.errors import PlanError
 from ridgeline.planner import Ranking, choose
-from ridgeline.planner.exchanges import UNKNOWN_LOSS
+from ridgeline.planner.exchanges.exchanges import UNKNOWN_LOSS
+from ridgeline.planner.exchanges.rhythms import is_adaptive, known_rhythms
 from ridgeline.planner.knobs import num_changes
-from ridgeline.planner.rhythms import is_adaptive, known_rhythms
-from ridgeline.planner.untimed import ASSUMED_ERROR
+from ridgeline.planner.trials.untimed import ASSUMED_ERROR
 from ridgeline.synchronisation import LEAST_EXCHANGES, LEAST_GAIN, RHYTHMS
 from ridgeline.workload import Workload
 from strategies import make_machine, make_op, make_workload

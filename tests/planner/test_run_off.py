@@ -13,7 +13,7 @@ from ridgeline.errors import CaptureError, ObstacleError, OutOfTimeError
 from ridgeline.execution import MODES
 from ridgeline.plan import Execution, Plan
 from ridgeline.planner import Candidate, choose
-from ridgeline.planner.run_off import CLOSE, finalists, run_off
+from ridgeline.planner.trials.run_off import CLOSE, finalists, run_off
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import make_machine

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ridgeline.errors import PlanError
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
-from ridgeline.planner.exchange_table import exchange_table
+from ridgeline.planner.exchanges.exchange_table import exchange_table
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
 from strategies import make_machine

@@ -15,7 +15,7 @@ from ridgeline.errors import CaptureError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
-from ridgeline.planner.staleness import YOUNG, choose_by_profile, remembered, why_stale
+from ridgeline.planner.trials.staleness import YOUNG, choose_by_profile, remembered, why_stale
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import make_machine

@@ -8,8 +8,9 @@ from planned_candidates import make_candidate
 from ridgeline.errors import CaptureError, ObstacleError, OutOfTimeError, PlanError
 from ridgeline.execution import MODES
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
-from ridgeline.planner import choose, trial_loop
+from ridgeline.planner import choose
 from ridgeline.planner.labels import label
+from ridgeline.planner.trials import trial_loop
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import make_machine, make_workload

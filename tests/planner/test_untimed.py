@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ridgeline.machine import Machine, OperatorTiming, Quantity, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
-from ridgeline.planner.untimed import ASSUMED_ERROR, UNTIMED_ERROR, Untimed
+from ridgeline.planner.trials.untimed import ASSUMED_ERROR, UNTIMED_ERROR, Untimed
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import make_machine, make_workload

@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
-from ridgeline.planner import whole_steps
-from ridgeline.planner.whole_steps import FAR, LONG_S, MOST, PHASES, held_against_step, is_long
+from ridgeline.planner.trials import whole_steps
+from ridgeline.planner.trials.whole_steps import (
+    FAR,
+    LONG_S,
+    MOST,
+    PHASES,
+    held_against_step,
+    is_long,
+)
 from ridgeline.simulator.model import model_step
 from ridgeline.workload import Workload
 from strategies import make_machine, make_workload, measured

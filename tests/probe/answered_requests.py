@@ -16,7 +16,7 @@ from ridgeline.machine import (
 )
 from ridgeline.probe import attempts
 from ridgeline.probe import measure as probe
-from ridgeline.probe.load import Counters, Processors
+from ridgeline.probe.host.load import Counters, Processors
 from ridgeline.probe.survey import Findings, Request
 from strategies import make_codec_timing
 

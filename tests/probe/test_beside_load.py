@@ -8,7 +8,7 @@ from answered_requests import ONE, QUIET, TWO, cache_file
 
 from ridgeline.machine import Machine
 from ridgeline.probe import measure as probe
-from ridgeline.probe.load import Counters, Processors
+from ridgeline.probe.host.load import Counters, Processors
 from ridgeline.probe.survey import Request
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.probe.blocks import BlockSpan, moved, one_by_one, pages, rate_of, seconds_of
-from ridgeline.probe.storage import BLOCK_BYTES, PIECE_BYTES
+from ridgeline.probe.files.blocks import BlockSpan, moved, one_by_one, pages, rate_of, seconds_of
+from ridgeline.probe.files.storage import BLOCK_BYTES, PIECE_BYTES
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6))

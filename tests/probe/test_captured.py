@@ -8,9 +8,9 @@ import torch
 from test_replay import workload_of
 
 from ridgeline.errors import DeviceLostError
-from ridgeline.probe import captured
-from ridgeline.probe.captured import captured_seconds
-from ridgeline.probe.replay import WorkloadReplay
+from ridgeline.probe.operators import captured
+from ridgeline.probe.operators.captured import captured_seconds
+from ridgeline.probe.operators.replay import WorkloadReplay
 
 CPU = torch.device("cpu")
 

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.probe import collectives
-from ridgeline.probe.group import run_in_group
-from ridgeline.probe.peers import Peers
+from ridgeline.probe.groups.group import run_in_group
+from ridgeline.probe.groups.peers import Peers
+from ridgeline.probe.rates import collectives
 from ridgeline.probe.survey import Findings
-from ridgeline.simulator.communication import collective_seconds
+from ridgeline.simulator.exchange.communication import collective_seconds
 from strategies import make_machine
 
 

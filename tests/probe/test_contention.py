@@ -9,20 +9,20 @@ import pytest
 import torch
 from probe_targets import SHORT_CONTENTION
 
-from ridgeline.contention import ComputeFamily, Contention
 from ridgeline.errors import LaunchError
 from ridgeline.machine import Machine, Setting
-from ridgeline.probe import contention
-from ridgeline.probe.contention import (
+from ridgeline.machine.contention import ComputeFamily, Contention
+from ridgeline.machine.quantity import Sampled
+from ridgeline.probe.groups.group import run_in_group
+from ridgeline.probe.groups.peers import Peers
+from ridgeline.probe.rates import contention
+from ridgeline.probe.rates.contention import (
     family_calls,
     measure_contention,
     settings_without,
     with_contention,
 )
-from ridgeline.probe.group import run_in_group
-from ridgeline.probe.overlap import OverlapRound
-from ridgeline.probe.peers import Peers
-from ridgeline.quantity import Sampled
+from ridgeline.probe.rates.overlap import OverlapRound
 from strategies import make_machine
 
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Setting], bytes]
     def in_group(target: str, request: bytes, **rest: object) -> bytes:
         setting = msgspec.json.decode(request, type=Setting)
         asked.append(setting)
-        assert target == "ridgeline.probe.contention:in_worker"
+        assert target == "ridgeline.probe.rates.contention:in_worker"
         assert rest == {
             "workers": setting.workers,
             "threads": setting.threads,

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.probe import false_sharing, native
-from ridgeline.probe.false_sharing import INCREMENTS, CountingSpan, measure_false_sharing, together
+from ridgeline.probe import native
+from ridgeline.probe.host import false_sharing
+from ridgeline.probe.host.false_sharing import (
+    INCREMENTS,
+    CountingSpan,
+    measure_false_sharing,
+    together,
+)
 
 SECONDS = st.floats(0.0, 1.0)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ridgeline.errors import MachineError
-from ridgeline.probe import gpu_kernels
-from ridgeline.probe.gpu_kernels import compiled, library_names, nvrtc
+from ridgeline.probe.gpu_memory import gpu_kernels
+from ridgeline.probe.gpu_memory.gpu_kernels import compiled, library_names, nvrtc
 
 
 class Compiler:

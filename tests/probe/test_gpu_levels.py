@@ -8,10 +8,11 @@ from made_up_gpu import MIB, MadeUpGpu
 
 from ridgeline.codec import decode, encode
 from ridgeline.errors import LaunchError
-from ridgeline.gpu_levels import BlocksCurve, BlocksPoint, GpuLevels
 from ridgeline.machine import Machine
-from ridgeline.probe import gpu_levels
-from ridgeline.probe.gpu_levels import (
+from ridgeline.machine.gpu_levels import BlocksCurve, BlocksPoint, GpuLevels
+from ridgeline.machine.quantity import Sampled
+from ridgeline.probe.gpu_memory import gpu_levels
+from ridgeline.probe.gpu_memory.gpu_levels import (
     FieldReply,
     measure_blocks,
     measure_sizes,
@@ -21,7 +22,6 @@ from ridgeline.probe.gpu_levels import (
     replied,
     with_gpu_levels,
 )
-from ridgeline.quantity import Sampled
 from strategies import make_machine
 
 GPU = make_machine(device="cuda")
@@ -119,7 +119,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], FieldReply
     asked: list[str] = []
 
     def run_in_group(target: str, request: bytes, **rest: object) -> bytes:
-        assert target == "ridgeline.probe.gpu_levels:in_worker"
+        assert target == "ridgeline.probe.gpu_memory.gpu_levels:in_worker"
         assert rest == {"workers": 1, "threads": 1, "device": "cuda", "deadline_s": 240.0}
         asked.append(request.decode())
         return msgspec.json.encode(answer(request.decode()))

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from ridgeline.probe.gpu_loops import LINE_BYTES, lay_walk
+from ridgeline.probe.gpu_memory.gpu_loops import LINE_BYTES, lay_walk
 
 
 @pytest.mark.parametrize("lines", [1, 2, 1000])

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ridgeline.errors import LaunchError
-from ridgeline.probe.group import Group, WorkerError, run_in_group
+from ridgeline.probe.groups.group import Group, WorkerError, run_in_group
 
 
 @pytest.mark.parametrize("deadline_s", [300.0, math.inf])
@@ -152,7 +152,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         f"""
         import json, sys
         sys.path.append({str(Path(__file__).parent)!r})
-        from ridgeline.probe.group import run_in_group
+        from ridgeline.probe.groups.group import run_in_group
         request = json.dumps({{"pid_file": {str(pid_file)!r}}}).encode()
         run_in_group("probe_targets:hang", request, workers=1, threads=1, device="cpu")
         """
@@ -185,7 +185,7 @@ def _worker_of(parent: subprocess.Popen[bytes]) -> psutil.Process:
             with contextlib.suppress(
                 psutil.NoSuchProcess
             ):  # what is asked for a moment: ldconfig, uname
-                if any("ridgeline.probe.group" in word for word in child.cmdline()):
+                if any("ridgeline.probe.groups.group" in word for word in child.cmdline()):
                     return child
     raise AssertionError("the parent ended before it had a worker")
 

@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_replay import op, spec, workload_of
 
-from ridgeline.probe.host_costs import Beyond, HostCosts, _solved, host_costs, module_calls
-from ridgeline.probe.small_step import PHASES
+from ridgeline.probe.operators.host_costs import (
+    Beyond,
+    HostCosts,
+    _solved,
+    host_costs,
+    module_calls,
+)
+from ridgeline.probe.operators.small_step import PHASES
 from ridgeline.workload import Op, Parameter, Workload
 
 figures = st.floats(1e-7, 1e-4)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.probe.clock import STRETCH, ReplayClock
-from ridgeline.probe.replay import ReplayWatch
+from ridgeline.probe.operators.clock import STRETCH, ReplayClock
+from ridgeline.probe.operators.replay import ReplayWatch
 
 
 class Issued:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.limits import Limit
-from ridgeline.probe import fingerprint, measure
-from ridgeline.probe.control_groups import (
+from ridgeline.machine.limits import Limit
+from ridgeline.probe import measure
+from ridgeline.probe.host import fingerprint
+from ridgeline.probe.host.control_groups import (
     Grant,
     core_set,
     cpu_quota,
@@ -20,8 +21,8 @@ from ridgeline.probe.control_groups import (
     memory_limit,
     process_limit,
 )
-from ridgeline.probe.limits import limits
-from ridgeline.probe.mounts import Mount, mount_of, mounts
+from ridgeline.probe.host.limits import limits
+from ridgeline.probe.host.mounts import Mount, mount_of, mounts
 
 Usage = namedtuple("Usage", "total used free")  # noqa: PYI024 - as shutil's own
 V2 = "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 master:1 - cgroup2 cgroup2 rw,nsdelegate"

@@ -11,7 +11,7 @@ from ridgeline.codec import encode
 from ridgeline.errors import MachineError
 from ridgeline.machine import Device, Host, Link, Machine, Quantity, Setting, SizePoint
 from ridgeline.probe import missing
-from ridgeline.probe.links import every_link
+from ridgeline.probe.rates.links import every_link
 from ridgeline.probe.survey import Findings, Request
 
 HOST = Host(

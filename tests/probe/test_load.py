@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline import host_load
-from ridgeline.host_load import HostLoad
-from ridgeline.machine import Ceiling, Quantity, Setting
-from ridgeline.probe import load
-from ridgeline.probe.control_groups import Periods, cpu_periods
-from ridgeline.probe.load import Counters, Processors, between, processors
+from ridgeline.machine import Ceiling, Quantity, Setting, host_load
+from ridgeline.machine.host_load import HostLoad
+from ridgeline.probe.host import load
+from ridgeline.probe.host.control_groups import Periods, cpu_periods
+from ridgeline.probe.host.load import Counters, Processors, between, processors
 
 STAT = """cpu  900 0 300 9000 50 0 20 40 10 0
 cpu0 100 20 50 800 10 5 15 0 7 0

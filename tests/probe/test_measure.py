@@ -20,9 +20,10 @@ from ridgeline.machine import (
     Quantity,
     Setting,
 )
-from ridgeline.probe import attempts, fingerprint, fitting, missing
+from ridgeline.probe import attempts, fitting, missing
 from ridgeline.probe import measure as probe
-from ridgeline.probe.group import run_in_group
+from ridgeline.probe.groups.group import run_in_group
+from ridgeline.probe.host import fingerprint
 from ridgeline.probe.survey import Findings, Request
 from ridgeline.synchronisation import operations
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ridgeline.errors import MachineError
 from ridgeline.probe import native
-from ridgeline.probe.caches import Cache, caches
-from ridgeline.probe.memory_levels import LINE_BYTES, Walked
+from ridgeline.probe.host.caches import Cache, caches
+from ridgeline.probe.host.memory_levels import LINE_BYTES, Walked
 
 
 def steps(walked: Walked, count: int) -> list[int]:

@@ -9,12 +9,18 @@ import pytest
 from ridgeline.codec import Value, decode, encode
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
-from ridgeline.microarchitecture import FalseSharing, Microarchitecture, Nodes, PageLoads, Pages
-from ridgeline.probe import microarchitecture
-from ridgeline.probe.caches import Cache
+from ridgeline.machine.microarchitecture import (
+    FalseSharing,
+    Microarchitecture,
+    Nodes,
+    PageLoads,
+    Pages,
+)
+from ridgeline.machine.quantity import Quantity, Sampled
 from ridgeline.probe.fields import FieldProbe
-from ridgeline.probe.microarchitecture import with_microarchitecture
-from ridgeline.quantity import Quantity, Sampled
+from ridgeline.probe.host import microarchitecture
+from ridgeline.probe.host.caches import Cache
+from ridgeline.probe.host.microarchitecture import with_microarchitecture
 from strategies import make_machine
 
 LOADS = PageLoads(small=Sampled.measured([1.0, 3.0, 2.0], "s"))

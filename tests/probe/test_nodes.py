@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.microarchitecture import Node
-from ridgeline.probe import nodes
-from ridgeline.probe.nodes import Described, describe, measure_nodes, share_on
+from ridgeline.machine.microarchitecture import Node
+from ridgeline.probe.host import nodes
+from ridgeline.probe.host.nodes import Described, describe, measure_nodes, share_on
 
 
 def described(system: Path, cores: dict[int, str]) -> Path:

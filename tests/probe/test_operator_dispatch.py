@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ridgeline.errors import LaunchError
 from ridgeline.machine import Machine
-from ridgeline.operator_dispatch import OperatorClass, OperatorDispatch
-from ridgeline.probe import operator_dispatch
-from ridgeline.probe.operator_dispatch import (
+from ridgeline.machine.operator_dispatch import OperatorClass, OperatorDispatch
+from ridgeline.machine.quantity import Sampled
+from ridgeline.probe.rates import operator_dispatch
+from ridgeline.probe.rates.operator_dispatch import (
     LONG,
     CallSeconds,
     SmallCall,
@@ -21,7 +22,6 @@ from ridgeline.probe.operator_dispatch import (
     small_calls,
     with_operator_dispatch,
 )
-from ridgeline.quantity import Sampled
 from strategies import make_machine
 
 CPU = torch.device("cpu")
@@ -154,7 +154,7 @@ def test_a_profile_gets_what_it_lacks_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert with_operator_dispatch(found, keep, said.append) == found
     assert said == ["dispatch: classes of operators on cpu"]
     ((target, request, rest),) = asked
-    assert (target, request) == ("ridgeline.probe.operator_dispatch:in_worker", b"cpu")
+    assert (target, request) == ("ridgeline.probe.rates.operator_dispatch:in_worker", b"cpu")
     assert rest == {"workers": 1, "threads": 1, "device": "cpu", "deadline_s": 180.0}
 
 

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.probe.overlap import OverlapRound, computing_slowdowns, rounds_of, transfer_slowdowns
+from ridgeline.probe.rates.overlap import (
+    OverlapRound,
+    computing_slowdowns,
+    rounds_of,
+    transfer_slowdowns,
+)
 
 ROUNDS = [OverlapRound(slow, 2.0 * slow, 1e-3) for slow in (1.0, 2.5, 0.25)]
 

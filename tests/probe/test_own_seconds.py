@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from ridgeline.probe.load import own_seconds
+from ridgeline.probe.host.load import own_seconds
 
 BUSY_CHILD = """
 import sys, time

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.probe import pages
-from ridgeline.probe.memory_levels import LINE_BYTES, Walked
-from ridgeline.probe.pages import measure_pages, refusal
+from ridgeline.probe.host import pages
+from ridgeline.probe.host.memory_levels import LINE_BYTES, Walked
+from ridgeline.probe.host.pages import measure_pages, refusal
 
 MIB = 1 << 20
 

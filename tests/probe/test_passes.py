@@ -8,14 +8,14 @@ import torch
 from test_replay import op, spec, workload_of
 
 from ridgeline.machine import Quantity, Setting, StepCheck
-from ridgeline.probe import operators
-from ridgeline.probe.clock import ReplayClock, Stretch
-from ridgeline.probe.host_costs import HostCosts
-from ridgeline.probe.operators import time_operators
-from ridgeline.probe.passes import WARM_PASSES, Passes, timed_passes
-from ridgeline.probe.peers import Peers
-from ridgeline.probe.replay import WorkloadReplay
-from ridgeline.probe.whole_step import check_step, correction, warning
+from ridgeline.probe.groups.peers import Peers
+from ridgeline.probe.operators import operators
+from ridgeline.probe.operators.clock import ReplayClock, Stretch
+from ridgeline.probe.operators.host_costs import HostCosts
+from ridgeline.probe.operators.operators import time_operators
+from ridgeline.probe.operators.passes import WARM_PASSES, Passes, timed_passes
+from ridgeline.probe.operators.replay import WorkloadReplay
+from ridgeline.probe.operators.whole_step import check_step, correction, warning
 from ridgeline.workload import Op, TensorSpec, Workload
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def test_preparation_is_in_no_sample(
     clock: ReplayClock, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the first two passes take, a timing is that of the steady step, to the digit."""
-    monkeypatch.setattr("ridgeline.probe.passes.MOST_PASSES", 3)
+    monkeypatch.setattr("ridgeline.probe.operators.passes.MOST_PASSES", 3)
     _Wound.preparing = count * WARM_PASSES
     timings, warnings, check = time_operators(step_of(count), ONE, budget_s=60.0, clock=clock)
     assert [timing.seconds.value for timing in timings] == [WORKING_S] * count
@@ -101,7 +101,7 @@ def test_a_step_longer_than_the_budget_ends(
     clock: ReplayClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is warmed up twice, and then each distinct operator is issued once, however often it comes."""
-    monkeypatch.setattr("ridgeline.probe.passes.time.monotonic", lambda: _Wound.ns * 1e-9)
+    monkeypatch.setattr("ridgeline.probe.operators.passes.time.monotonic", lambda: _Wound.ns * 1e-9)
     same = [step_of(2).ops[0]] * 50
     workload = msgspec.structs.replace(workload_of(), ops=(*same, step_of(2).ops[1]))
     (timings, _, check) = time_operators(workload, ONE, budget_s=3.0, clock=clock)
@@ -117,7 +117,7 @@ def test_passes_warm_up_as_long_as_they_get_faster(
     clock: ReplayClock, slow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that comes fresh from the system may cost more than two passes."""
-    monkeypatch.setattr("ridgeline.probe.passes.time.monotonic", lambda: _Wound.ns * 1e-9)
+    monkeypatch.setattr("ridgeline.probe.operators.passes.time.monotonic", lambda: _Wound.ns * 1e-9)
     taken = iter([*(1.0 - 0.1 * number for number in range(slow)), *[0.1] * 1000])
 
     def settling(x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.probe.processors import allowed, flags, numbers, pinned, two_apart
+from ridgeline.probe.host.processors import allowed, flags, numbers, pinned, two_apart
 
 
 @given(st.sets(st.integers(0, 300)))

@@ -12,12 +12,12 @@ from torch import nn
 
 from ridgeline.errors import WorkloadError
 from ridgeline.machine import Setting
-from ridgeline.probe import rebuild, values
-from ridgeline.probe.dispatch import measure_dispatch
-from ridgeline.probe.operators import time_operators
-from ridgeline.probe.replay import WorkloadReplay
-from ridgeline.probe.small_step import PHASES
-from ridgeline.probe.valid_inputs import Made
+from ridgeline.probe.operators import rebuild, values
+from ridgeline.probe.operators.operators import time_operators
+from ridgeline.probe.operators.replay import WorkloadReplay
+from ridgeline.probe.operators.small_step import PHASES
+from ridgeline.probe.operators.valid_inputs import Made
+from ridgeline.probe.rates.dispatch import measure_dispatch
 from ridgeline.workload import Op, TensorSpec, Workload
 
 CPU = torch.device("cpu")

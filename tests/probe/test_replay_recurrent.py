@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ridgeline.probe.replay import WorkloadReplay
+from ridgeline.probe.operators.replay import WorkloadReplay
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
 

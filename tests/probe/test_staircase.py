@@ -7,11 +7,11 @@ import pytest
 
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine, Quantity, Setting
-from ridgeline.microarchitecture import Microarchitecture, Nodes
-from ridgeline.probe import staircase
-from ridgeline.probe.caches import Cache
+from ridgeline.machine.microarchitecture import Microarchitecture, Nodes
+from ridgeline.machine.stairs import Stair
+from ridgeline.probe.host import staircase
+from ridgeline.probe.host.caches import Cache
 from ridgeline.probe.missing import requests
-from ridgeline.stairs import Stair
 from strategies import make_machine
 
 SIZES = [1 << power for power in range(12, 19)]

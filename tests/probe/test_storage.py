@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ridgeline.errors import MachineError
-from ridgeline.probe import storage
-from ridgeline.probe.blocks import pages
-from ridgeline.probe.storage import BLOCK_BYTES, NUM_PIECES, PIECE_BYTES, Scratch, shown
+from ridgeline.probe.files import storage
+from ridgeline.probe.files.blocks import pages
+from ridgeline.probe.files.storage import BLOCK_BYTES, NUM_PIECES, PIECE_BYTES, Scratch, shown
 
 
 def handles() -> set[str]:

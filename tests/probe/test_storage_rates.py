@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
-from ridgeline.probe import storage_rates
-from ridgeline.probe.blocks import BlockSpan
-from ridgeline.probe.mounts import Mount
-from ridgeline.probe.storage import PIECE_BYTES, Scratch
-from ridgeline.probe.storage_rates import WAYS, room, with_storage
-from ridgeline.storage import Access, Storage
+from ridgeline.machine.storage import Access, Storage
+from ridgeline.probe.files import storage_rates
+from ridgeline.probe.files.blocks import BlockSpan
+from ridgeline.probe.files.storage import PIECE_BYTES, Scratch
+from ridgeline.probe.files.storage_rates import WAYS, room, with_storage
+from ridgeline.probe.host.mounts import Mount
 from strategies import make_machine, measured
 
 Usage = namedtuple("Usage", "total used free")  # noqa: PYI024 - as shutil's own

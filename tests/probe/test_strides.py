@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.probe import native, strides
-from ridgeline.probe.memory_levels import LINE_BYTES
-from ridgeline.probe.strides import StrideReader, measure_strides
+from ridgeline.probe import native
+from ridgeline.probe.host import strides
+from ridgeline.probe.host.memory_levels import LINE_BYTES
+from ridgeline.probe.host.strides import StrideReader, measure_strides
 
 ADDRESS = 1 << 20
 

@@ -12,9 +12,15 @@ from ridgeline.errors import LaunchError
 from ridgeline.machine import Setting, StepCheck
 from ridgeline.probe import apart, attempts
 from ridgeline.probe.attempts import survey_in_group
-from ridgeline.probe.group import WorkerError
-from ridgeline.probe.journal import DIRECTORY, OperatorEntry, ProbeJournal, Reader, journal_path
-from ridgeline.probe.operators import time_operators
+from ridgeline.probe.groups.group import WorkerError
+from ridgeline.probe.groups.journal import (
+    DIRECTORY,
+    OperatorEntry,
+    ProbeJournal,
+    Reader,
+    journal_path,
+)
+from ridgeline.probe.operators.operators import time_operators
 from ridgeline.probe.survey import Findings, Request, partial_path
 from ridgeline.workload import Op, Workload
 
@@ -166,7 +172,7 @@ def test_what_comes_after_the_end_of_memory_is_told(monkeypatch: pytest.MonkeyPa
     def no_room(spec: object, device: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr("ridgeline.probe.values.stand_in", no_room)
+    monkeypatch.setattr("ridgeline.probe.operators.values.stand_in", no_room)
     timings, warnings, _ = time_operators(workload, ONE, budget_s=0.05)
     assert [timing.key for timing in timings] == [workload.ops[0].key]
     assert warnings[1] == (

@@ -10,9 +10,9 @@ from test_replay import op, spec
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ridgeline.probe import values
-from ridgeline.probe.replay import WorkloadReplay
-from ridgeline.probe.valid_inputs import Made, valid_inputs
+from ridgeline.probe.operators import values
+from ridgeline.probe.operators.replay import WorkloadReplay
+from ridgeline.probe.operators.valid_inputs import Made, valid_inputs
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
 

@@ -5,8 +5,9 @@ import platform
 import pytest
 import torch
 
-from ridgeline.probe import native, vectors
-from ridgeline.probe.vectors import measure_vectors, why_missing
+from ridgeline.probe import native
+from ridgeline.probe.host import vectors
+from ridgeline.probe.host.vectors import measure_vectors, why_missing
 
 
 @pytest.fixture

@@ -16,11 +16,17 @@ from torch.profiler import ProfilerActivity, profile
 
 from ridgeline.machine import Machine, Setting, Workspace
 from ridgeline.plan import Plan
-from ridgeline.probe import operators
-from ridgeline.probe.clock import ReplayClock
-from ridgeline.probe.operators import Timed, time_operators
-from ridgeline.probe.replay import WorkloadReplay
-from ridgeline.probe.workspaces import MARK, HeldMemory, held_in, made_bytes, measured_workspaces
+from ridgeline.probe.operators import operators
+from ridgeline.probe.operators.clock import ReplayClock
+from ridgeline.probe.operators.operators import Timed, time_operators
+from ridgeline.probe.operators.replay import WorkloadReplay
+from ridgeline.probe.operators.workspaces import (
+    MARK,
+    HeldMemory,
+    held_in,
+    made_bytes,
+    measured_workspaces,
+)
 from ridgeline.simulator.memory import peak_memory_bytes
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import TensorSpec, Workload

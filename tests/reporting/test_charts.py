@@ -8,22 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.machine import Setting
-from ridgeline.reporting import chart_timeline
-from ridgeline.reporting.chart_rates import collectives_figure, efficiency_figure
-from ridgeline.reporting.chart_timeline import timeline_figure
-from ridgeline.reporting.charts import memory_figure, parity_figure, smooth, training_figures
+from ridgeline.reporting.charts import chart_timeline
+from ridgeline.reporting.charts.chart_rates import collectives_figure, efficiency_figure
+from ridgeline.reporting.charts.chart_timeline import timeline_figure
+from ridgeline.reporting.charts.charts import memory_figure, parity_figure, smooth, training_figures
 from ridgeline.reporting.operators import group_ops, short_name, times_from_timeline
-from ridgeline.reporting.page_machine import machine_reading, machine_section, training_reading
-from ridgeline.reporting.page_plan import plan_bars, plan_reading
-from ridgeline.reporting.page_result import result_tiles, waterfall_bars, waterfall_reading
-from ridgeline.reporting.page_step import (
+from ridgeline.reporting.page.page_machine import machine_reading, machine_section, training_reading
+from ridgeline.reporting.page.page_plan import plan_bars, plan_reading
+from ridgeline.reporting.page.page_result import result_tiles, waterfall_bars, waterfall_reading
+from ridgeline.reporting.page.page_step import (
     frames_reading,
     memory_reading,
     roofline_reading,
     share_of_roof,
     timeline_reading,
 )
-from ridgeline.reporting.sections import as_sentence, bound_units
+from ridgeline.reporting.page.sections import as_sentence, bound_units
 from ridgeline.simulator.step import simulate
 
 SETTING = Setting(device="cpu", workers=2, threads=1)

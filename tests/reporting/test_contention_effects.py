@@ -3,11 +3,11 @@
 import msgspec
 from sample_machine import make_machine
 
-from ridgeline.contention import ComputeFamily, Contention, TransferKind
 from ridgeline.machine import Setting
-from ridgeline.quantity import Sampled
-from ridgeline.reporting.contention_effects import contention_effects
-from ridgeline.reporting.page_machine import machine_section
+from ridgeline.machine.contention import ComputeFamily, Contention, TransferKind
+from ridgeline.machine.quantity import Sampled
+from ridgeline.reporting.effects.contention_effects import contention_effects
+from ridgeline.reporting.page.page_machine import machine_section
 
 SHARES = (0.9, 0.95, 1.0, 1.05, 1.1)
 

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from sample_machine import make_machine, measured_quantity
 
-from ridgeline.datasheet import SHEETS, sheet_of, stated
 from ridgeline.machine import Ceiling, Device, Machine, Setting
-from ridgeline.reporting.page_machine import machine_reading, machine_section
-from ridgeline.reporting.text import as_text, machine_text
+from ridgeline.machine.datasheet import SHEETS, sheet_of, stated
+from ridgeline.reporting.page.page_machine import machine_reading, machine_section
+from ridgeline.reporting.terminal.text import as_text, machine_text
 
 GPU = Setting(device="cuda", workers=1)
 NAMES = {

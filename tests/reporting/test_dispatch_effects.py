@@ -3,10 +3,10 @@
 import msgspec
 from sample_machine import make_machine
 
-from ridgeline.operator_dispatch import OperatorClass, OperatorDispatch
-from ridgeline.quantity import Sampled
-from ridgeline.reporting.dispatch_effects import dispatch_effects
-from ridgeline.reporting.page_machine import machine_section
+from ridgeline.machine.operator_dispatch import OperatorClass, OperatorDispatch
+from ridgeline.machine.quantity import Sampled
+from ridgeline.reporting.effects.dispatch_effects import dispatch_effects
+from ridgeline.reporting.page.page_machine import machine_section
 
 
 def of(seconds: float) -> Sampled:

@@ -5,7 +5,7 @@ import pytest
 from plotly_figures import taken_by_plotly
 from sample_machine import make_machine
 
-from ridgeline.gpu_levels import (
+from ridgeline.machine.gpu_levels import (
     BlocksCurve,
     BlocksPoint,
     GpuBlocks,
@@ -15,15 +15,15 @@ from ridgeline.gpu_levels import (
     GpuStairs,
     SizedRate,
 )
-from ridgeline.quantity import Sampled
-from ridgeline.reporting.gpu_effects import gpu_effects
-from ridgeline.reporting.page_gpu import (
+from ridgeline.machine.quantity import Sampled
+from ridgeline.reporting.effects.gpu_effects import gpu_effects
+from ridgeline.reporting.page.page_gpu import (
     gpu_blocks_figure,
     gpu_charts,
     gpu_latency_figure,
     gpu_rates_figure,
 )
-from ridgeline.reporting.page_machine import machine_section
+from ridgeline.reporting.page.page_machine import machine_section
 
 MIB = 1 << 20
 

@@ -5,7 +5,15 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.reporting.html import Markup, asset, data_script, join, raw_data_script, table, tag
+from ridgeline.reporting.page.html import (
+    Markup,
+    asset,
+    data_script,
+    join,
+    raw_data_script,
+    table,
+    tag,
+)
 
 
 def test_text_is_escaped_and_markup_is_not() -> None:

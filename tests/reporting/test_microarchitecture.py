@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from sample_machine import make_machine
 
-from ridgeline.microarchitecture import (
+from ridgeline.machine.microarchitecture import (
     CountersApart,
     FalseSharing,
     Microarchitecture,
@@ -18,13 +18,13 @@ from ridgeline.microarchitecture import (
     VectorRate,
     Vectors,
 )
-from ridgeline.quantity import Sampled
-from ridgeline.reporting.effects import Effect
-from ridgeline.reporting.machine_effects import machine_effects
-from ridgeline.reporting.microarchitecture import host_effects
-from ridgeline.reporting.page_machine import machine_section
-from ridgeline.reporting.text import as_text
-from ridgeline.reporting.text_effects import effect_texts
+from ridgeline.machine.quantity import Sampled
+from ridgeline.reporting.effects.effects import Effect
+from ridgeline.reporting.effects.machine_effects import machine_effects
+from ridgeline.reporting.effects.microarchitecture import host_effects
+from ridgeline.reporting.page.page_machine import machine_section
+from ridgeline.reporting.terminal.text import as_text
+from ridgeline.reporting.terminal.text_effects import effect_texts
 
 GIB = 1 << 30
 

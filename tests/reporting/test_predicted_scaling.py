@@ -13,15 +13,15 @@ from plotly_figures import taken_by_plotly
 from test_report import read
 
 from ridgeline import laws
-from ridgeline.cluster import parse_cluster
 from ridgeline.codec import decode
+from ridgeline.machine.cluster import parse_cluster
 from ridgeline.plan import Plan
-from ridgeline.reporting.chart_predicted_scaling import predicted_scaling_figure
-from ridgeline.reporting.chart_scaling import scaling_layout
-from ridgeline.reporting.page_predicted_scaling import predicted_scaling_reading
+from ridgeline.reporting.charts.chart_predicted_scaling import predicted_scaling_figure
+from ridgeline.reporting.charts.chart_scaling import scaling_layout
+from ridgeline.reporting.page.page_predicted_scaling import predicted_scaling_reading
 from ridgeline.reporting.report import report
-from ridgeline.simulator.levers import Lever
-from ridgeline.simulator.scaling import ScalingPoint
+from ridgeline.simulator.curves.levers import Lever
+from ridgeline.simulator.curves.scaling import ScalingPoint
 from ridgeline.verdict.predicted_scaling import PredictedScaling, predicted_scaling
 from strategies import make_machine
 

@@ -11,9 +11,9 @@ import pytest
 from ridgeline.errors import RidgelineError
 from ridgeline.history import History, Outage
 from ridgeline.machine import Machine
-from ridgeline.reporting.outages import outages_text
+from ridgeline.reporting.page.outages import outages_text
 from ridgeline.reporting.report import report, setting_of
-from ridgeline.reporting.text import as_text
+from ridgeline.reporting.terminal.text import as_text
 from ridgeline.timeline import Timeline
 
 SECTIONS = [
@@ -269,7 +269,7 @@ def test_trace_is_linked_only_where_it_lies_beside(nouns, page, content, tmp_pat
 
 def test_large_nouns_stay_beside_the_page(nouns, tmp_path, monkeypatch) -> None:
     """A noun above the limit is named but not embedded."""
-    monkeypatch.setattr("ridgeline.reporting.page_machine.MOST_EMBEDDED_BYTES", 100)
+    monkeypatch.setattr("ridgeline.reporting.page.page_machine.MOST_EMBEDDED_BYTES", 100)
     reader = read(report(tmp_path / "r.html", measured=nouns["measured"]))
     assert "noun-measured" not in reader.scripts
     assert "too large to embed; see the file beside this page" in reader.text
@@ -286,7 +286,7 @@ def test_setting_is_that_of_the_run(machine: Machine, workload, measured: Timeli
 
 def test_a_lone_worker_says_nothing_of_communication(workload, tmp_path, ranking) -> None:
     """Without communication the reading of the timeline speaks of computing."""
-    from ridgeline.reporting.page_step import timeline_reading
+    from ridgeline.reporting.page.page_step import timeline_reading
     from ridgeline.timeline import Span
 
     spans = (

@@ -3,7 +3,7 @@
 import pytest
 from sample_machine import SETTING
 
-from ridgeline.reporting.chart_roofline import placed, roofline_figure
+from ridgeline.reporting.charts.chart_roofline import placed, roofline_figure
 from ridgeline.reporting.operators import group_ops, times_from_timeline
 
 

@@ -11,8 +11,8 @@ from test_report import read
 
 from ridgeline import laws
 from ridgeline.codec import decode
-from ridgeline.reporting.chart_scaling import scaling_figure
-from ridgeline.reporting.page_scaling import scaling_reading
+from ridgeline.reporting.charts.chart_scaling import scaling_figure
+from ridgeline.reporting.page.page_scaling import scaling_reading
 from ridgeline.reporting.report import report
 from ridgeline.timeline import Span, Timeline
 from ridgeline.verdict.scaling import scaling

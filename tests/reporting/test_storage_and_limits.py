@@ -6,13 +6,13 @@ import msgspec
 from sample_machine import make_machine, measured_quantity
 
 from ridgeline.codec import decode, encode
-from ridgeline.limits import Limit
 from ridgeline.machine import Machine
-from ridgeline.reporting.page_machine import machine_section
-from ridgeline.reporting.text import as_text
-from ridgeline.reporting.text_limits import limits_text
-from ridgeline.reporting.text_storage import storage_text
-from ridgeline.storage import Access, Storage
+from ridgeline.machine.limits import Limit
+from ridgeline.machine.storage import Access, Storage
+from ridgeline.reporting.page.page_machine import machine_section
+from ridgeline.reporting.terminal.text import as_text
+from ridgeline.reporting.terminal.text_limits import limits_text
+from ridgeline.reporting.terminal.text_storage import storage_text
 
 STORAGE = Storage(
     folder="~/runs",

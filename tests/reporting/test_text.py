@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ridgeline.reporting.operators import times_from_timeline
-from ridgeline.reporting.text import (
+from ridgeline.reporting.terminal.text import (
     as_text,
     bar,
     console,
@@ -15,8 +15,13 @@ from ridgeline.reporting.text import (
     scaling_text,
     workload_text,
 )
-from ridgeline.reporting.text_step import memory_text, timeline_text, verdict_text, waterfall_text
-from ridgeline.simulator.scaling import ScalingPoint
+from ridgeline.reporting.terminal.text_step import (
+    memory_text,
+    timeline_text,
+    verdict_text,
+    waterfall_text,
+)
+from ridgeline.simulator.curves.scaling import ScalingPoint
 
 
 def test_piped_output_has_no_control_characters(

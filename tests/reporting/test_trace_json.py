@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.errors import RidgelineError
-from ridgeline.reporting.chart_timeline import timeline_figure
+from ridgeline.reporting.charts.chart_timeline import timeline_figure
 from ridgeline.reporting.trace_json import rows, trace_bytes, write_trace
 from ridgeline.timeline import Span, Timeline
 

@@ -25,9 +25,9 @@ from graph_stand_ins import Captured, install
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.graph import EAGER_STEPS, GraphRunner
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS, GraphRunner
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.workers.world import World
 
 STEPS = EAGER_STEPS + 2
 HANG_S = 60

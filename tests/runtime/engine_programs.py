@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ridgeline.engine import Engine, EngineTask, Variable
+from ridgeline.engine.lanes.lanes import Finish, WorkLane
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine import Engine, EngineTask, Variable
-from ridgeline.runtime.engine.lanes import Finish, WorkLane
 
 LANES = ("loader", "copy-in:1", "communication", "host", "compute:3", "disk", "compute", "copy-in")
 """In the order in which programs use them; `communication` is a lane of futures."""

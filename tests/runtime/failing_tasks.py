@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import psutil
 
+from ridgeline.engine import Engine
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine import Engine
 
 LANES = ("loader", "host", "disk", "compute")
 PARTS = 10

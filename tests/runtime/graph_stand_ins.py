@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.runtime import graph
-from ridgeline.runtime.batch_pattern import BatchPattern
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.clearance import Clearance
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.copies import repeats
-from ridgeline.runtime.dropout_states import DropoutStates
-from ridgeline.runtime.graph import GraphRunner
-from ridgeline.runtime.recorder import Recorder
+from ridgeline.capture.dropout_states import DropoutStates
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.graphs import graph
+from ridgeline.runtime.steps.graphs.clearance import Clearance
+from ridgeline.runtime.steps.graphs.graph import GraphRunner
+from ridgeline.tensors.batch_pattern import BatchPattern
+from ridgeline.tensors.copies import repeats
 from ridgeline.timeline import Span
 
 

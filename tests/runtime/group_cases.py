@@ -30,9 +30,9 @@ from ridgeline.runtime.layout.ownership import (
     total_norm,
     writes_checkpoint,
 )
-from ridgeline.runtime.readings import LossReader
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.training.readings import LossReader
+from ridgeline.workers.world import World
 
 PATIENCE = timedelta(seconds=3)
 """Of the collectives of a group in which one worker does not come."""

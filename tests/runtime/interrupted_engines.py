@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from ridgeline.engine import Engine
+from ridgeline.engine.lanes.lanes import WorkLane
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.engine.lanes import WorkLane
 
 LANES = (
     ("host", "loader"),

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.batch import to_device
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.tensors.batch import to_device
+from ridgeline.workers.world import World
 
 STEPS = 20
 

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.workers.world import World
 
 
 class Twice(nn.Module):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ridgeline.errors import WorkloadError
 from ridgeline.plan import Plan
-from ridgeline.runtime import outside_writes
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.sync import outside_writes
+from ridgeline.workers.world import World
 
 Write = Callable[[nn.Module, torch.optim.Optimizer], object]
 

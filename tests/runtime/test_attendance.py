@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.errors import AbsentWorkerError
-from ridgeline.runtime import attendance
-from ridgeline.runtime.attendance import Attendance
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.roll_call import Row, absence_text, absent, ranks_text
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.workers import attendance
+from ridgeline.workers.attendance import Attendance
+from ridgeline.workers.roll_call import Row, absence_text, absent, ranks_text
 
 SCRIPT = Path(__file__).parent / "absent_workers.py"
 BATCHES = "Give every worker as many batches (a DistributedSampler, drop_last=True, or a common number of steps)"

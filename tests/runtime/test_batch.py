@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.errors import BatchError
-from ridgeline.runtime import batch as batches
+from ridgeline.tensors import batch as batches
 
 
 @settings(deadline=None)

@@ -5,7 +5,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
 
-from ridgeline.runtime.bounded import within
+from ridgeline.workers.bounded import within
 
 
 def test_what_returns_and_what_is_raised_comes_through() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ridgeline.plan import ALIGNMENT_BYTES
-from ridgeline.runtime.sync.buckets import Bucket, is_at
+from ridgeline.runtime.sync.buckets.buckets import Bucket, is_at
 
 shapes = st.lists(st.lists(st.integers(1, 5), max_size=4).map(tuple), min_size=1, max_size=6)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import WorkloadError
-from ridgeline.runtime.buffers import FlatBuffers
+from ridgeline.workers.buffers import FlatBuffers
 
 
 def model_of(buffers: dict[str, Tensor]) -> nn.Module:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from emulated_graphs import emulated_graphs
+from ridgeline.capture.capturing import capturing, clear_failed_capture
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.capturing import capturing, clear_failed_capture
 
 
 def _fail(error: BaseException, graph: Any = None) -> None:

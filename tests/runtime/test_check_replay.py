@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.world import World
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.checks.equivalence import check_replay
+from ridgeline.workers.world import World
 
 
 class Fading(torch.optim.Optimizer):

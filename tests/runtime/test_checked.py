@@ -10,7 +10,7 @@ from torch._inductor import compile_fx
 from adversary.interpreting import interpreted
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 
 
 def mean_square(model: nn.Module, batch: Tensor) -> Tensor:

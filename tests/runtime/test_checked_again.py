@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import EquivalenceError
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 
 
 class Counting(nn.Module):

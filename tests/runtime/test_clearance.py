@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.lint.child_trial import TrialOutcome
 from ridgeline.plan import Plan
-from ridgeline.runtime import checked, clearance
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.clearance import clear_for_capture
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.hybrid.capture.child_trial import TrialOutcome
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.world import World
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.graphs import checked, clearance
+from ridgeline.runtime.steps.graphs.clearance import clear_for_capture
+from ridgeline.workers.world import World
 
 CPU = torch.device("cpu")
 BATCH = torch.ones(4, 2)

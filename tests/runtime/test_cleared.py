@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
+from ridgeline.lint.child_trial import TrialOutcome
 from ridgeline.plan import Execution, Plan
+from ridgeline.programs.compiling import CompiledForms
 from ridgeline.reach.undo import Undo
-from ridgeline.runtime import clearance, cleared, graph
-from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.hybrid.capture.child_trial import TrialOutcome
-from ridgeline.runtime.hybrid.compiling import CompiledForms
-from ridgeline.runtime.hybrid.steps.reads import StepReads
-from ridgeline.runtime.perturbed_runs import ONE_SHIFT, SHIFTS
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.checks.equivalence import check_replay
+from ridgeline.runtime.steps.checks.perturbed_runs import ONE_SHIFT, SHIFTS
+from ridgeline.runtime.steps.graphs import clearance, cleared, graph
+from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step.reads import StepReads
 
 
 @pytest.fixture(autouse=True)
@@ -333,9 +333,9 @@ DIGEST = """
 import torch
 from torch import nn
 from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.cleared import _digest
-from ridgeline.runtime.hybrid.steps.reads import StepReads
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.graphs.cleared import _digest
+from ridgeline.runtime.steps.whole_step.reads import StepReads
 
 class Net(nn.Linear):
     kind = "tanh"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from stream_model import Streams
 
-from ridgeline.runtime.clocks import BranchClock
+from ridgeline.recording.clocks import BranchClock
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.runtime.copies import MOST_COPIES, copy_into
+from ridgeline.tensors.copies import MOST_COPIES, copy_into
 
 
 @given(st.integers(0, 2 * MOST_COPIES))

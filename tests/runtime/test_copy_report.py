@@ -5,9 +5,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.runtime.feeding.channel import HostChannel
-from ridgeline.runtime.feeding.meter import Meter, Trace
-from ridgeline.runtime.feeding.report import bounding_stage, covered_s, hidden_share
+from ridgeline.feeding.channel import HostChannel
+from ridgeline.feeding.meter import Meter, Trace
+from ridgeline.feeding.report import bounding_stage, covered_s, hidden_share
 
 points = st.integers(0, 60)
 intervals = st.lists(st.tuples(points, points).map(lambda p: (min(p), max(p))), max_size=12)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch.utils import _python_dispatch as dispatch
 
+from ridgeline.capture import deadline as limits
+from ridgeline.capture.deadline import deadline, undisturbed
 from ridgeline.errors import CaptureError, PlanError
-from ridgeline.runtime import deadline as limits
-from ridgeline.runtime.deadline import deadline, undisturbed
 
 
 def test_what_takes_too_long_is_stopped() -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 import ridgeline as rl
 from ridgeline.errors import LaunchError, PlanError
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), torch.device("cpu", 0)])
@@ -61,7 +61,7 @@ def test_a_mesh_of_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     class Mesh:
         device_type = "cpu"
 
-    monkeypatch.setattr("ridgeline.runtime.world.given_group", lambda *_: None)
+    monkeypatch.setattr("ridgeline.workers.world.given_group", lambda *_: None)
     mesh: Any = Mesh()
     with pytest.raises(
         PlanError, match="wanted device='cpu', as the mesh has it, got device='cuda'"

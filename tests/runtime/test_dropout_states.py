@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from emulated_graphs import emulated_graphs
-from ridgeline.plan import Execution, Plan
-from ridgeline.runtime import captured_step, dropout_states
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.captured_step import CapturedStep
-from ridgeline.runtime.dropout_states import (
+from ridgeline.capture import dropout_states
+from ridgeline.capture.dropout_states import (
     SEEDED,
     DropoutStates,
     DropoutStateSeen,
     HeldState,
     left_as_found,
 )
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.plan import Execution, Plan
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.graphs import captured_step
+from ridgeline.runtime.steps.graphs.captured_step import CapturedStep
+from ridgeline.runtime.steps.step import PlannedStep
 
 META: dict[str, Any] = {"device": "meta"}
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
+from ridgeline.capture.capturing import ANOMALIES
 from ridgeline.errors import CaptureError, ObstacleError, SideEffectError
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.capturing import ANOMALIES
-from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.usual_shapes import OTHER_LAYOUTS
+from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.tensors.usual_shapes import OTHER_LAYOUTS
 
 STEPS = 12
 REPLAYED: tuple[Execution, ...] = ("graph", "model-graph")

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.engine import Engine
+from ridgeline.engine.lanes.lanes import WorkLane
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.engine.lanes import WorkLane
 
 LANES = ("host", "compute", "loader", "disk", "copy-in", "communication")
 

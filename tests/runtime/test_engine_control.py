@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ridgeline.engine import Engine
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine import Engine
 
 
 def test_a_cancelled_task_never_runs_and_poisons_what_it_would_have_written() -> None:

@@ -13,7 +13,7 @@ def test_what_is_pending_when_the_interpreter_ends_is_finished(tmp_path: Path, d
     """Nobody closes the engine, kept or dropped: the file is whole, and a failure is printed."""
     program = textwrap.dedent(f"""
         import threading
-        from ridgeline.runtime.engine import Engine
+        from ridgeline.engine import Engine
 
         engine = Engine()
         state = engine.variable()
@@ -39,8 +39,8 @@ def test_collectives_that_are_pending_when_the_interpreter_ends_are_named() -> N
     """They are not waited for, since their other workers may be gone."""
     program = textwrap.dedent("""
         import torch
-        from ridgeline.runtime.engine import Engine
-        from ridgeline.runtime.engine.lanes import WorkLane
+        from ridgeline.engine import Engine
+        from ridgeline.engine.lanes.lanes import WorkLane
 
         engine = Engine(lanes={"communication": WorkLane})
         engine.push(torch.futures.Future, lane="communication")

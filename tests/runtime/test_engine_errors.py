@@ -9,8 +9,8 @@ import warnings
 
 import pytest
 
+from ridgeline.engine import Engine
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine import Engine
 
 
 def fail() -> None:

@@ -8,7 +8,7 @@ from engine_programs import EngineRun, overlaps, random_program, run_serially
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.runtime.engine import Engine
+from ridgeline.engine import Engine
 
 
 def check(

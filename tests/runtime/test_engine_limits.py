@@ -14,9 +14,9 @@ import failing_tasks
 import pytest
 import torch
 
+from ridgeline.engine import Engine
+from ridgeline.engine.lanes.lanes import WorkLane
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.engine.lanes import WorkLane
 
 
 @pytest.mark.parametrize("lane", ["host", "compute"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ridgeline.engine import Engine, waiting
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine import Engine, waiting
 
 
 def test_a_task_that_waits_for_its_own_lane_is_told_so() -> None:

@@ -14,8 +14,8 @@ from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS
+from ridgeline.runtime.steps.step import PlannedStep
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_a_capture_that_fails_leaves_what_was_there(
         if fails == "capture":
             monkeypatch.setattr(torch.cuda, "graph", failing)
         else:
-            monkeypatch.setattr("ridgeline.runtime.graph.check_replay", differing)
+            monkeypatch.setattr("ridgeline.runtime.steps.graphs.graph.check_replay", differing)
         x = torch.randn(4, 6)
         before = model.scaled, model.shown[0], torch.get_rng_state()
         values = [tensor.detach().clone() for tensor in before]

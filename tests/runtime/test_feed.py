@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.feeding import feed
+from ridgeline.feeding import feed
 
 Pair = namedtuple("Pair", "x y")  # noqa: PYI024 - a plain namedtuple, as collate functions make them
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.feeding import Handover, feed
-from ridgeline.runtime.feeding.batches import FeedStream
+from ridgeline.feeding import Handover, feed
+from ridgeline.feeding.batches import FeedStream
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from simulated_channel import SimulatedChannel
 from torch import Tensor
 
-from ridgeline.runtime.feeding.batches import FeedStream
-from ridgeline.runtime.feeding.results import ToHost
+from ridgeline.feeding.batches import FeedStream
+from ridgeline.feeding.results import ToHost
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import torch
 
 from emulated_graphs import emulated_graphs
 from forms_for_captures import CASES, gap
-from ridgeline.runtime.capturable import INEXACT
+from ridgeline.optimizers.capturable import INEXACT
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from ridgeline.optimizer_forms import is_dense, takes_fused_form
-from ridgeline.runtime.optimizer_calls import update
+from ridgeline.optimizers.optimizer_calls import update
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p, **more: torch.optim.SGD(p, 0.1, momentum=0.9, **more),

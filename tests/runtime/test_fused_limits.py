@@ -11,12 +11,12 @@ from torch.optim import SGD, Adagrad, AdamW, Optimizer
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.errors import PlanError
+from ridgeline.lint.lint import inspect_step
+from ridgeline.optimizers.capturable import make_capturable, make_fused
+from ridgeline.optimizers.fused_limits import why_not_fused
+from ridgeline.optimizers.optimizer_calls import update
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.capturable import make_capturable, make_fused
-from ridgeline.runtime.fused_limits import why_not_fused
-from ridgeline.runtime.hybrid.capture.lint import inspect_step
-from ridgeline.runtime.optimizer_calls import update
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 
 CPU = torch.device("cpu")
 MAKERS: dict[str, Callable[[Any], Optimizer]] = {

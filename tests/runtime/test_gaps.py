@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.feeding import batches, making
 from ridgeline.plan import Plan
-from ridgeline.runtime import clocks, gaps, recorder, step
-from ridgeline.runtime.feeding import batches, making
-from ridgeline.runtime.gaps import Gaps, StepGap, judge
+from ridgeline.recording import clocks, gaps, recorder
+from ridgeline.recording.gaps import Gaps, StepGap, judge
+from ridgeline.runtime.steps import step
 from ridgeline.timeline import Timeline
 
 MS = 1_000_000

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import EquivalenceError
+from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.plan import Plan, Precision
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.gradient_gaps import (
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.checks.equivalence import check_replay
+from ridgeline.runtime.steps.checks.gradient_gaps import (
     EXACT,
     FEW,
     ROUNDED,
@@ -23,9 +24,8 @@ from ridgeline.runtime.gradient_gaps import (
     settled,
     worst,
 )
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.step_difference import Outcome
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.checks.step_difference import Outcome
+from ridgeline.workers.world import World
 
 
 class Attending(nn.Module):

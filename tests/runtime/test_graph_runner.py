@@ -9,14 +9,14 @@ from graph_stand_ins import Captured, install
 from torch import nn
 
 from ridgeline.errors import ObstacleError
+from ridgeline.optimizers.capturable import WatchedSettings
 from ridgeline.plan import Plan
-from ridgeline.runtime import graph
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import WatchedSettings
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.graph import GraphRunner
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.world import World
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.graphs import graph
+from ridgeline.runtime.steps.graphs.graph import GraphRunner
+from ridgeline.workers.world import World
 
 
 @pytest.fixture

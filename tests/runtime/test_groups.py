@@ -24,8 +24,8 @@ from ridgeline.runtime.layout.ownership import (
     replicated_axes,
     writes_checkpoint,
 )
-from ridgeline.runtime.mesh import AXES
-from ridgeline.runtime.world import World
+from ridgeline.workers.mesh import AXES
+from ridgeline.workers.world import World
 from torchrun import torchrun
 
 SCRIPT = Path(__file__).parent / "group_cases.py"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ridgeline.runtime.feeding import Handover, feed
-from ridgeline.runtime.feeding.handover import LOOKS, MUCH_S, SKIPPED, TURNS
+from ridgeline.feeding import Handover, feed
+from ridgeline.feeding.handover import LOOKS, MUCH_S, SKIPPED, TURNS
 
 TURN = SKIPPED + LOOKS
 

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.guards.reading import read_program
+from ridgeline.lint.lint import Lint
+from ridgeline.lint.lint_rules import finding
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime import clearance
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.clearance import clear_for_capture
-from ridgeline.runtime.hybrid.capture.lint import Lint
-from ridgeline.runtime.hybrid.capture.lint_rules import finding
-from ridgeline.runtime.hybrid.guards.reading import read_program
-from ridgeline.runtime.hybrid.steps.reads import StepReads, loss_program
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.graphs import clearance
+from ridgeline.runtime.steps.graphs.clearance import clear_for_capture
+from ridgeline.runtime.steps.whole_step.reads import StepReads, loss_program
+from ridgeline.workers.world import World
 
 META = torch.device("meta")
 BATCH = torch.ones(4, 2)

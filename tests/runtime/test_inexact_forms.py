@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
+from ridgeline.optimizers.capturable import INEXACT
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.capturable import INEXACT
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 
 NAMES = ("SGD", "Adam", "AdamW", "Adamax", "Adadelta", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 

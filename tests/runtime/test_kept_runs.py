@@ -7,17 +7,17 @@ import torch
 from test_gradient_gaps import Convolving, mean_square
 
 from ridgeline.errors import EquivalenceError
+from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.plan import Plan
-from ridgeline.runtime import kept_runs
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.kept_runs import KeptRuns
-from ridgeline.runtime.perturbed_runs import PerturbedRuns
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.step_difference import Outcome, Written
-from ridgeline.runtime.world import World
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.checks import kept_runs
+from ridgeline.runtime.steps.checks.equivalence import check_replay
+from ridgeline.runtime.steps.checks.kept_runs import KeptRuns
+from ridgeline.runtime.steps.checks.perturbed_runs import PerturbedRuns
+from ridgeline.runtime.steps.checks.step_difference import Outcome, Written
+from ridgeline.workers.world import World
 
 
 def outcome(size: int) -> Outcome:

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime import leaving
-from ridgeline.runtime.world import World
+from ridgeline.workers import leaving
+from ridgeline.workers.world import World
 
 SCRIPT = Path(__file__).parent / "ending_cases.py"
 GONE = (
@@ -216,7 +216,7 @@ def test_an_abort_that_does_not_come_back_ends_the_process() -> None:
     """With status 1 and the place where it was, also where no thread can be started any more."""
     program = (
         "import atexit, threading\n"
-        "from ridgeline.runtime.leaving import _deadline\n"
+        "from ridgeline.workers.leaving import _deadline\n"
         "def stuck():\n"
         "    with _deadline(1):\n"
         "        threading.Event().wait()\n"

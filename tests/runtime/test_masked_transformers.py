@@ -14,9 +14,9 @@ from torch.nn.modules import transformer
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
-from ridgeline.mask_looks import spare_looks, sparing
+from ridgeline.capture.mask_looks import spare_looks, sparing
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.tracing.capture import trace
 
 NUM_WORDS, WIDTH, LENGTH, STEPS, CHANGED = 20, 16, 7, 9, 6

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.memory_format import ChannelsLast
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.tensors.memory_format import ChannelsLast
 
 
 class Net(nn.Module):

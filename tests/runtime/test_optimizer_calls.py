@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Adagrad, Adam, Optimizer, lr_scheduler
 from torch.optim import optimizer as base
 
-from ridgeline.runtime.optimizer_calls import clear_gradients, update, update_in_order
+from ridgeline.optimizers.optimizer_calls import clear_gradients, update, update_in_order
 
 
 def made(kind: Any = Adam) -> tuple[nn.Module, Optimizer]:

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import EquivalenceError
+from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.plan import Plan, Precision
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.world import World
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.checks.equivalence import check_replay
+from ridgeline.workers.world import World
 
 
 class Averaging(nn.Module):

@@ -5,14 +5,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ridgeline.engine import Engine
 from ridgeline.plan import Sync
-from ridgeline.runtime.buffers import FlatBuffers
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.recorder import Recorder
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.transports.all_reduce import AllReduce
-from ridgeline.runtime.world import World
+from ridgeline.workers.buffers import FlatBuffers
+from ridgeline.workers.world import World
 
 
 def mean_of(gradient: Tensor, workers: int, monkeypatch: pytest.MonkeyPatch) -> Tensor:

@@ -8,20 +8,20 @@ import torch.distributed as dist
 from stream_model import Streams
 from torch import Tensor, nn
 
+from ridgeline.capture import ready
+from ridgeline.engine import Engine
+from ridgeline.engine.lanes.streams import StreamLane
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Sync
-from ridgeline.runtime import ready
-from ridgeline.runtime.buffers import FlatBuffers
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.engine.streams import StreamLane
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.departures import Departures
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.buckets.departures import Departures
+from ridgeline.runtime.sync.buckets.unused import UnusedParameters
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.transports.all_reduce import AllReduce
-from ridgeline.runtime.sync.unused import UnusedParameters
-from ridgeline.runtime.world import World
+from ridgeline.workers.buffers import FlatBuffers
+from ridgeline.workers.world import World
 
 
 class Marking(Recorder):

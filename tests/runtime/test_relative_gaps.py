@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.runtime.relative_gaps import (
+from ridgeline.runtime.steps.checks.relative_gaps import (
     RESOLUTION,
     Compared,
     alignment,

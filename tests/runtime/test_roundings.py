@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.equivalence import (
+from ridgeline.runtime.steps.checks.equivalence import (
     MOST_ROUNDINGS,
     REORDERED,
     ROUNDING_FACTOR,
     TOLERANCE,
     _Trial,
 )
-from ridgeline.runtime.perturbed_runs import MOST_NUDGES
-from ridgeline.runtime.step_difference import Outcome
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.checks.perturbed_runs import MOST_NUDGES
+from ridgeline.runtime.steps.checks.step_difference import Outcome
+from ridgeline.workers.world import World
 
 CPU = torch.device("cpu")
 SIZE = 64

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.runtime import outside_writes, same_state
-from ridgeline.runtime.outside_writes import MOST_APART, OutsideWrites, is_reason
-from ridgeline.runtime.same_state import checksums, content_bits, difference
-from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.world import World
+from ridgeline.runtime.layout import same_state
+from ridgeline.runtime.layout.same_state import checksums, content_bits, difference
+from ridgeline.runtime.sync import outside_writes
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.outside_writes import MOST_APART, OutsideWrites, is_reason
+from ridgeline.workers.world import World
 
 DTYPES = (
     torch.float32,

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Plan
-from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS
+from ridgeline.runtime.steps.step import PlannedStep
 
 
 def test_layers_whose_weights_are_made_in_each_call_are_captured() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ridgeline.runtime.snapshot import Snapshot
+from ridgeline.state.snapshot import Snapshot
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:

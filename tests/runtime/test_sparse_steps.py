@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from emulated_graphs import emulated_graphs
-from ridgeline.runtime import unloadable
+from ridgeline.capture import unloadable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 NODES, STEPS = 12, 10

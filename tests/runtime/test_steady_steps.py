@@ -16,12 +16,12 @@ from emulated_graphs import Graph, emulated_graphs
 from ridgeline.errors import PlanError
 from ridgeline.plan import Execution, Plan
 from ridgeline.reach.replaced_code import replacements
-from ridgeline.runtime.batch_pattern import BatchPattern
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capture_watch import MOST_COMPILED, CaptureWatch
-from ridgeline.runtime.sameness import Sameness
-from ridgeline.runtime.usual_batch import usual_batch
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.body.capture_watch import MOST_COMPILED, CaptureWatch
 from ridgeline.session import TrainStep
+from ridgeline.tensors.batch_pattern import BatchPattern
+from ridgeline.tensors.sameness import Sameness
+from ridgeline.tensors.usual_batch import usual_batch
 
 MOST_CALLS = 29
 """Python functions that a steady step calls, from the user's call on. There were 83."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.plan import Layout, Plan, Sync
-from ridgeline.runtime.step import WARMUP_STEPS, PlannedStep
+from ridgeline.runtime.steps.step import WARMUP_STEPS, PlannedStep
 
 
 def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:

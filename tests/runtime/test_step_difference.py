@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ridgeline.errors import EquivalenceError, SideEffectError
+from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.narrow_rounding import move_within_rounding
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.step_difference import (
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.checks.equivalence import check_replay
+from ridgeline.runtime.steps.checks.narrow_rounding import move_within_rounding
+from ridgeline.runtime.steps.checks.step_difference import (
     SPARED,
     Noise,
     Outcome,
@@ -30,7 +30,7 @@ from ridgeline.runtime.step_difference import (
     without_most_moved,
     without_still,
 )
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 Loss = Callable[[nn.Module, Any], Tensor]
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -9,16 +9,16 @@ from fake_cuda import FakeCuda, FakeStream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.errors import EngineError
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.engine.streams import (
+from ridgeline.engine import Engine
+from ridgeline.engine.lanes.streams import (
     StreamLane,
     can_wait,
     device_lanes,
     events_to_wait_for,
     leave_event,
 )
-from ridgeline.runtime.engine.variable import Variable
+from ridgeline.engine.variable import Variable
+from ridgeline.errors import EngineError
 
 NUM_VARIABLES = 4
 indices = st.sets(st.integers(0, NUM_VARIABLES - 1), max_size=3)

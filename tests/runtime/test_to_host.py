@@ -8,8 +8,8 @@ from simulated_channel import SimulatedChannel
 from torch import Tensor
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.feeding import to_host
-from ridgeline.runtime.feeding.results import ToHost
+from ridgeline.feeding import to_host
+from ridgeline.feeding.results import ToHost
 
 
 def test_what_is_on_the_host_passes_as_it_is() -> None:

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
+from ridgeline.capture.unchecked import NOTE, unchecked
+from ridgeline.lint.lint import inspect_step
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.hybrid.capture.lint import inspect_step
-from ridgeline.runtime.hybrid.steps.program import trace_body
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.unchecked import NOTE, unchecked
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.whole_step.program import trace_body
 
 
 def likelihood(model: nn.Module, batch: Any) -> Tensor:

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.runtime.batch import signature
-from ridgeline.runtime.usual_shapes import MOST_OTHERS, MOST_SHAPES, REPEATS, UsualShapes
+from ridgeline.tensors.batch import signature
+from ridgeline.tensors.usual_shapes import MOST_OTHERS, MOST_SHAPES, REPEATS, UsualShapes
 
 
 def batch(size: int) -> torch.Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
+from ridgeline.capture.capturing import ANOMALIES, SAVED_AS_WRITTEN, SAVED_ON_THE_WAY
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.capturing import ANOMALIES, SAVED_AS_WRITTEN, SAVED_ON_THE_WAY
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 
 REPLAYED: tuple[Execution, ...] = (
     *("step-graph", "packaged", "graph", "model-graph"),

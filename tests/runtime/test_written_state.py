@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ridgeline.errors import EquivalenceError
+from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.perturbed_runs import PerturbedRuns
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.step_difference import Outcome, Written, written_apart
-from ridgeline.runtime.world import World
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.checks.equivalence import check_replay
+from ridgeline.runtime.steps.checks.perturbed_runs import PerturbedRuns
+from ridgeline.runtime.steps.checks.step_difference import Outcome, Written, written_apart
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.workers.world import World
 
 Loss = Callable[[nn.Module, Any], Tensor]
 

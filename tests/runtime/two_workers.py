@@ -18,7 +18,7 @@ from state_cases import told_of
 
 from ridgeline.runtime.sync import joining
 from ridgeline.runtime.sync.reducer import Reducer
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ import msgspec
 import torch.distributed as dist
 from loop_tasks import Ask
 
-from ridgeline.runtime import checkpoint
-from ridgeline.runtime.world import World
+from ridgeline.runtime.checkpoints import checkpoint
+from ridgeline.workers.world import World
 
 TENSORS = "training/model-00001-of-00001.safetensors"
 

@@ -15,9 +15,9 @@ from loop_tasks import Ask, Told
 
 from ridgeline.codec import Value
 from ridgeline.errors import CheckpointError, EngineError, RidgelineError
-from ridgeline.runtime import checkpoint
-from ridgeline.runtime.saver import Saver
-from ridgeline.runtime.world import World
+from ridgeline.runtime.checkpoints import checkpoint
+from ridgeline.runtime.training.saver import Saver
+from ridgeline.workers.world import World
 
 WHOLE = Ask(run_dir="whole", epochs=1, checkpoint_every=1)
 """Six steps; what killed runs begin with are the checkpoints of steps 2 to 4."""

@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ridgeline.runtime import worker_process
+from ridgeline.workers import worker_process
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
 
 def act(what: str, run_dir: Path, rank: int) -> None:
     from ridgeline.errors import NonFiniteError
-    from ridgeline.runtime.blackbox import BlackBox
+    from ridgeline.workers.blackbox import BlackBox
 
     box = BlackBox(run_dir / "blackbox" / f"rank-{rank}.bin")
     os.write(1, f"hello from {rank}, threads {os.environ.get('OMP_NUM_THREADS')}\n".encode())
@@ -42,7 +42,7 @@ def act(what: str, run_dir: Path, rank: int) -> None:
         import torch
         import torch.distributed as dist
 
-        from ridgeline.runtime.world import World
+        from ridgeline.workers.world import World
 
         World.join(threads=1, device="cpu")
         for step in range(1_000_000):

@@ -11,9 +11,9 @@ from torch.utils.data import TensorDataset
 from ridgeline.codec import Value
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan
-from ridgeline.runtime.loop import train
-from ridgeline.runtime.task import Task
-from ridgeline.runtime.world import World
+from ridgeline.runtime.training.loop import train
+from ridgeline.runtime.training.task import Task
+from ridgeline.workers.world import World
 
 
 class Net(nn.Module):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import FileFormatError
-from ridgeline.runtime.blackbox import SIZE, BlackBox, read_moment
+from ridgeline.workers.blackbox import SIZE, BlackBox, read_moment
 
 
 def test_last_moment_is_read(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_moment_survives_sigkill(tmp_path: Path) -> None:
     """What was written is there after the writer was killed without warning."""
     program = (
         "import sys, pathlib, time\n"
-        "from ridgeline.runtime.blackbox import BlackBox\n"
+        "from ridgeline.workers.blackbox import BlackBox\n"
         "box = BlackBox(pathlib.Path(sys.argv[1])); box.step(3); box.frame('backward/1')\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )

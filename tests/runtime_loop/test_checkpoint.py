@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
+from ridgeline.engine import Engine
 from ridgeline.errors import CheckpointError
-from ridgeline.runtime import checkpoint, checkpoint_directory
-from ridgeline.runtime.checkpoint import Position
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.saver import Saver
-from ridgeline.runtime.state_tree import flatten, like_parameters, restore
+from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
+from ridgeline.runtime.checkpoints.checkpoint import Position
+from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
+from ridgeline.runtime.training.saver import Saver
 
 
 def position(step: int) -> Position:

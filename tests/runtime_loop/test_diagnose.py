@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ridgeline.runtime.diagnose import find_non_finite
+from ridgeline.runtime.training.diagnose import find_non_finite
 
 
 class Net(nn.Module):

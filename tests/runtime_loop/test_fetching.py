@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from ridgeline.runtime.fetching import BLOCK_BYTES, MOST_BATCHES, batches, fetch
+from ridgeline.runtime.training.fetching import BLOCK_BYTES, MOST_BATCHES, batches, fetch
 
 
 class Squares(Dataset):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from killed_runs import Ending
 
-from ridgeline.probe.group import run_in_group
-from ridgeline.runtime.world import World
+from ridgeline.probe.groups.group import run_in_group
+from ridgeline.workers.world import World
 
 LEAST = 60
 """Operations of clearing away three remnants, writing a checkpoint and deleting another."""

@@ -22,8 +22,8 @@ from ridgeline.errors import (
     PlanError,
     RidgelineError,
 )
-from ridgeline.runtime import worker_process
-from ridgeline.runtime.launch import failure_of, launch
+from ridgeline.runtime.training.launch import failure_of, launch
+from ridgeline.workers import worker_process
 
 TRIES = 12_000
 
@@ -154,7 +154,7 @@ def test_workers_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -
     (tmp_path / "request.json").write_text(json.dumps({"else": "wait"}))
     program = (
         "import sys, pathlib\n"
-        "from ridgeline.runtime.launch import launch\n"
+        "from ridgeline.runtime.training.launch import launch\n"
         "d = pathlib.Path(sys.argv[1])\n"
         "launch('launch_worker', d / 'request.json', workers=2, threads=1, run_dir=d)\n"
     )

@@ -14,13 +14,13 @@ from loop_tasks import Ask, Told
 from ridgeline.errors import PlanError, TaskError
 from ridgeline.history import History
 from ridgeline.plan import Plan
-from ridgeline.probe.group import run_in_group
-from ridgeline.runtime import checkpoint, checkpoint_directory
-from ridgeline.runtime.loop import train
-from ridgeline.runtime.progress import Progress
-from ridgeline.runtime.sampler import Sampler
-from ridgeline.runtime.task import Task
-from ridgeline.runtime.world import World
+from ridgeline.probe.groups.group import run_in_group
+from ridgeline.recording.progress import Progress
+from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
+from ridgeline.runtime.training.loop import train
+from ridgeline.runtime.training.sampler import Sampler
+from ridgeline.runtime.training.task import Task
+from ridgeline.workers.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 

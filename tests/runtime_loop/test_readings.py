@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from ridgeline.plan import Plan
-from ridgeline.runtime import plan_trial, readings
-from ridgeline.runtime.hybrid.compiling import CompiledForms
-from ridgeline.runtime.readings import MOST_STEPS, WINDOW_STEPS, LossReader
-from ridgeline.runtime.recorder import WINDOW
-from ridgeline.runtime.world import World
+from ridgeline.programs.compiling import CompiledForms
+from ridgeline.recording.recorder import WINDOW
+from ridgeline.runtime.training import plan_trial, readings
+from ridgeline.runtime.training.readings import MOST_STEPS, WINDOW_STEPS, LossReader
 from ridgeline.tasks import load_task
+from ridgeline.workers.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loop_tasks import Ask
 
+from ridgeline.engine import Engine
 from ridgeline.errors import CheckpointError
-from ridgeline.probe.group import run_in_group
-from ridgeline.runtime import checkpoint, checkpoint_directory, resuming
-from ridgeline.runtime.checkpoint import DamageError, Position
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.saver import Saver
-from ridgeline.runtime.world import World
+from ridgeline.probe.groups.group import run_in_group
+from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory, resuming
+from ridgeline.runtime.checkpoints.checkpoint import DamageError, Position
+from ridgeline.runtime.training.saver import Saver
+from ridgeline.workers.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 TENSORS = "model/model-00001-of-00001.safetensors"

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from ridgeline.errors import DataError, PlanError
-from ridgeline.runtime.sampler import (
+from ridgeline.runtime.training.sampler import (
     Sampler,
     equal_parts,
     num_steps,
     permutation,
     worker_slice,
 )
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 
 def world(rank: int, size: int) -> World:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.planner import trials
+from ridgeline.planner.trials import trials
 
 DIRECTORY = Path(sys.argv[1])
 

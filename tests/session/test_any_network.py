@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 import ridgeline as rl
 from compiled_trials import never_chosen
 from ridgeline.errors import SideEffectError
-from ridgeline.planner import trial_steps
+from ridgeline.planner.trials import trial_steps
 from ridgeline.reach.side_effects import refusing_writes, streams
 from ridgeline.tracing.opaque import PHASES, opaque_timings
 from strategies import make_machine

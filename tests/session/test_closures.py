@@ -104,7 +104,7 @@ def test_what_makes_one_program_of_the_step_is_refused(execution) -> None:
 
 
 def test_several_workers_are_refused() -> None:
-    from ridgeline.runtime.requirements import check_calls
+    from ridgeline.runtime.steps.body.requirements import check_calls
 
     model, _ = made()
     with pytest.raises(PlanError) as refused:

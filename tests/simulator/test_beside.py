@@ -7,9 +7,9 @@ from torch import nn
 
 import ridgeline as rl
 from ridgeline.machine import Setting
-from ridgeline.simulator import beside
-from ridgeline.simulator.beside import HIDDEN_SHARE, hide_weight_gradients
-from ridgeline.simulator.pieces import Piece, price_step
+from ridgeline.simulator.compiler import beside
+from ridgeline.simulator.compiler.beside import HIDDEN_SHARE, hide_weight_gradients
+from ridgeline.simulator.pricing.pieces import Piece, price_step
 from ridgeline.workload import Workload
 from strategies import make_machine
 

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline import laws
-from ridgeline.cluster import Level, crossings, parse_cluster
 from ridgeline.errors import LawError, MachineError
 from ridgeline.laws.curves import table_seconds
 from ridgeline.machine import Machine, Setting
+from ridgeline.machine.cluster import Level, crossings, parse_cluster
 from ridgeline.plan import Plan
-from ridgeline.simulator.between_hosts import SIZES, points_between_hosts
-from ridgeline.simulator.communication import collective_seconds
+from ridgeline.simulator.curves.scaling import scaling_curve
+from ridgeline.simulator.curves.what_if import what_if
+from ridgeline.simulator.exchange.between_hosts import SIZES, points_between_hosts
+from ridgeline.simulator.exchange.communication import collective_seconds
 from ridgeline.simulator.model import setting_of
-from ridgeline.simulator.scaling import scaling_curve
-from ridgeline.simulator.what_if import what_if
 from strategies import make_machine, make_workload
 
 LEVELS = st.builds(
@@ -203,7 +203,7 @@ def test_ten_thousand_workers_cost_as_many_predictions_as_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is simulated worker by worker; intervals hold the prediction."""
-    from ridgeline.simulator import scaling
+    from ridgeline.simulator.curves import scaling
 
     predict, asked = scaling.simulate, []
 

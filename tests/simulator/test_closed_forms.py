@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline import laws
-from ridgeline.cluster import Level
 from ridgeline.machine import Setting
+from ridgeline.machine.cluster import Level
 from ridgeline.plan import Plan
 from ridgeline.simulator import schedule
-from ridgeline.simulator.communication import collective_seconds
+from ridgeline.simulator.curves.scaling import scaling_curve
 from ridgeline.simulator.events import READY_ORDER_LANES, SimTask, run_tasks
+from ridgeline.simulator.exchange.communication import collective_seconds
 from ridgeline.simulator.frames import step_frames
-from ridgeline.simulator.scaling import scaling_curve
 from ridgeline.timeline import LANES, Lane, Span
 from strategies import make_machine, make_workload
 

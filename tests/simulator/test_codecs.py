@@ -5,10 +5,10 @@ import pytest
 
 from ridgeline.machine import Machine, Setting, SizePoint
 from ridgeline.plan import Plan, Sync
-from ridgeline.simulator.codecs import CodecPrices
+from ridgeline.simulator.curves.what_if import what_if
+from ridgeline.simulator.exchange.codecs import CodecPrices
+from ridgeline.simulator.exchange.synchronising import Beside, BucketPrices, hidden_behind
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.synchronising import Beside, BucketPrices, hidden_behind
-from ridgeline.simulator.what_if import what_if
 from ridgeline.synchronisation import codec_bytes
 from strategies import make_codec_timing, make_collective, make_machine, make_workload, measured
 

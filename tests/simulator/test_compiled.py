@@ -12,9 +12,9 @@ from chained_workloads import chains, make_chain, on_gpu
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Execution, Plan, Sync
-from ridgeline.simulator.call_costs import CALLS
-from ridgeline.simulator.compile_time import KIND_S, OP_S, START_S, compile_seconds
-from ridgeline.simulator.compiled import KERNEL_RATE, price_execution
+from ridgeline.simulator.compiler.call_costs import CALLS
+from ridgeline.simulator.compiler.compile_time import KIND_S, OP_S, START_S, compile_seconds
+from ridgeline.simulator.compiler.compiled import KERNEL_RATE, price_execution
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.replay import replay
 from ridgeline.simulator.step import simulate

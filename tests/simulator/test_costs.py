@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from ridgeline.errors import MachineError
 from ridgeline.laws.curves import interpolate, table_seconds
 from ridgeline.machine import Ceiling, Collective, OperatorTiming, Setting, SizePoint
-from ridgeline.simulator.communication import collective_seconds, ring_latency
-from ridgeline.simulator.costs import Prices, op_seconds
-from ridgeline.simulator.settings import nearest_setting
+from ridgeline.simulator.exchange.communication import collective_seconds, ring_latency
+from ridgeline.simulator.pricing.costs import Prices, op_seconds
+from ridgeline.simulator.pricing.settings import nearest_setting
 from strategies import (
     make_ceilings,
     make_collective,

@@ -8,8 +8,7 @@ from hypothesis import given
 
 from chained_workloads import ELEMENT_BYTES, Builder, chains, flows, make_chain, tensor
 from ridgeline.execution import Form
-from ridgeline.simulator.dataflow import data_flow, spec_bytes
-from ridgeline.simulator.fusion import (
+from ridgeline.simulator.compiler.fusion import (
     FUSABLE,
     LEAST_REDUCED,
     blocks_of,
@@ -17,6 +16,7 @@ from ridgeline.simulator.fusion import (
     is_loop,
     run_alone,
 )
+from ridgeline.simulator.pricing.dataflow import data_flow, spec_bytes
 from ridgeline.workload import TensorSpec, Workload
 
 N = (1 << 20) * ELEMENT_BYTES

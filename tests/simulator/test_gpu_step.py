@@ -5,9 +5,9 @@ import pytest
 
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
-from ridgeline.simulator.dataflow import spec_bytes
 from ridgeline.simulator.frames import step_frames
-from ridgeline.simulator.pieces import LAUNCH_DISPATCHES, cut_workload
+from ridgeline.simulator.pricing.dataflow import spec_bytes
+from ridgeline.simulator.pricing.pieces import LAUNCH_DISPATCHES, cut_workload
 from ridgeline.simulator.step import simulate
 from strategies import make_machine, make_workload
 

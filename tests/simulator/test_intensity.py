@@ -12,10 +12,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from layered_workloads import CONVOLUTION, LINEAR, NORM, LayerSpec, layered
 from ridgeline import laws
-from ridgeline.cluster import parse_cluster
 from ridgeline.codec import decode, encode
 from ridgeline.errors import PlanError
-from ridgeline.simulator.intensity import Intensities, intensities
+from ridgeline.machine.cluster import parse_cluster
+from ridgeline.simulator.layers.intensity import Intensities, intensities
 from strategies import make_machine
 
 specs = st.builds(

@@ -6,12 +6,12 @@ import pytest
 from chained_workloads import make_chain
 from ridgeline.machine import Setting
 from ridgeline.plan import Plan
-from ridgeline.simulator.call_costs import (
+from ridgeline.simulator.compiler.call_costs import (
     CALLS,
     GRADIENT_DISPATCHES,
     PARAMETER_DISPATCHES,
 )
-from ridgeline.simulator.compiled import price_execution
+from ridgeline.simulator.compiler.compiled import price_execution
 from strategies import make_machine, measured
 
 GPU = Setting(device="cuda", workers=1)

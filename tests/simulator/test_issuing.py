@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ridgeline.simulator.frames import Frame
 from ridgeline.simulator.issuing import issue_step
 from ridgeline.simulator.model import StepModel
-from ridgeline.simulator.pieces import Piece
+from ridgeline.simulator.pricing.pieces import Piece
 from ridgeline.simulator.schedule import schedule
 from ridgeline.workload import Op, TensorSpec
 

@@ -5,7 +5,7 @@ import pytest
 
 from chained_workloads import Builder
 from ridgeline.plan import Plan
-from ridgeline.simulator.layout import conversion_bytes, lays_out
+from ridgeline.simulator.compiler.layout import conversion_bytes, lays_out
 from ridgeline.simulator.model import as_run
 from ridgeline.simulator.step import simulate
 from ridgeline.workload import Op, TensorSpec, Workload

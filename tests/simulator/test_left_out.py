@@ -5,10 +5,10 @@ import pytest
 
 from chained_workloads import Builder, make_chain, tensor
 from ridgeline.plan import Execution, Plan
-from ridgeline.simulator.library_inputs import copied_bytes
-from ridgeline.simulator.replaying import CALL_DISPATCHES
+from ridgeline.simulator.compiler.library_inputs import copied_bytes
+from ridgeline.simulator.compiler.replaying import CALL_DISPATCHES
+from ridgeline.simulator.pricing.value_checks import value_checks
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.value_checks import value_checks
 from ridgeline.workload import Op
 from strategies import make_machine
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine, Quantity
 from ridgeline.plan import Plan
-from ridgeline.reporting.text import as_text
-from ridgeline.reporting.text_levers import gain_text, levers_text
-from ridgeline.simulator.levers import Lever, elsewhere, levers
+from ridgeline.reporting.terminal.text import as_text
+from ridgeline.reporting.terminal.text_levers import gain_text, levers_text
+from ridgeline.simulator.curves.levers import Lever, elsewhere, levers
+from ridgeline.simulator.curves.what_if import PARTS, what_if
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.what_if import PARTS, what_if
 from strategies import make_machine, make_workload
 
 TWO = Plan(workers=2, threads=1)

@@ -18,9 +18,9 @@ from made_programs import (
 )
 from ridgeline.machine import Setting
 from ridgeline.plan import Execution, Plan, Sync
-from ridgeline.simulator.call_costs import CALLS
-from ridgeline.simulator.compiled import KERNEL_RATE
-from ridgeline.simulator.coverage import why_unread
+from ridgeline.simulator.compiler.call_costs import CALLS
+from ridgeline.simulator.compiler.compiled import KERNEL_RATE
+from ridgeline.simulator.compiler.coverage import why_unread
 from ridgeline.simulator.step import simulate
 from strategies import make_machine
 

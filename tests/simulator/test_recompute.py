@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from chained_workloads import Builder, tensor
-from ridgeline.simulator.fusion import fused_runs
+from ridgeline.simulator.compiler.fusion import fused_runs
 
 N = 4 * (1 << 20)
 """Bytes of a tensor of the builder."""

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from chained_workloads import make_chain
 from ridgeline.machine import Dispatch, Setting
 from ridgeline.plan import Plan
-from ridgeline.simulator.call_costs import handing
-from ridgeline.simulator.compiled import price_execution
-from ridgeline.simulator.costs import Prices
-from ridgeline.simulator.dataflow import spec_bytes
-from ridgeline.simulator.fused_optimizer import BLOCK_BYTES_PER_S, CHUNK, fused_optimizer
-from ridgeline.simulator.pieces import price_step
-from ridgeline.simulator.replaying import MODEL_DISPATCHES
+from ridgeline.simulator.compiler.call_costs import handing
+from ridgeline.simulator.compiler.compiled import price_execution
+from ridgeline.simulator.compiler.fused_optimizer import BLOCK_BYTES_PER_S, CHUNK, fused_optimizer
+from ridgeline.simulator.compiler.replaying import MODEL_DISPATCHES
+from ridgeline.simulator.pricing.costs import Prices
+from ridgeline.simulator.pricing.dataflow import spec_bytes
+from ridgeline.simulator.pricing.pieces import price_step
 from ridgeline.simulator.step import simulate
 from strategies import make_machine, measured
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.machine import Setting
-from ridgeline.simulator.costs import Prices
-from ridgeline.simulator.rewriting import ALIGNED, rewritten_seconds, writes_loop
+from ridgeline.simulator.compiler.rewriting import ALIGNED, rewritten_seconds, writes_loop
+from ridgeline.simulator.pricing.costs import Prices
 from ridgeline.workload import Op, TensorSpec
 from strategies import make_machine
 

@@ -5,7 +5,7 @@ import pytest
 from ridgeline import laws
 from ridgeline.errors import PlanError
 from ridgeline.plan import Plan
-from ridgeline.simulator.scaling import scaling_curve
+from ridgeline.simulator.curves.scaling import scaling_curve
 from strategies import make_machine, make_workload
 
 MS = 1_000_000

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.cluster import Level
 from ridgeline.errors import LawError, MachineError
 from ridgeline.machine import Machine
+from ridgeline.machine.cluster import Level
+from ridgeline.machine.stragglers import Stragglers, parse_stragglers
 from ridgeline.plan import Plan, Sync
-from ridgeline.reporting.text import as_text
-from ridgeline.reporting.text_levers import levers_text
-from ridgeline.simulator.levers import levers
-from ridgeline.simulator.scaling import differing_as_measured, scaling_curve
-from ridgeline.simulator.spread import drawn_machines
+from ridgeline.reporting.terminal.text import as_text
+from ridgeline.reporting.terminal.text_levers import levers_text
+from ridgeline.simulator.curves.levers import levers
+from ridgeline.simulator.curves.scaling import differing_as_measured, scaling_curve
+from ridgeline.simulator.curves.spread import drawn_machines
+from ridgeline.simulator.curves.what_if import what_if
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.what_if import what_if
-from ridgeline.stragglers import Stragglers, parse_stragglers
 from strategies import machines, make_machine, make_workload, workloads
 
 HOST = (Level(size=2, rate_bytes_per_s=1e9, latency_s=1e-6),)

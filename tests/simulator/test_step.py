@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ridgeline.machine import Quantity, Setting
 from ridgeline.plan import MIB, Plan, Sync
-from ridgeline.simulator.communication import overlap_slowdown
+from ridgeline.simulator.exchange.communication import overlap_slowdown
 from ridgeline.simulator.frames import step_frames
-from ridgeline.simulator.pieces import copy_pieces, cut_workload
+from ridgeline.simulator.pricing.pieces import copy_pieces, cut_workload
 from ridgeline.simulator.replay import replay
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline

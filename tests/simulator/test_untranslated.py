@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from chained_workloads import make_chain
 from ridgeline.plan import Plan
+from ridgeline.simulator.compiler.untranslated import untranslated
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.untranslated import untranslated
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
 from strategies import make_machine

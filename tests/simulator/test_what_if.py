@@ -8,8 +8,8 @@ from ridgeline.codec import decode, encode
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
+from ridgeline.simulator.curves.what_if import PARTS, parse_what_if, what_if
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.what_if import PARTS, parse_what_if, what_if
 from ridgeline.timeline import Timeline
 from strategies import machines, make_machine, make_workload, workloads
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ridgeline import units
 from ridgeline.machine import Machine, OperatorTiming, Setting, Workspace
 from ridgeline.plan import Plan
-from ridgeline.planner.pruning import Pruned, fitting
+from ridgeline.planner.exchanges.pruning import Pruned, fitting
 from ridgeline.simulator.memory import PEAK_CATEGORIES, fits, memory_peak, peak_memory_bytes
 from ridgeline.simulator.step import simulate
 from ridgeline.simulator.workspaces import workspace_bytes

@@ -18,9 +18,9 @@ from test_codec_laws import CODECS
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
-from ridgeline.simulator.synchronising import sent_bytes
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.simulator.exchange.synchronising import sent_bytes
+from ridgeline.workers.world import World
 from ridgeline.workload import Parameter
 from strategies import make_workload
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ridgeline import flat_collectives
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.loading import make_transport
-from ridgeline.runtime.sync.transport import Transport
-from ridgeline.runtime.world import World
+from ridgeline.runtime.sync.transports.transport import Transport
+from ridgeline.workers import flat_collectives
+from ridgeline.workers.world import World
 
 sys.path.append(str(Path(__file__).parents[1]))
 

@@ -7,11 +7,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.agree import gather_bytes
 from ridgeline.runtime.layout import initial_state
-from ridgeline.runtime.same_state import checksums
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.layout.same_state import checksums
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.world import World
 
 HELD_STEPS = 7
 SIZES = (4, 24, 8)

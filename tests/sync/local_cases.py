@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from ridgeline.errors import WorkloadError
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.agree import gather_bytes
-from ridgeline.runtime.same_state import checksums
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.layout.same_state import checksums
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.synchronisation import offered_compressions
+from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.world import World
 
 TOYS = (toy_transport, toy_codec)
 EVERY, ROUNDS = 4, 3

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from ridgeline.errors import NonFiniteError
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime import checkpoint
-from ridgeline.runtime.loop import train
-from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.sync.checkpointing import gathered, of_worker
-from ridgeline.runtime.world import World
+from ridgeline.runtime.checkpoints import checkpoint
+from ridgeline.runtime.checkpoints.checkpointing import gathered, of_worker
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.training.loop import train
+from ridgeline.state.snapshot import Snapshot
+from ridgeline.workers.world import World
 
 KINDS = "local_steps", "common", "outer_momentum", "residual"
 STOPS = 1, 4, 5, 8

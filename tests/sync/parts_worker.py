@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ridgeline.plan import Execution, Plan, Sync
-from ridgeline.runtime.hybrid.compiling import WholeForm
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.programs.compiling import WholeForm
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.runtime.sync.collectives import Collectives
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 WIDTH = 16
 STEPS = 4

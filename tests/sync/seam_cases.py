@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.sync.checkpointing import gathered, of_worker
-from ridgeline.runtime.world import World
+from ridgeline.runtime.checkpoints.checkpointing import gathered, of_worker
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.state.snapshot import Snapshot
+from ridgeline.workers.world import World
 
 STEPS = 12
 

@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime import checkpoint
-from ridgeline.runtime.agree import gather_bytes
-from ridgeline.runtime.loop import train
-from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.task import Task
-from ridgeline.runtime.world import World
+from ridgeline.runtime.checkpoints import checkpoint
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.training.loop import train
+from ridgeline.runtime.training.task import Task
+from ridgeline.state.snapshot import Snapshot
+from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.world import World
 
 STEPS = 8
 SHARDED, PLAIN = "sharded", "all_reduce"

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.plan import Sync
-from ridgeline.runtime.sync.arrangement import arrange
-from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.compressed import Compressed
+from ridgeline.runtime.sync.buckets.arrangement import arrange
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.codecs.compressed import Compressed
 from ridgeline.runtime.sync.loading import load
-from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import COMPRESSIONS, values_of
 
 

@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ridgeline.errors import RidgelineError
-from ridgeline.runtime.same_state import is_same_model
-from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.sync.sparse_exchange import SparseExchange
+from ridgeline.runtime.layout.same_state import is_same_model
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.sync.sparse.sparse_exchange import SparseExchange
 from ridgeline.runtime.sync.transports.all_reduce import AllReduce
-from ridgeline.runtime.world import World
+from ridgeline.state.snapshot import Snapshot
+from ridgeline.workers.world import World
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 

@@ -10,10 +10,10 @@ from torch.utils.data import TensorDataset
 
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan
-from ridgeline.runtime import checkpoint
-from ridgeline.runtime.loop import train
-from ridgeline.runtime.task import Task
-from ridgeline.runtime.world import World
+from ridgeline.runtime.checkpoints import checkpoint
+from ridgeline.runtime.training.loop import train
+from ridgeline.runtime.training.task import Task
+from ridgeline.workers.world import World
 
 Losses = Callable[[nn.Module, Any], Tensor]
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.requirements import check_momentum
+from ridgeline.runtime.steps.body.requirements import check_momentum
 from ridgeline.runtime.sync.codecs.bfloat16 import BFloat16
 from ridgeline.runtime.sync.codecs.blocks import Float8, Float16, Int8
 from ridgeline.runtime.sync.codecs.orthogonal import orthonormalised

@@ -12,7 +12,7 @@ from simulated_workers import Channel, Worker
 from torch import Tensor
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.simulator.synchronising import sent_bytes
+from ridgeline.simulator.exchange.synchronising import sent_bytes
 from ridgeline.synchronisation import COMPRESSIONS
 from ridgeline.workload import Parameter
 from strategies import make_workload

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from simulated_workers import Channel, Summing
 from torch import Tensor
 
-from ridgeline.runtime.sync.codec import Exchange
-from ridgeline.runtime.sync.exchanges import EXCHANGES, Parts
-from ridgeline.runtime.sync.row_codec import RowCodec
+from ridgeline.runtime.sync.codecs.codec import Exchange
+from ridgeline.runtime.sync.codecs.exchanges import EXCHANGES, Parts
+from ridgeline.runtime.sync.codecs.row_codec import RowCodec
 from ridgeline.synchronisation import ExchangeKind
 
 

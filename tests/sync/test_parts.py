@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from ridgeline.execution import is_compiled_in_parts
 from ridgeline.plan import Plan, Sync, cut_buckets
-from ridgeline.runtime.hybrid.parts import IN_ONE, parts_of
+from ridgeline.programs.parts import IN_ONE, parts_of
 from torchrun import torchrun
 
 

@@ -17,13 +17,13 @@ from torch import nn
 
 from ridgeline.optimizer_forms import updates_by_element
 from ridgeline.plan import Plan
-from ridgeline.runtime import checkpoint
-from ridgeline.runtime.loop import train
-from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.shards import is_shard, make_shards
-from ridgeline.runtime.world import World
+from ridgeline.runtime.checkpoints import checkpoint
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.sharded.shards import is_shard, make_shards
+from ridgeline.runtime.training.loop import train
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import handed_bytes, link_bytes, update_shard_elements
+from ridgeline.workers.world import World
 
 HERE = Path(__file__).parent
 EXACT_WAYS = ("accumulated", "channels last", "fused", "skipped by one", "skipped by all")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sparse_setups import BEYOND_DDP, MODELS, TRAINED, batch_of, loss_of, optimizer_of, plan_of
 
 from asked_workers import Workers
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.sync.sparse_gradients import NO_DENSE
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.sync.sparse.sparse_gradients import NO_DENSE
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.model import rows_beside
 from ridgeline.simulator.step import simulate

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.runtime.sync.calls import all_gather
-from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import ALGORITHMS, Algorithm, CollectiveTraffic
 
 

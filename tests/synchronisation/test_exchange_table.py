@@ -7,9 +7,9 @@ from toy_entries import MIB, MS, planned
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Plan, Sync
-from ridgeline.planner.exchange_table import UNKNOWN_LOSS, ExchangeRow, exchange_table
-from ridgeline.reporting.text import console
-from ridgeline.reporting.text_exchanges import exchanges_text
+from ridgeline.planner.exchanges.exchange_table import UNKNOWN_LOSS, ExchangeRow, exchange_table
+from ridgeline.reporting.terminal.text import console
+from ridgeline.reporting.terminal.text_exchanges import exchanges_text
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, RHYTHMS
 from strategies import make_machine, make_workload
 

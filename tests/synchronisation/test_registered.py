@@ -10,15 +10,15 @@ from toy_entries import GOSSIP, HALF, MIB, MS, planned
 from ridgeline.machine import Setting
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.planner.assumed import with_assumed_rates
-from ridgeline.reporting.chart_timeline import frame_colour, timeline_figure
+from ridgeline.reporting.charts.chart_timeline import frame_colour, timeline_figure
 from ridgeline.reporting.report import report
-from ridgeline.reporting.text import console
-from ridgeline.reporting.text_step import timeline_text
+from ridgeline.reporting.terminal.text import console
+from ridgeline.reporting.terminal.text_step import timeline_text
 from ridgeline.reporting.trace_json import trace_bytes
+from ridgeline.simulator.exchange.synchronising import sent_bytes
 from ridgeline.simulator.memory import peak_memory_bytes
 from ridgeline.simulator.replay import replay
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.synchronising import sent_bytes
 from ridgeline.synchronisation import (
     ALGORITHMS,
     COMPRESSIONS,

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from ridgeline.errors import PlanError
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.labels import label
+from ridgeline.simulator.curves.scaling import scaling_curve
+from ridgeline.simulator.exchange.synchronising import fragment_shares, sent_bytes
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.memory import peak_memory_bytes
-from ridgeline.simulator.pieces import cut_workload
+from ridgeline.simulator.pricing.pieces import cut_workload
 from ridgeline.simulator.replay import replay
-from ridgeline.simulator.scaling import scaling_curve
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.synchronising import fragment_shares, sent_bytes
 from ridgeline.synchronisation import (
     check_sync,
     due_fragment,

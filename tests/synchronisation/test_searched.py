@@ -8,10 +8,10 @@ from ridgeline.errors import PlanError
 from ridgeline.machine import Setting
 from ridgeline.plan import Plan, Sync, cut_buckets
 from ridgeline.planner import Ranking, choose
-from ridgeline.planner.buckets import searched_bucket_bytes
+from ridgeline.planner.exchanges.buckets import searched_bucket_bytes
 from ridgeline.planner.knobs import num_changes, value_of
 from ridgeline.planner.labels import label
-from ridgeline.planner.trials import differences
+from ridgeline.planner.trials.trials import differences
 from ridgeline.simulator.step import simulate
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, CollectiveTraffic, offered
 from ridgeline.timeline import Timeline

@@ -3,8 +3,8 @@
 import pytest
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.planner.periods import period_steps
-from ridgeline.planner.trial_steps import LEAST_STEPS
+from ridgeline.planner.exchanges.periods import period_steps
+from ridgeline.planner.trials.trial_steps import LEAST_STEPS
 from ridgeline.synchronisation import RHYTHMS, Rhythm, changed_words, check_sync, is_exact
 
 

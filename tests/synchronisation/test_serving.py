@@ -11,7 +11,7 @@ from ridgeline.execution import check_plan
 from ridgeline.laws.collectives import parameter_server_seconds, ring_all_reduce_seconds
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
-from ridgeline.planner.exchanges import exchanges, uncompared
+from ridgeline.planner.exchanges.exchanges import exchanges, uncompared
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import (
     ALGORITHMS,

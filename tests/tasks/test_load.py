@@ -12,7 +12,7 @@ from ridgeline.tasks import load_task
 
 WORKING = """
     import torch
-    from ridgeline.runtime.task import Task
+    from ridgeline.runtime.training.task import Task
 
     def task({arguments}):
         data = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.zeros(4))

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import ridgeline as rl
-from ridgeline.tracing.flops import flops
+from ridgeline.tracing.operators.flops import flops
 
 aten = torch.ops.aten
 

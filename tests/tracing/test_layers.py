@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import ridgeline as rl
-from ridgeline.simulator.layers import Layer, Layers, layers_of
+from ridgeline.simulator.layers.layers import Layer, Layers, layers_of
 from ridgeline.workload import Workload
 
 SAMPLES, STEPS, WORDS, WIDTH, UNITS = 4, 3, 100, 32, 64

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ridgeline.tracing import leaks
+from ridgeline.tracing.fakes import leaks
 
 
 @pytest.mark.parametrize(("device", "waits"), [("cuda", 2), ("cpu", 0)])

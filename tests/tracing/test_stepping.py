@@ -89,7 +89,7 @@ def test_the_form_of_a_twin_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> 
         for group in twin.param_groups:
             group["foreach"] = True
 
-    monkeypatch.setattr("ridgeline.tracing.twin._settle_foreach", settle)
+    monkeypatch.setattr("ridgeline.tracing.fakes.twin._settle_foreach", settle)
     listed = rl.trace(model, image_loss, TRACED["AdamW"](model), rows)
     assert len(listed.phase("optimizer")) < len(plain.phase("optimizer"))
     assert listed.fused_optimizer_bytes == plain.fused_optimizer_bytes > 0

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.tracing.family import family
-from ridgeline.tracing.operands import operands
-from ridgeline.tracing.traffic import tensor_bytes, traffic
+from ridgeline.tracing.operators.family import family
+from ridgeline.tracing.operators.operands import operands
+from ridgeline.tracing.operators.traffic import tensor_bytes, traffic
 
 aten = torch.ops.aten
 

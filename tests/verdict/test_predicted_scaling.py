@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from ridgeline import laws, units
 from ridgeline.codec import decode, encode
 from ridgeline.plan import Choice, Plan
-from ridgeline.simulator.scaling import ScalingPoint
+from ridgeline.simulator.curves.scaling import ScalingPoint
 from ridgeline.verdict.predicted_scaling import PredictedScaling, predicted_scaling
 from strategies import make_machine
 

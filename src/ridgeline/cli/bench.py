@@ -5,8 +5,8 @@ import importlib
 import sys
 from typing import NamedTuple
 
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.cli.command import FINE, USAGE, Output
-from ridgeline.cli.output_file import output_file
 
 
 class Experiment(NamedTuple):

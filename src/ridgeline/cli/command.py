@@ -15,7 +15,7 @@ import msgspec
 from rich.console import RenderableType
 
 from ridgeline.codec import Noun, encode
-from ridgeline.reporting.text import console
+from ridgeline.reporting.terminal.text import console
 
 FINE = 0
 USER_ERROR = 1

@@ -67,10 +67,14 @@ class KvserverCommand:
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Serve until it is over."""
-        from ridgeline.runtime.kvstore.serving.keys import make_keys, named_directory, server_keys
-        from ridgeline.runtime.kvstore.serving.server import Server, is_wanted, serve_beside
-        from ridgeline.runtime.kvstore.serving.shard import Shard
-        from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
+        from ridgeline.runtime.kvstore.serving.addressing.keys import (
+            make_keys,
+            named_directory,
+            server_keys,
+        )
+        from ridgeline.runtime.kvstore.serving.server.server import Server, is_wanted, serve_beside
+        from ridgeline.runtime.kvstore.serving.server.shard import Shard
+        from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
 
         if args.new_keys is not None:
             make_keys(args.new_keys)

@@ -2,14 +2,14 @@
 
 import argparse
 
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.cli.command import FINE, Output
-from ridgeline.cli.output_file import output_file
-from ridgeline.reporting.machine_effects import machine_effects
-from ridgeline.reporting.text import machine_text
-from ridgeline.reporting.text_effects import effect_texts
-from ridgeline.reporting.text_limits import limits_text
-from ridgeline.reporting.text_stairs import stairs_text
-from ridgeline.reporting.text_storage import storage_text
+from ridgeline.reporting.effects.machine_effects import machine_effects
+from ridgeline.reporting.terminal.text import machine_text
+from ridgeline.reporting.terminal.text_effects import effect_texts
+from ridgeline.reporting.terminal.text_limits import limits_text
+from ridgeline.reporting.terminal.text_stairs import stairs_text
+from ridgeline.reporting.terminal.text_storage import storage_text
 
 
 class MeasureCommand:

@@ -2,22 +2,22 @@
 
 import argparse
 
-from ridgeline.cli.command import FINE, Output
-from ridgeline.cli.inputs import (
+from ridgeline.cli.arguments.inputs import (
     add_allow_argument,
     add_machine_argument,
     add_task_arguments,
     describe,
     positive,
 )
-from ridgeline.cli.output_file import output_file
-from ridgeline.decision import compile_times
+from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.cli.command import FINE, Output
+from ridgeline.decision.memory import compile_times
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
-from ridgeline.planner.exchange_table import exchange_table
+from ridgeline.planner.exchanges.exchange_table import exchange_table
 from ridgeline.planner.labels import label
-from ridgeline.reporting.text import choices_text, ranking_text, title
-from ridgeline.reporting.text_exchanges import exchanges_text
+from ridgeline.reporting.terminal.text import choices_text, ranking_text, title
+from ridgeline.reporting.terminal.text_exchanges import exchanges_text
 
 EXCHANGES = "sync"
 """What `--explain` calls all ways to exchange gradients."""

@@ -11,10 +11,10 @@ from ridgeline.history import History
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Candidate, Ranking
-from ridgeline.reporting.outages import outages_text
-from ridgeline.reporting.page_plan import GIVEN
+from ridgeline.reporting.page.outages import outages_text
+from ridgeline.reporting.page.page_plan import GIVEN
 from ridgeline.reporting.report import TRACE_NAME, report
-from ridgeline.reporting.text import title
+from ridgeline.reporting.terminal.text import title
 from ridgeline.reporting.trace_json import write_trace
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict

@@ -3,15 +3,15 @@
 import argparse
 from pathlib import Path
 
-from ridgeline.cli import run_directory
+from ridgeline.cli.arguments import run_directory
+from ridgeline.cli.arguments.inputs import counts
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.cli.command import FINE, Output
-from ridgeline.cli.inputs import counts
-from ridgeline.cli.output_file import output_file
 from ridgeline.errors import FileFormatError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.reporting.report import report
-from ridgeline.reporting.text_scaling import scaling_of_runs_text
+from ridgeline.reporting.terminal.text_scaling import scaling_of_runs_text
 from ridgeline.timeline import Timeline
 from ridgeline.verdict.scaling import scaling
 from ridgeline.verdict.scaling_nouns import MeasuredRun

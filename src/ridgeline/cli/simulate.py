@@ -8,8 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ridgeline import units
-from ridgeline.cli.command import FINE, Output
-from ridgeline.cli.inputs import (
+from ridgeline.cli.arguments.inputs import (
     add_machine_argument,
     add_task_arguments,
     cluster,
@@ -18,24 +17,25 @@ from ridgeline.cli.inputs import (
     differing,
     stragglers,
 )
-from ridgeline.cli.layer_intensity import show_intensity
-from ridgeline.cli.output_file import output_file
-from ridgeline.cli.scaling_curve import STRONG, WEAK, Curve, curve
-from ridgeline.cli.simulated_page import draw_curve, draw_step
+from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.cli.command import FINE, Output
+from ridgeline.cli.curves.layer_intensity import show_intensity
+from ridgeline.cli.curves.scaling_curve import STRONG, WEAK, Curve, curve
+from ridgeline.cli.curves.simulated_page import draw_curve, draw_step
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
-from ridgeline.reporting.text import plan_text, scaling_text, title
-from ridgeline.reporting.text_intensity import intensity_text
-from ridgeline.reporting.text_levers import gain_text, levers_text
-from ridgeline.reporting.text_scaling import REGIMES
-from ridgeline.reporting.text_step import memory_text, timeline_text, waterfall_text
-from ridgeline.simulator.intensity import Intensities, intensities
-from ridgeline.simulator.levers import Lever, elsewhere, levers
-from ridgeline.simulator.scaling import ScalingPoint, scaling_curve
+from ridgeline.reporting.terminal.text import plan_text, scaling_text, title
+from ridgeline.reporting.terminal.text_intensity import intensity_text
+from ridgeline.reporting.terminal.text_levers import gain_text, levers_text
+from ridgeline.reporting.terminal.text_scaling import REGIMES
+from ridgeline.reporting.terminal.text_step import memory_text, timeline_text, waterfall_text
+from ridgeline.simulator.curves.levers import Lever, elsewhere, levers
+from ridgeline.simulator.curves.scaling import ScalingPoint, scaling_curve
+from ridgeline.simulator.curves.what_if import parse_what_if, what_if
+from ridgeline.simulator.layers.intensity import Intensities, intensities
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.what_if import parse_what_if, what_if
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
 

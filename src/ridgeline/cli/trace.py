@@ -3,13 +3,13 @@
 import argparse
 from pathlib import Path
 
+from ridgeline.cli.arguments.inputs import add_task_arguments, load, positive
+from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.cli.command import FINE, Output
-from ridgeline.cli.inputs import add_task_arguments, load, positive
-from ridgeline.cli.output_file import output_file
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.reporting.operators import times_on_machine
-from ridgeline.reporting.text import workload_text
+from ridgeline.reporting.terminal.text import workload_text
 from ridgeline.simulator.model import setting_of
 
 

@@ -8,20 +8,20 @@ import argparse
 import os
 from pathlib import Path
 
-from ridgeline.cli.claim import claimed
-from ridgeline.cli.command import Output
-from ridgeline.cli.decision import Decision, decide
-from ridgeline.cli.inputs import (
+from ridgeline.cli.arguments.claim import claimed
+from ridgeline.cli.arguments.inputs import (
     add_allow_argument,
     add_machine_argument,
     add_task_arguments,
     positive,
     seed,
 )
-from ridgeline.cli.order import EPOCHS, order_from, resumed_wishes, wishes_from
+from ridgeline.cli.command import Output
 from ridgeline.cli.train_in_group import train_in_group
-from ridgeline.cli.training_run import conclude, limit_samples_per_s, num_steps, prepare
-from ridgeline.cli.watch import Watch
+from ridgeline.cli.training.decision import Decision, decide
+from ridgeline.cli.training.order import EPOCHS, order_from, resumed_wishes, wishes_from
+from ridgeline.cli.training.training_run import conclude, limit_samples_per_s, num_steps, prepare
+from ridgeline.cli.training.watch import Watch
 
 
 class TrainCommand:
@@ -73,7 +73,7 @@ class TrainCommand:
 
 def _train(args: argparse.Namespace, run_dir: Path, output: Output) -> int:
     """Close the loop around one training run in worker processes of this host."""
-    from ridgeline.runtime.launch import check_plan
+    from ridgeline.runtime.training.launch import check_plan
 
     order = order_from(args, run_dir, output.progress)
     wishes = wishes_from(args)
@@ -96,11 +96,11 @@ def _train(args: argparse.Namespace, run_dir: Path, output: Output) -> int:
 
 def _launch(run_dir: Path, request: Path, decision: Decision, output: Output) -> None:
     """Train in worker processes of this host."""
-    from ridgeline.runtime.launch import launch
+    from ridgeline.runtime.training.launch import launch
 
     with Watch(output, limit_samples_per_s=limit_samples_per_s(decision)) as watch:
         launch(
-            "ridgeline.cli.worker",
+            "ridgeline.cli.training.worker",
             request,
             workers=decision.plan.workers,
             threads=decision.plan.threads,

@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ridgeline.cli.claim import claimed
+from ridgeline.cli.arguments.claim import claimed
 from ridgeline.cli.command import FINE, USER_ERROR, Output
-from ridgeline.cli.decision import decide_in_group
-from ridgeline.cli.order import Order, order_from, resumed_wishes, wishes_from
-from ridgeline.cli.training_run import (
+from ridgeline.cli.training.decision import decide_in_group
+from ridgeline.cli.training.order import Order, order_from, resumed_wishes, wishes_from
+from ridgeline.cli.training.training_run import (
     conclude,
     limit_samples_per_s,
     num_steps,
     prepare,
 )
-from ridgeline.cli.watch import Watch
-from ridgeline.cli.worker import work
+from ridgeline.cli.training.watch import Watch
+from ridgeline.cli.training.worker import work
 from ridgeline.codec import Value
 from ridgeline.decision.heartbeat import Say
 from ridgeline.errors import RidgelineError
 
 if TYPE_CHECKING:
-    from ridgeline.runtime.world import World
+    from ridgeline.workers.world import World
 
 
 class _Start(Value, frozen=True, kw_only=True):
@@ -48,8 +48,8 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
     Raises:
         RidgelineError: see `ridgeline.cli.train`; of several workers, each tells and ends at once.
     """
-    from ridgeline.runtime.launch import check_plan
-    from ridgeline.runtime.world import World
+    from ridgeline.runtime.training.launch import check_plan
+    from ridgeline.workers.world import World
 
     wishes = wishes_from(args)
     planned = wishes.plan.threads if wishes.plan is not None else 0
@@ -82,7 +82,7 @@ def _agreed_order(
     args: argparse.Namespace, world: "World", stack: contextlib.ExitStack, say: Say
 ) -> Order:
     """The order as rank 0 reads it, which claims the run directory until `stack` is closed."""
-    from ridgeline.runtime.agree import share_bytes
+    from ridgeline.workers.agree import share_bytes
 
     start = _Start()
     if world.rank == 0:

@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
-from ridgeline.cli import run_directory
+from ridgeline.cli.arguments import run_directory
+from ridgeline.cli.arguments.inputs import fraction
 from ridgeline.cli.command import FINE, NOT_VERIFIED, Output
-from ridgeline.cli.inputs import fraction
 from ridgeline.errors import FileFormatError
 from ridgeline.machine import Machine
-from ridgeline.reporting.text_step import timeline_text, verdict_text
+from ridgeline.reporting.terminal.text_step import timeline_text, verdict_text
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import verify
 from ridgeline.workload import Workload

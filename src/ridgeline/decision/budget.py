@@ -6,11 +6,11 @@ import time
 from ridgeline import units
 from ridgeline.errors import OutOfTimeError
 from ridgeline.plan import Sync
-from ridgeline.planner.periods import has_exchange
-from ridgeline.planner.trial_steps import HOPELESS
-from ridgeline.runtime.agree import share_text
-from ridgeline.runtime.world import World
+from ridgeline.planner.exchanges.periods import has_exchange
+from ridgeline.planner.trials.trial_steps import HOPELESS
 from ridgeline.timeline import Timeline
+from ridgeline.workers.agree import share_text
+from ridgeline.workers.world import World
 
 MOST_TRACING_SHARE = 0.5
 """Of the seconds that were given, after which the step is not traced in further precisions and formats."""

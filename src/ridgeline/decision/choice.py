@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ridgeline.decision import compile_times, lost_device, remembered, varied
+from ridgeline.decision import varied
 from ridgeline.decision.budget import Budget
 from ridgeline.decision.heartbeat import Heartbeat, Say
+from ridgeline.decision.memory import compile_times, lost_device, remembered
+from ridgeline.decision.memory.recalling import PREDICTED_BEFORE, predicted_anew, tried_again
 from ridgeline.decision.profiling import Profiling
-from ridgeline.decision.recalling import PREDICTED_BEFORE, predicted_anew, tried_again
 from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial, taken_back
@@ -22,32 +23,33 @@ from ridgeline.decision.whole_step import OtherFailedError, phase_seconds
 from ridgeline.errors import OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine
 from ridgeline.optimizer_forms import calls_model
+from ridgeline.packages.loaded_programs import ProgramWatch
 from ridgeline.plan import Plan
-from ridgeline.planner import Ranking, choose, deferred_compiling, doubted, staleness
-from ridgeline.planner.exchanges import may_encode
+from ridgeline.planner import Ranking, choose, deferred_compiling, doubted
+from ridgeline.planner.exchanges.exchanges import may_encode
+from ridgeline.planner.trials import staleness
 from ridgeline.probe.measure import Known, known_machine
+from ridgeline.programs.compiling import CompiledForms
 from ridgeline.reach.side_effects import refuse_streams
-from ridgeline.runtime.agree import (
+from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.runtime.steps.step_identity import step_identity
+from ridgeline.simulator.compiler.compile_time import compile_seconds
+from ridgeline.timeline import Timeline
+from ridgeline.tracing.opaque import opaque_timings
+from ridgeline.workers.agree import (
     failing_together,
     largest_of_workers,
     share_bytes,
     share_text,
 )
-from ridgeline.runtime.hybrid.compiling import CompiledForms
-from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
-from ridgeline.runtime.step import PlannedStep as PlannedStep
-from ridgeline.runtime.step_identity import step_identity
-from ridgeline.runtime.world import World
-from ridgeline.simulator.compile_time import compile_seconds
-from ridgeline.timeline import Timeline
-from ridgeline.tracing.opaque import opaque_timings
+from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from ridgeline.runtime.body import LossFunction
+    from ridgeline.runtime.steps.body.body import LossFunction
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import check_allowed
-from ridgeline.runtime.requirements import check_seconds
+from ridgeline.runtime.steps.body.requirements import check_seconds
 
 
 def given_plan(plan: Plan | str | Path) -> Plan:

@@ -14,16 +14,17 @@ from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
-from ridgeline.planner import Ranking, staleness
+from ridgeline.planner import Ranking
 from ridgeline.planner.assumed import with_assumed_rates
-from ridgeline.planner.whole_steps import held_against_step, is_long
-from ridgeline.probe.group import Group
-from ridgeline.probe.load import listen
+from ridgeline.planner.trials import staleness
+from ridgeline.planner.trials.whole_steps import held_against_step, is_long
+from ridgeline.probe.groups.group import Group
+from ridgeline.probe.host.load import listen
 from ridgeline.probe.measure import known_machine, marked, measure, missing_seconds, stand_by
-from ridgeline.runtime.agree import share_text
-from ridgeline.runtime.hybrid.compiler_import import importing_compiler
-from ridgeline.runtime.world import World
+from ridgeline.programs.compiler_import import importing_compiler
 from ridgeline.tracing.opaque import is_opaque
+from ridgeline.workers.agree import share_text
+from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 
 MOST_MEASURING_SHARE = 0.35

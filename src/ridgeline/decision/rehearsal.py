@@ -11,22 +11,22 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.errors import PlanError, SideEffectError, first_line
+from ridgeline.packages.program_trial import programs_tried_first
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import is_compiled
+from ridgeline.programs.compiling import CompiledForms
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.reach.undo import undone
-from ridgeline.runtime.agree import gather_bytes
-from ridgeline.runtime.hybrid.capture.program_trial import programs_tried_first
-from ridgeline.runtime.hybrid.compiling import CompiledForms
-from ridgeline.runtime.step import PlannedStep as PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.world import World
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from ridgeline.runtime.body import LossFunction
+    from ridgeline.runtime.steps.body.body import LossFunction
 
 
 class Rehearsals:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ridgeline.host_load import HostLoad
 from ridgeline.machine import Machine
+from ridgeline.machine.host_load import HostLoad
 from ridgeline.planner import Ranking, doubted
 
 

@@ -6,9 +6,9 @@ from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.varied import ShapeWatch
 from ridgeline.planner import Ranking
 from ridgeline.planner.deferred_compiling import steps_before_compiling
-from ridgeline.runtime import attendance
-from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.synchronisation import trains_apart
+from ridgeline.workers import attendance
+from ridgeline.workers.agree import largest_of_workers
 
 
 class Revisions:

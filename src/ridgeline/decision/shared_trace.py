@@ -5,8 +5,8 @@ from collections.abc import Callable
 import msgspec
 
 from ridgeline.errors import OutOfTimeError, SideEffectError
-from ridgeline.runtime.agree import largest_of_workers, share_bytes
-from ridgeline.runtime.world import World
+from ridgeline.workers.agree import largest_of_workers, share_bytes
+from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 
 

@@ -10,7 +10,7 @@ from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import is_compiled
-from ridgeline.planner.trial_loop import Trial
+from ridgeline.planner.trials.trial_loop import Trial
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import step_drift
 

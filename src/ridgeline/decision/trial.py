@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ridgeline import units
+from ridgeline.capture.deadline import deadline
+from ridgeline.capture.dropout_states import left_as_found
 from ridgeline.errors import OutOfTimeError, RidgelineError
 from ridgeline.execution import MODES
-from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
+from ridgeline.host.speed import HOST_SPEED, MOST_WAIT_S
+from ridgeline.packages.loaded_programs import ProgramWatch
+from ridgeline.packages.program_trial import programs_tried_first
 from ridgeline.plan import Plan
+from ridgeline.planner.exchanges.periods import (
+    PeriodParts,
+    exchange_steps,
+    over_parts,
+    over_periods,
+)
 from ridgeline.planner.labels import label
-from ridgeline.planner.periods import PeriodParts, exchange_steps, over_parts, over_periods
 from ridgeline.planner.preparation import is_compiled
-from ridgeline.planner.trial_steps import (
+from ridgeline.planner.trials.trial_steps import (
     FEWEST_STEPS,
     MOST_WARM_STEPS,
     SETTLED,
@@ -27,20 +36,16 @@ from ridgeline.planner.trial_steps import (
 )
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.reach.undo import undone
-from ridgeline.runtime.agree import gather_bytes, share_text
-from ridgeline.runtime.deadline import deadline
-from ridgeline.runtime.dropout_states import left_as_found
-from ridgeline.runtime.hybrid.capture.program_trial import programs_tried_first
-from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
-from ridgeline.runtime.step import PlannedStep as PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
 from ridgeline.timeline import Timeline
+from ridgeline.workers.agree import gather_bytes, share_text
+from ridgeline.workers.world import World
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from ridgeline.runtime.body import LossFunction
+    from ridgeline.runtime.steps.body.body import LossFunction
 
 STOPPING_S = 0.5
 STOPPING_SHARE = 0.1

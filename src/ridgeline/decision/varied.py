@@ -16,11 +16,11 @@ from ridgeline.errors import AbsentWorkerError, RidgelineError, SideEffectError,
 from ridgeline.execution import CALLED, MODES
 from ridgeline.plan import Choice, Execution, Plan
 from ridgeline.planner import Candidate, Ranking
+from ridgeline.planner.exchanges.periods import with_share
 from ridgeline.planner.labels import label
-from ridgeline.planner.periods import with_share
 from ridgeline.planner.preparation import is_compiled
-from ridgeline.planner.trial_loop import Trial
-from ridgeline.runtime.batch import Signature, signature
+from ridgeline.planner.trials.trial_loop import Trial
+from ridgeline.tensors.batch import Signature, signature
 
 WATCHED_STEPS = 16
 """The first steps, in which batches that vary show it."""

@@ -11,12 +11,12 @@ import msgspec
 from ridgeline import units
 from ridgeline.decision.trial import limited
 from ridgeline.errors import OutOfTimeError, RidgelineError
-from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
-from ridgeline.planner.trial_steps import FEWEST_STEPS, SETTLED
+from ridgeline.host.speed import HOST_SPEED, MOST_WAIT_S
+from ridgeline.planner.trials.trial_steps import FEWEST_STEPS, SETTLED
 from ridgeline.reach.side_effects import refusing_writes
-from ridgeline.runtime.agree import failing_together, gather_bytes, largest_of_workers
-from ridgeline.runtime.step import PlannedStep as PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.workers.agree import failing_together, gather_bytes, largest_of_workers
+from ridgeline.workers.world import World
 
 MOST_WARM, MOST_STEPS = 5, 100
 SPENT_S = 1.0

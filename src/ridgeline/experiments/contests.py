@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ridgeline.errors import RidgelineError
-from ridgeline.host_threads import set_threads
-from ridgeline.runtime.hybrid import inductor
+from ridgeline.programs import inductor
+from ridgeline.workers.host_threads import set_threads
 
 FAILURES = (*inductor.FAILURES, RidgelineError, OSError)
 """What compilers and captures raise over a program that they do not take, by accident or on purpose; a

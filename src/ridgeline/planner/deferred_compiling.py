@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ridgeline.planner.preparation import FIRST_COMPILE_S, FIRST_COMPILE_SHARE, is_compiled
 from ridgeline.planner.ranking import Candidate, Ranking
-from ridgeline.planner.trials import could_win
+from ridgeline.planner.trials.trials import could_win
 
 REASON = "what compiles was tried once training had taken as long as compiling does, and was faster"
 

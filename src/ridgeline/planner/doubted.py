@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ridgeline import units
 from ridgeline.machine import Machine
-from ridgeline.planner.exchanges import exchange_changes
+from ridgeline.planner.exchanges.exchanges import exchange_changes
 from ridgeline.planner.ranking import Candidate, Ranking
 
 FAR = 0.5

@@ -21,7 +21,7 @@ from ridgeline.plan import (
     RandomNumbers,
     is_whole,
 )
-from ridgeline.planner.exchanges import (
+from ridgeline.planner.exchanges.exchanges import (
     APART_PERMISSION,
     GIVEN,
     PERMISSION,
@@ -30,9 +30,9 @@ from ridgeline.planner.exchanges import (
     exchange_changes,
     exchanges_in,
 )
-from ridgeline.planner.pruning import Pruned, fitting
-from ridgeline.planner.ways import exchanging_plans
-from ridgeline.simulator.fusion import blocks_of
+from ridgeline.planner.exchanges.pruning import Pruned, fitting
+from ridgeline.planner.exchanges.ways import exchanging_plans
+from ridgeline.simulator.compiler.fusion import blocks_of
 from ridgeline.workload import Workload
 
 KNOBS = (

@@ -6,7 +6,7 @@ from typing import Any
 from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Alternative, Choice, Origin
-from ridgeline.planner.exchanges import APART_PERMISSION, GIVEN, PERMISSION, SEARCHED
+from ridgeline.planner.exchanges.exchanges import APART_PERMISSION, GIVEN, PERMISSION, SEARCHED
 from ridgeline.planner.knobs import INEXACT, KNOBS, value_of
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import (

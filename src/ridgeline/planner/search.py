@@ -10,7 +10,9 @@ from ridgeline import units
 from ridgeline.errors import MachineError, OutOfTimeError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
-from ridgeline.planner.exchanges import uncompared
+from ridgeline.planner.exchanges.exchanges import uncompared
+from ridgeline.planner.exchanges.pruning import Pruned
+from ridgeline.planner.exchanges.rhythms import rhythm_notes
 from ridgeline.planner.knobs import (
     PlanRequest,
     enumerate_model_graphs,
@@ -19,25 +21,23 @@ from ridgeline.planner.knobs import (
     num_changes,
 )
 from ridgeline.planner.labels import label
-from ridgeline.planner.other_exchange import with_other_exchanges
 from ridgeline.planner.preparation import (
     COMPILED_ERROR,
     compile_budget_s,
     is_compiled,
 )
-from ridgeline.planner.pruning import Pruned
 from ridgeline.planner.ranking import Candidate, Ranking
-from ridgeline.planner.readings import as_read
 from ridgeline.planner.reasons import make_choices, why
-from ridgeline.planner.rhythms import rhythm_notes
-from ridgeline.planner.run_off import NUM_TRIALS, run_off
-from ridgeline.planner.trial_loop import Allowance, Trial, since_now, tried_in_turn
-from ridgeline.planner.trials import (
+from ridgeline.planner.trials.other_exchange import with_other_exchanges
+from ridgeline.planner.trials.readings import as_read
+from ridgeline.planner.trials.run_off import NUM_TRIALS, run_off
+from ridgeline.planner.trials.trial_loop import Allowance, Trial, since_now, tried_in_turn
+from ridgeline.planner.trials.trials import (
     MOST_TRIAL_SHARE,
     has_failed_alike,
     num_tries,
 )
-from ridgeline.planner.untimed import ASSUMED_ERROR, with_doubt
+from ridgeline.planner.trials.untimed import ASSUMED_ERROR, with_doubt
 from ridgeline.simulator.step import simulate
 from ridgeline.synchronisation import ALGORITHMS, LEAST_GAIN
 from ridgeline.verdict import step_spread, verify

@@ -8,8 +8,8 @@ from signal import SIGKILL
 
 import msgspec
 
-from ridgeline.probe.group import Group, WorkerError, run_in_group
-from ridgeline.probe.journal import DIRECTORY, HANG_S, OperatorEntry, Reader
+from ridgeline.probe.groups.group import Group, WorkerError, run_in_group
+from ridgeline.probe.groups.journal import DIRECTORY, HANG_S, OperatorEntry, Reader
 from ridgeline.probe.survey import Findings, Request, fault_path, partial_path
 from ridgeline.workload import Workload
 

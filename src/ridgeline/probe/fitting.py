@@ -12,8 +12,8 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.planner.assumed import BYTES_PER_S, DISPATCH_S, FLOPS
-from ridgeline.probe.operators import BUDGET_S
-from ridgeline.probe.passes import MOST_PASSES, WHOLE_EVERY
+from ridgeline.probe.operators.operators import BUDGET_S
+from ridgeline.probe.operators.passes import MOST_PASSES, WHOLE_EVERY
 from ridgeline.probe.survey import Request
 from ridgeline.workload import Workload
 

@@ -17,23 +17,23 @@ from ridgeline import units
 from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, MachineError
 from ridgeline.execution import waiting_as_here
-from ridgeline.host_load import HostLoad
 from ridgeline.machine import Machine, Setting
-from ridgeline.probe import fingerprint as identity
+from ridgeline.machine.host_load import HostLoad
 from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import SURVEY, survey_in_group
-from ridgeline.probe.contention import with_contention
+from ridgeline.probe.files.storage_rates import with_storage
 from ridgeline.probe.fitting import expected_s, fitted
-from ridgeline.probe.gpu_levels import with_gpu_levels
-from ridgeline.probe.group import Group
-from ridgeline.probe.limits import limits
-from ridgeline.probe.load import Counters, between, counters, own_seconds
-from ridgeline.probe.microarchitecture import with_microarchitecture
+from ridgeline.probe.gpu_memory.gpu_levels import with_gpu_levels
+from ridgeline.probe.groups.group import Group
+from ridgeline.probe.groups.peers import Peers
+from ridgeline.probe.host import fingerprint as identity
+from ridgeline.probe.host.limits import limits
+from ridgeline.probe.host.load import Counters, between, counters, own_seconds
+from ridgeline.probe.host.microarchitecture import with_microarchitecture
+from ridgeline.probe.host.staircase import with_stairs
 from ridgeline.probe.missing import merge, requests
-from ridgeline.probe.operator_dispatch import with_operator_dispatch
-from ridgeline.probe.peers import Peers
-from ridgeline.probe.staircase import with_stairs
-from ridgeline.probe.storage_rates import with_storage
+from ridgeline.probe.rates.contention import with_contention
+from ridgeline.probe.rates.operator_dispatch import with_operator_dispatch
 from ridgeline.probe.survey import Findings, Request, measure_here
 from ridgeline.workload import Workload
 

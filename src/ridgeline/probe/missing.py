@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.machine import Machine, Setting
-from ridgeline.probe.doubts import doubts
-from ridgeline.probe.links import every_link
+from ridgeline.probe.rates.doubts import doubts
+from ridgeline.probe.rates.links import every_link
 from ridgeline.probe.survey import Findings, Request
 from ridgeline.workload import Workload
 

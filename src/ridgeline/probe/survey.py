@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from ridgeline.codec import Value, write_atomically
 from ridgeline.errors import DeviceLostError
-from ridgeline.host_memory import keep_freed_memory
-from ridgeline.host_threads import set_threads
+from ridgeline.host.memory import keep_freed_memory
+from ridgeline.host.message_threads import calm_message_threads
 from ridgeline.machine import (
     Ceiling,
     CodecTiming,
@@ -29,18 +29,18 @@ from ridgeline.machine import (
     Setting,
     StepCheck,
 )
-from ridgeline.message_threads import calm_message_threads
-from ridgeline.probe.ceilings import measure_ceilings
-from ridgeline.probe.clock import ReplayClock
-from ridgeline.probe.codecs import measure_codecs
-from ridgeline.probe.collectives import measure_collectives
-from ridgeline.probe.dispatch import measure_dispatch
 from ridgeline.probe.gpu import measure_launch
-from ridgeline.probe.journal import ProbeJournal, journal_path, scratch
-from ridgeline.probe.links import measure_links
-from ridgeline.probe.operators import time_operators
-from ridgeline.probe.overlap import measure_overlap
-from ridgeline.probe.peers import Peers
+from ridgeline.probe.groups.journal import ProbeJournal, journal_path, scratch
+from ridgeline.probe.groups.peers import Peers
+from ridgeline.probe.operators.clock import ReplayClock
+from ridgeline.probe.operators.operators import time_operators
+from ridgeline.probe.rates.ceilings import measure_ceilings
+from ridgeline.probe.rates.codecs import measure_codecs
+from ridgeline.probe.rates.collectives import measure_collectives
+from ridgeline.probe.rates.dispatch import measure_dispatch
+from ridgeline.probe.rates.links import measure_links
+from ridgeline.probe.rates.overlap import measure_overlap
+from ridgeline.workers.host_threads import set_threads
 from ridgeline.workload import Workload
 
 TraceKey = tuple[Setting, str, str]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from ridgeline.quantity import Sampled
+from ridgeline.machine.quantity import Sampled
 
 Name = TypeVar("Name")
 Taken = TypeVar("Taken")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline import units
-from ridgeline.datasheet import sheet_of, stated
 from ridgeline.machine import Ceiling, Machine, Quantity, Setting
+from ridgeline.machine.datasheet import sheet_of, stated
 from ridgeline.synchronisation import COMPRESSIONS
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline import units
-from ridgeline.simulator.intensity import Intensities, Intensity, Way
-from ridgeline.simulator.layers import names_of
+from ridgeline.simulator.layers.intensity import Intensities, Intensity, Way
+from ridgeline.simulator.layers.layers import names_of
 
 KINDS = {"matmul": "fully connected", "gather": "embedding"}
 """What people call a layer whose work is of a family; others are called by the family."""

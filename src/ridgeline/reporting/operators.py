@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from ridgeline import units
 from ridgeline.codec import Value
 from ridgeline.machine import Machine, Setting
-from ridgeline.simulator.costs import op_seconds
+from ridgeline.simulator.pricing.costs import op_seconds
 from ridgeline.timeline import Span, Timeline
 from ridgeline.workload import Op, Phase, Workload
 

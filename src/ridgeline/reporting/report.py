@@ -17,7 +17,6 @@ from ridgeline.history import History
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
-from ridgeline.reporting.html import Markup, asset, join, tag
 from ridgeline.reporting.labels import settings_of
 from ridgeline.reporting.operators import (
     OpGroup,
@@ -25,24 +24,25 @@ from ridgeline.reporting.operators import (
     times_from_timeline,
     times_on_machine,
 )
-from ridgeline.reporting.page_intensity import intensity_section
-from ridgeline.reporting.page_machine import (
+from ridgeline.reporting.page.html import Markup, asset, join, tag
+from ridgeline.reporting.page.page_intensity import intensity_section
+from ridgeline.reporting.page.page_machine import (
     data_section,
     machine_section,
     training_section,
 )
-from ridgeline.reporting.page_plan import plan_section
-from ridgeline.reporting.page_predicted_scaling import predicted_scaling_section
-from ridgeline.reporting.page_result import verdict_section, waterfall_section
-from ridgeline.reporting.page_scaling import scaling_section
-from ridgeline.reporting.page_step import (
+from ridgeline.reporting.page.page_plan import plan_section
+from ridgeline.reporting.page.page_predicted_scaling import predicted_scaling_section
+from ridgeline.reporting.page.page_result import verdict_section, waterfall_section
+from ridgeline.reporting.page.page_scaling import scaling_section
+from ridgeline.reporting.page.page_step import (
     frames_section,
     memory_section,
     roofline_section,
     timeline_section,
 )
-from ridgeline.simulator.costs import nearest_setting
-from ridgeline.simulator.intensity import Intensities
+from ridgeline.simulator.layers.intensity import Intensities
+from ridgeline.simulator.pricing.costs import nearest_setting
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
 from ridgeline.verdict.predicted_scaling import PredictedScaling

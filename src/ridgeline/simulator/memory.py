@@ -9,9 +9,9 @@ from collections.abc import Collection
 from ridgeline.codec import Value
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
-from ridgeline.simulator.dataflow import element_bytes
 from ridgeline.simulator.model import setting_of
-from ridgeline.simulator.sparse_rows import sent_by_rows
+from ridgeline.simulator.pricing.dataflow import element_bytes
+from ridgeline.simulator.pricing.sparse_rows import sent_by_rows
 from ridgeline.simulator.workspaces import workspace_bytes
 from ridgeline.synchronisation import replaces_update, state_bytes, state_parts
 from ridgeline.workload import MemoryPoint, Workload
@@ -72,7 +72,7 @@ def memory_peak(workload: Workload, plan: Plan, machine: Machine | None = None) 
         machine: Whose measured workspaces count; None counts none.
 
     Source: liveness of the trace plus the bucket layout of the reducer; allocations within operators as
-        measured (`probe/workspaces.py`).
+        measured (`probe/operators/workspaces.py`).
     """
     workload = workload.at(plan.precision, plan.memory_format)
     spaces: tuple[int, ...] = ()

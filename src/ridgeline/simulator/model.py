@@ -9,19 +9,27 @@ from typing import NamedTuple
 
 import msgspec
 
-from ridgeline.cluster import crossings
 from ridgeline.compiled_program import CompilerProgram
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import MODES, check_plan, is_compiled_in_parts
 from ridgeline.machine import Machine, Setting
+from ridgeline.machine.cluster import crossings
 from ridgeline.plan import Plan, Sync
-from ridgeline.simulator.codecs import CodecCost
-from ridgeline.simulator.communication import overlap_slowdown
-from ridgeline.simulator.compiled import in_parts, price_execution
-from ridgeline.simulator.costs import prices
+from ridgeline.simulator.compiler.compiled import in_parts, price_execution
+from ridgeline.simulator.compiler.layout import lays_out
+from ridgeline.simulator.compiler.replaying import CALL_DISPATCHES, issued_behind, loading
+from ridgeline.simulator.exchange.codecs import CodecCost
+from ridgeline.simulator.exchange.communication import overlap_slowdown
+from ridgeline.simulator.exchange.synchronising import (
+    communication_seconds,
+    decoding_pieces,
+    encoding_pieces,
+    encodings,
+    local_steps_seconds,
+)
 from ridgeline.simulator.frames import WHOLE_STEP, Frame, step_frames
-from ridgeline.simulator.layout import lays_out
-from ridgeline.simulator.pieces import (
+from ridgeline.simulator.pricing.costs import prices
+from ridgeline.simulator.pricing.pieces import (
     BucketCut,
     Piece,
     PricedStep,
@@ -30,15 +38,7 @@ from ridgeline.simulator.pieces import (
     cut_workload,
     handed_out_by_part,
 )
-from ridgeline.simulator.replaying import CALL_DISPATCHES, issued_behind, loading
-from ridgeline.simulator.sparse_rows import SparseGradient, check_rows, sent_by_rows
-from ridgeline.simulator.synchronising import (
-    communication_seconds,
-    decoding_pieces,
-    encoding_pieces,
-    encodings,
-    local_steps_seconds,
-)
+from ridgeline.simulator.pricing.sparse_rows import SparseGradient, check_rows, sent_by_rows
 from ridgeline.synchronisation import num_shards, replaces_update, sends_buffers, trains_apart
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload

@@ -16,7 +16,7 @@ from ridgeline.simulator.events import SimTask, run_tasks
 from ridgeline.simulator.frames import Frame
 from ridgeline.simulator.issuing import Issue, issue_step
 from ridgeline.simulator.model import StepModel
-from ridgeline.simulator.pieces import Piece
+from ridgeline.simulator.pricing.pieces import Piece
 from ridgeline.timeline import Span
 
 _LEAD = "lead"

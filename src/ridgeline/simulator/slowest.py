@@ -3,7 +3,7 @@
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.simulator.model import StepModel
-from ridgeline.simulator.pieces import Piece
+from ridgeline.simulator.pricing.pieces import Piece
 from ridgeline.synchronisation import steps_between_meetings
 
 _NOTHING = 1e-6

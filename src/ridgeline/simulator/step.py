@@ -10,7 +10,7 @@ from ridgeline.errors import MachineError
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
-from ridgeline.simulator.compile_time import compile_seconds
+from ridgeline.simulator.compiler.compile_time import compile_seconds
 from ridgeline.simulator.memory import PEAK_CATEGORIES, memory_peak
 from ridgeline.simulator.model import model_step, resized, setting_of
 from ridgeline.simulator.schedule import schedule

@@ -5,8 +5,8 @@ from functools import lru_cache
 from math import prod
 
 from ridgeline.machine import Machine, Setting, Workspace
-from ridgeline.simulator.costs import IdentityKey
-from ridgeline.simulator.settings import resolve
+from ridgeline.simulator.pricing.costs import IdentityKey
+from ridgeline.simulator.pricing.settings import resolve
 from ridgeline.workload import Op, Workload
 
 

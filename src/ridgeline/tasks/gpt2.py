@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ridgeline.errors import TaskError
-from ridgeline.runtime.task import Task
+from ridgeline.runtime.training.task import Task
 from ridgeline.tasks.text import NUM_BYTES, load_text
 
 VOCABULARY_SIZE = 50257

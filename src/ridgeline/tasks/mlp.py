@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ridgeline.runtime.task import Task
+from ridgeline.runtime.training.task import Task
 from ridgeline.tasks.classification import count_correct, cross_entropy
 from ridgeline.tasks.images import load_images
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from ridgeline.runtime.task import Task
+from ridgeline.runtime.training.task import Task
 from ridgeline.tasks.classification import count_correct, cross_entropy
 from ridgeline.tasks.images import load_images
 

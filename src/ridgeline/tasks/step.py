@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ridgeline.errors import RidgelineError, TaskError
-from ridgeline.runtime.fetching import fetch
-from ridgeline.runtime.sampler import length
-from ridgeline.runtime.step import move
-from ridgeline.runtime.task import Task
+from ridgeline.runtime.steps.step import move
+from ridgeline.runtime.training.fetching import fetch
+from ridgeline.runtime.training.sampler import length
+from ridgeline.runtime.training.task import Task
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
 

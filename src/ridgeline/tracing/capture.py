@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ridgeline.capture.mask_looks import spare_looks
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
-from ridgeline.mask_looks import spare_looks
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Precision
 from ridgeline.reach.side_effects import refusing_writes

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from ridgeline.errors import WorkloadError
 from ridgeline.optimizer_forms import fits_graph
-from ridgeline.tracing.arguments import dtype_name
 from ridgeline.tracing.dependencies import dependencies
 from ridgeline.tracing.memory import memory_points
+from ridgeline.tracing.operators.arguments import dtype_name
 from ridgeline.tracing.recorder import Record, Use
 from ridgeline.tracing.recording import Recording, Step
 from ridgeline.tracing.storages import Storages

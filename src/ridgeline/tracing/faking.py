@@ -8,11 +8,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.reach.undo import Undo
 from ridgeline.tracing.described import recorded_workload
-from ridgeline.tracing.leaks import expel, left_fakes, older_objects_set_aside, refuse_left
+from ridgeline.tracing.fakes.leaks import expel, left_fakes, older_objects_set_aside, refuse_left
+from ridgeline.tracing.fakes.twin import channels_last, make_twin
 from ridgeline.tracing.recording import Step, record_step
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.subject import Subject
-from ridgeline.tracing.twin import channels_last, make_twin
 from ridgeline.workload import Workload
 
 KEPT = (

@@ -6,9 +6,9 @@ import msgspec
 
 from ridgeline.machine import OperatorTiming, Quantity, Setting
 from ridgeline.tracing.described import make_workload, spec_of
+from ridgeline.tracing.operators.traffic import tensor_bytes
 from ridgeline.tracing.recording import Step
 from ridgeline.tracing.stepping import fused_bytes, state_tensors
-from ridgeline.tracing.traffic import tensor_bytes
 from ridgeline.workload import MemoryPoint, Op, Phase, TensorSpec, Workload
 
 OPAQUE = "ridgeline.opaque."

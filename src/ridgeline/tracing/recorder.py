@@ -11,20 +11,20 @@ from torch._ops import OpOverload
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.tracing.accumulation import (
+from ridgeline.tracing.fakes.foreign import ForeignWrites, refuse_foreign
+from ridgeline.tracing.fakes.sparse_fakes import with_entries
+from ridgeline.tracing.module_path import ModulePath
+from ridgeline.tracing.operators.accumulation import (
     References,
     may_add_in_place,
     runs_python_backward,
 )
-from ridgeline.tracing.arguments import dtype_name, encode
-from ridgeline.tracing.family import family, is_uncounted
-from ridgeline.tracing.flops import flops
-from ridgeline.tracing.foreign import ForeignWrites, refuse_foreign
-from ridgeline.tracing.module_path import ModulePath
-from ridgeline.tracing.operands import Operands, operands
-from ridgeline.tracing.sparse_fakes import with_entries
+from ridgeline.tracing.operators.arguments import dtype_name, encode
+from ridgeline.tracing.operators.family import family, is_uncounted
+from ridgeline.tracing.operators.flops import flops
+from ridgeline.tracing.operators.operands import Operands, operands
+from ridgeline.tracing.operators.traffic import traffic
 from ridgeline.tracing.storages import Storages
-from ridgeline.tracing.traffic import traffic
 from ridgeline.workload import Family, Phase
 
 aten = torch.ops.aten

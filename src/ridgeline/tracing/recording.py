@@ -14,10 +14,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ridgeline.plan import MemoryFormat, Precision
 from ridgeline.reach.loss import scalar_loss
-from ridgeline.tracing.accumulation import lone_references
 from ridgeline.tracing.clipping import record_clipping
 from ridgeline.tracing.module_path import ModulePath
-from ridgeline.tracing.operands import storage_address
+from ridgeline.tracing.operators.accumulation import lone_references
+from ridgeline.tracing.operators.operands import storage_address
 from ridgeline.tracing.recorder import TracingMode
 from ridgeline.tracing.refusal import refusal
 from ridgeline.tracing.stepping import record_optimizer

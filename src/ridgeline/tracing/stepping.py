@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
 from ridgeline.optimizer_forms import takes_fused_form
-from ridgeline.tracing.arguments import dtype_name
-from ridgeline.tracing.operands import storage_address
+from ridgeline.tracing.operators.arguments import dtype_name
+from ridgeline.tracing.operators.operands import storage_address
+from ridgeline.tracing.operators.traffic import tensor_bytes
 from ridgeline.tracing.recorder import Record, TracingMode, Use
 from ridgeline.tracing.storages import Storages
 from ridgeline.tracing.subject import Subject
-from ridgeline.tracing.traffic import tensor_bytes
 
 _COUNTERS = {"step": 1000.0, "mu_product": 0.5}
 """Numbers to go on with where an optimizer reads a scalar of its state: a step count beyond any warm-up

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from ridgeline import units
-from ridgeline.cluster import Level
 from ridgeline.codec import Noun, Value
 from ridgeline.laws.resampling import LEAST_TO_EXTRAPOLATE
 from ridgeline.machine import Machine
+from ridgeline.machine.cluster import Level
 from ridgeline.plan import Plan
-from ridgeline.simulator.levers import Lever
-from ridgeline.simulator.scaling import ScalingPoint
+from ridgeline.simulator.curves.levers import Lever
+from ridgeline.simulator.curves.scaling import ScalingPoint
 from ridgeline.verdict.scaling import fitted_law, names_of_laws
 from ridgeline.verdict.scaling_notes import OFF_CURVE
 from ridgeline.verdict.scaling_nouns import Law, Regime

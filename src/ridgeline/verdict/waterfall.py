@@ -13,7 +13,7 @@ from ridgeline import units
 from ridgeline.codec import Value
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine, Setting
-from ridgeline.simulator.pieces import price_step
+from ridgeline.simulator.pricing.pieces import price_step
 from ridgeline.timeline import Span, Timeline
 from ridgeline.workload import Workload
 

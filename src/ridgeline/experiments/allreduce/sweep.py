@@ -15,10 +15,10 @@ from ridgeline.experiments.ways.result import WayKind
 from ridgeline.experiments.ways.together import GroupRequest
 from ridgeline.laws.collectives import bus_bandwidth_factor
 from ridgeline.plan import Sync
-from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.loading import make_transport
-from ridgeline.runtime.world import World
 from ridgeline.synchronisation import ALGORITHMS, check_sync, offered
+from ridgeline.workers.world import World
 
 SIZES = {
     "1KiB": 1 << 10,

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from ridgeline.engine import Engine
 from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
-from ridgeline.runtime.engine import Engine
 
 TASKS = {True: 5000, False: 20000}
 """Quick or not to the tasks of a run."""

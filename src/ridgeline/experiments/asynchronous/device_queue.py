@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ridgeline import units
+from ridgeline.engine import Engine
 from ridgeline.experiments.asynchronous.host_queue import COMPUTE, ISSUE, RETURN, explain, law
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, simply
 from ridgeline.probe.timing import synchronize, time_block
-from ridgeline.runtime.engine import Engine
 
 OPERATIONS = {True: 2000, False: 10000}
 """Quick or not to the operations of a run; 10000 are the seeds'."""
@@ -121,7 +121,7 @@ def _paced(work: DeviceChain, every: int) -> float:
 def _engine(work: DeviceChain) -> WayRunner:
     engine, lane = Engine(), "compute"
     if work.device == "cuda":
-        from ridgeline.runtime.engine.streams import device_lanes
+        from ridgeline.engine.lanes.streams import device_lanes
 
         index = torch.cuda.current_device()
         engine = Engine(lanes=device_lanes(torch.device("cuda", index)))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ridgeline import units
+from ridgeline.engine import Engine
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, simply
-from ridgeline.runtime.engine import Engine
 
 OPERATIONS = {True: 200, False: 1000}
 """Quick or not to the operations of a run."""

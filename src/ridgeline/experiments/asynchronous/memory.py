@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ridgeline.engine import Engine
 from ridgeline.experiments.ways.case import (
     Bound,
     Case,
@@ -18,7 +19,6 @@ from ridgeline.experiments.ways.case import (
     WayRunner,
     longest,
 )
-from ridgeline.runtime.engine import Engine
 
 ITEMS = {True: 64, False: 256}
 """Quick or not to the items of a run."""

@@ -103,7 +103,7 @@ def _peer(wrap: Callable[[nn.Module], Any], case: HybridCase, budget_s: float) -
 
 def _ours(mode: Execution | Literal["auto"], *, static_io: bool = False) -> Make:
     def make(case: HybridCase, budget_s: float) -> Entrant:
-        from ridgeline.runtime.hybrid.hybridize import hybridize
+        from ridgeline.callables.hybridize import hybridize
 
         model = case.model_on_device()
         example = case.batches()[0]

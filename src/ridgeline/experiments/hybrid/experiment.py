@@ -11,7 +11,7 @@ from ridgeline.errors import TaskError
 from ridgeline.experiments.hybrid.cases import MODELS, PURPOSES, HybridCase, cases, left_out
 from ridgeline.experiments.hybrid.contest import contenders_of, hold
 from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment
-from ridgeline.probe.fingerprint import devices, driver, host
+from ridgeline.probe.host.fingerprint import devices, driver, host
 
 LIMITS_S = {
     ("cpu", True): 100.0,

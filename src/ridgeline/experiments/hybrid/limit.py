@@ -12,7 +12,7 @@ from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Entrant, Inputs
 from ridgeline.experiments.hybrid.result import LowerBound
 from ridgeline.probe.timing import sample
-from ridgeline.tracing.flops import flops
+from ridgeline.tracing.operators.flops import flops
 
 SIDE = {"cuda": 4096, "cpu": 768}
 """Of the square matrices whose product gives the rate: large enough for the peak, and still quick."""

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from ridgeline import units
 from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridExperiment, HybridRow
-from ridgeline.reporting.text import table, title
+from ridgeline.reporting.terminal.text import table, title
 
 _NAMES = {"callable": "inference", "step": "training"}
 WARM = "warm cache: break-even counts the seconds of the first that compiled, if those were more"

@@ -20,7 +20,7 @@ from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner, nothi
 from ridgeline.experiments.ways.together import GroupRequest
 from ridgeline.runtime import kvstore
 from ridgeline.runtime.kvstore.serving import segment
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 SIZES = {"64KiB": 1 << 16, "1MiB": 1 << 20, "16MiB": 1 << 24, "64MiB": 1 << 26}
 ONE = "server-"

@@ -13,7 +13,7 @@ import torch
 from ridgeline import units
 from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
 from ridgeline.runtime import kvstore
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 
 class Pushed(NamedTuple):

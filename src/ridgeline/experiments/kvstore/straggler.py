@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ridgeline.experiments.ways.case import Case, Contest, Way, WayRemarks, WayRunner
 from ridgeline.runtime import kvstore
-from ridgeline.runtime.world import World
 from ridgeline.tasks.images import ImageData, load_images
+from ridgeline.workers.world import World
 
 NAME = "straggler"
 SLOWER = 3

@@ -10,10 +10,10 @@ from ridgeline.experiments.memory.levels import SOURCE, level_latencies
 from ridgeline.experiments.memory.loopback import loopback_latency
 from ridgeline.experiments.memory.result import Latency, MemoryExperiment
 from ridgeline.experiments.memory.storage import storage_latencies
-from ridgeline.probe.caches import caches
-from ridgeline.probe.fingerprint import devices, host
-from ridgeline.probe.staircase import room_bytes, sizes, stair
-from ridgeline.stairs import Stair
+from ridgeline.machine.stairs import Stair
+from ridgeline.probe.host.caches import caches
+from ridgeline.probe.host.fingerprint import devices, host
+from ridgeline.probe.host.staircase import room_bytes, sizes, stair
 
 PARTS = ("levels", "storage", "loopback", "gpu")
 SMALL_PAGES = (

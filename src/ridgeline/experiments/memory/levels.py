@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from ridgeline import units
 from ridgeline.experiments.memory.result import Latency
-from ridgeline.probe.caches import Cache
-from ridgeline.probe.staircase import stand_ins
-from ridgeline.stairs import Stair
+from ridgeline.machine.stairs import Stair
+from ridgeline.probe.host.caches import Cache
+from ridgeline.probe.host.staircase import stand_ins
 
 SOURCE = "Dive into Deep Learning, 12.4 (its table of common latencies, after E. Eshelman)"
 TEXTBOOK_S = {1: 1.5e-9, 2: 5e-9, 3: 16e-9}

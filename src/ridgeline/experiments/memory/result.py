@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from ridgeline.codec import Noun, Value
 from ridgeline.machine import Device, Host, Quantity
-from ridgeline.stairs import Stair
+from ridgeline.machine.stairs import Stair
 
 
 class Latency(Value, frozen=True, kw_only=True):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ridgeline import units
 from ridgeline.experiments.memory.result import Latency
-from ridgeline.probe.blocks import seconds_of
-from ridgeline.probe.storage import Scratch, shown
+from ridgeline.probe.files.blocks import seconds_of
+from ridgeline.probe.files.storage import Scratch, shown
 
 RANDOM = "read of 4 KiB from storage, at random"
 IN_ORDER = "read of 1 MiB from storage, in order"

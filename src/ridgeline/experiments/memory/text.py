@@ -6,8 +6,8 @@ from rich.text import Text
 from ridgeline import units
 from ridgeline.experiments.memory.result import Latency, MemoryExperiment
 from ridgeline.reporting.labels import spread
-from ridgeline.reporting.text import table, title
-from ridgeline.reporting.text_stairs import decades, stairs_text
+from ridgeline.reporting.terminal.text import table, title
+from ridgeline.reporting.terminal.text_stairs import decades, stairs_text
 
 
 def experiment_text(experiment: MemoryExperiment) -> RenderableType:

@@ -18,11 +18,12 @@ import torch
 from ridgeline.codec import VERSION
 from ridgeline.experiments.contests import Progress
 from ridgeline.experiments.networks.catalog import catalog, chosen
-from ridgeline.experiments.networks.combine import best_by_hand, combined
 from ridgeline.experiments.networks.network import Network
 from ridgeline.experiments.networks.process import Children, ChildReply
 from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest, Task
 from ridgeline.experiments.networks.result import NetworkResult, NetworksExperiment
+from ridgeline.experiments.networks.results.combine import best_by_hand, combined
+from ridgeline.experiments.networks.results.text import network_line
 from ridgeline.experiments.networks.settings import (
     NetworkSettings,
     NetworkSlot,
@@ -30,8 +31,7 @@ from ridgeline.experiments.networks.settings import (
     settings_for,
     slots_of,
 )
-from ridgeline.experiments.networks.text import network_line
-from ridgeline.probe.fingerprint import devices, driver, host
+from ridgeline.probe.host.fingerprint import devices, driver, host
 
 QUICK = ("small_mlp", "message_passing", "lstm_language_model")
 """Networks of the quick experiment: launches alone, indices, and a library's recurrent layers."""

@@ -14,7 +14,7 @@ import psutil
 from ridgeline.codec import write_atomically
 from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
 
-CHILD = "ridgeline.experiments.networks.child"
+CHILD = "ridgeline.experiments.networks.sides.child"
 GRACE_S = 10.0
 """What children may take to end when told to."""
 LONGEST_TAIL = 300

@@ -6,7 +6,7 @@ from ridgeline.codec import Noun, Value
 from ridgeline.execution import MODES
 from ridgeline.machine import Device, Host, Quantity
 from ridgeline.plan import Execution
-from ridgeline.planner.trial_loop import NOT_TRIED
+from ridgeline.planner.trials.trial_loop import NOT_TRIED
 
 FormKind = Literal["plain", "by hand", "ridgeline"]
 Family = Literal["eager and graph", "compiled"]

@@ -197,7 +197,7 @@ def _data_loader(
 
 
 def _feed(data: SortedBatches, step: Steps, device: str) -> WayRunner:
-    from ridgeline.runtime.feeding import feed
+    from ridgeline.feeding import feed
 
     reports: list[str] = []
 

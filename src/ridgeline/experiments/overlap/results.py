@@ -105,7 +105,7 @@ def _by_hand(x: Tensor, num: int, ring: list[Tensor]) -> WayRunner:
 
 def _ours(x: Tensor, num: int) -> WayRunner:
     """A generator of results, and an iterator over the same on the host."""
-    from ridgeline.runtime.feeding import to_host
+    from ridgeline.feeding import to_host
 
     reports: list[str] = []
 

@@ -87,8 +87,8 @@ def _by_hand(a: Tensor, b: Tensor) -> WayRunner:
 
 def _engine(a: Tensor, b: Tensor) -> WayRunner:
     """Three tasks and two variables; the order of pushing is that of the sequential program."""
-    from ridgeline.runtime.engine import Engine
-    from ridgeline.runtime.engine.streams import device_lanes
+    from ridgeline.engine import Engine
+    from ridgeline.engine.lanes.streams import device_lanes
 
     index = torch.cuda.current_device()
     engine = Engine(lanes=device_lanes(torch.device("cuda", index)))

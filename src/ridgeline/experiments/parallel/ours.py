@@ -15,7 +15,7 @@ def parallelized(work: Work) -> Way:
 
 
 def _make(work: Work) -> WayRunner:
-    from ridgeline.runtime.autoparallel.parallelize import parallelize
+    from ridgeline.autoparallel.parallelize import parallelize
 
     program = parallelize(work.fn, work.inputs)
 

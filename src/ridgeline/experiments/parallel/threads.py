@@ -18,8 +18,8 @@ from ridgeline.experiments.parallel.work import (
     perceptron_step,
 )
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, simply
-from ridgeline.host_threads import set_threads
-from ridgeline.probe.fingerprint import num_cores
+from ridgeline.probe.host.fingerprint import num_cores
+from ridgeline.workers.host_threads import set_threads
 
 FIRST = "one by one, 1 thread"
 SHARE = "the share of one thread"

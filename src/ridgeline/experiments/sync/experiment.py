@@ -12,7 +12,7 @@ from ridgeline.experiments.sync.steps import CASES, QUICK_CASES
 from ridgeline.experiments.ways.experiment import LEAST_S, check_names, experiment_of
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.together import GroupRequest, hold_together
-from ridgeline.probe.fingerprint import num_cores
+from ridgeline.probe.host.fingerprint import num_cores
 
 HOSTS = 2
 UNSHAPED = "none"

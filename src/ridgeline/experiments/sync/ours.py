@@ -13,11 +13,11 @@ from ridgeline.experiments.ways.case import Way, WayRunner
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
-from ridgeline.planner.exchanges import APART_PERMISSION, PERMISSION
+from ridgeline.planner.exchanges.exchanges import APART_PERMISSION, PERMISSION
 from ridgeline.probe.measure import measure
-from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.simulator.exchange.synchronising import sent_bytes
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.synchronising import sent_bytes
 from ridgeline.synchronisation import delay_of
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload

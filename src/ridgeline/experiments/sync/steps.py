@@ -16,7 +16,7 @@ from ridgeline.experiments.sync.training import Training, make_runner
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way
 from ridgeline.experiments.ways.together import GroupRequest
 from ridgeline.laws.collectives import bus_bandwidth_factor
-from ridgeline.runtime.world import World
+from ridgeline.workers.world import World
 
 BATCH = {"resnet18": 64, "mlp": 128}
 """Samples a step, of all workers together: small, so that two cores take a fraction of a second."""

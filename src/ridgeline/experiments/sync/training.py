@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from ridgeline import tasks
 from ridgeline.experiments.namespaces import INTERFACE
 from ridgeline.experiments.ways.case import WayRemarks, WayRunner, nothing
-from ridgeline.runtime.step import PlannedStep
-from ridgeline.runtime.world import World
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.workers.world import World
 
 BATCHES = 4
 CHECKED_STEPS = 4

@@ -25,7 +25,7 @@ from ridgeline.experiments.hybrid.result import LowerBound
 from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner
 from ridgeline.experiments.ways.result import WayCase, WayRow, hidden_share
-from ridgeline.probe.peers import Peers
+from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.timing import synchronize
 
 TURN_S = 0.05

@@ -11,7 +11,7 @@ from ridgeline.experiments.contests import Progress
 from ridgeline.experiments.ways.case import Case
 from ridgeline.experiments.ways.contest import hold
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayName
-from ridgeline.probe.fingerprint import devices, driver, host
+from ridgeline.probe.host.fingerprint import devices, driver, host
 
 LIMITS_S = {True: 60.0, False: 180.0}
 """Quick or not to the seconds that an experiment takes, about."""

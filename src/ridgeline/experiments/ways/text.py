@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ridgeline import units
 from ridgeline.experiments.ways.result import WAY_KINDS, WayCase, WayExperiment, WayRow
-from ridgeline.reporting.text import table, title
+from ridgeline.reporting.terminal.text import table, title
 
 HEADINGS = {
     "async": "Asynchronous execution",

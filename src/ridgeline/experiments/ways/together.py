@@ -18,10 +18,10 @@ from ridgeline.experiments.namespaces import NamespaceNetwork, gloo_environment
 from ridgeline.experiments.ways.contest import hold
 from ridgeline.experiments.ways.experiment import LEAST_S, LIMITS_S, experiment_of
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayName
-from ridgeline.probe.fingerprint import num_cores
-from ridgeline.probe.group import run_in_group
-from ridgeline.probe.peers import Peers
-from ridgeline.runtime.world import World
+from ridgeline.probe.groups.group import run_in_group
+from ridgeline.probe.groups.peers import Peers
+from ridgeline.probe.host.fingerprint import num_cores
+from ridgeline.workers.world import World
 
 MOST_OVER = 4.0
 """A group may take so many times the wanted seconds, and `START_S`, before it is ended."""

@@ -8,20 +8,20 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.errors import KVStoreError
-from ridgeline.host_memory import keep_freed_memory
-from ridgeline.message_threads import calm_message_threads
-from ridgeline.runtime.kvstore.collective import CollectiveShelf
-from ridgeline.runtime.kvstore.local import LocalShelf
-from ridgeline.runtime.kvstore.serving.gathering import (
+from ridgeline.host.memory import keep_freed_memory
+from ridgeline.host.message_threads import calm_message_threads
+from ridgeline.runtime.kvstore.serving.joining.gathering import (
     DEFAULTS,
     Wanted,
     gather,
     gather_later,
 )
-from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
-from ridgeline.runtime.kvstore.shelf import Shelf
+from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.store import KVStore
-from ridgeline.runtime.world import World
+from ridgeline.runtime.kvstore.values.collective import CollectiveShelf
+from ridgeline.runtime.kvstore.values.local import LocalShelf
+from ridgeline.runtime.kvstore.values.shelf import Shelf
+from ridgeline.workers.world import World
 
 MOST_THREADS = 4
 """That sum and update different keys side by side. Source: MXNet, MXNET_KVSTORE_REDUCTION_NTHREADS."""

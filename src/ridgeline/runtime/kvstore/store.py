@@ -12,9 +12,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ridgeline.engine import Engine, Variable
 from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
-from ridgeline.runtime.engine import Engine, Variable
 from ridgeline.runtime.kvstore.arguments import (
     Held,
     Key,
@@ -25,11 +25,11 @@ from ridgeline.runtime.kvstore.arguments import (
     values_of,
 )
 from ridgeline.runtime.kvstore.compression import KeyedCompression
-from ridgeline.runtime.kvstore.device_order import after_present
-from ridgeline.runtime.kvstore.reading import Reading, handed
-from ridgeline.runtime.kvstore.shelf import Shelf, Versions
 from ridgeline.runtime.kvstore.state_files import read_states, write_states
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater
+from ridgeline.runtime.kvstore.values.device_order import after_present
+from ridgeline.runtime.kvstore.values.reading import Reading, handed
+from ridgeline.runtime.kvstore.values.shelf import Shelf, Versions
 
 _LANE = "communication"
 

@@ -12,9 +12,9 @@ from torch import nn
 from ridgeline.errors import PlanError
 from ridgeline.plan import Layout
 from ridgeline.runtime.layout.initial_state import take_initial_state
-from ridgeline.runtime.mesh import Axis
-from ridgeline.runtime.same_model import check_same_model
-from ridgeline.runtime.world import World
+from ridgeline.runtime.layout.same_model import check_same_model
+from ridgeline.workers.mesh import Axis
+from ridgeline.workers.world import World
 
 _ORDER: tuple[Axis, ...] = ("pipeline", "tensor", "shard", "data")
 

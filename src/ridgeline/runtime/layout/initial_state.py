@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ridgeline.runtime import attendance
-from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.layout.ownership import replicated_axes
-from ridgeline.runtime.same_state import is_same_model
-from ridgeline.runtime.world import World
+from ridgeline.runtime.layout.same_state import is_same_model
+from ridgeline.workers import attendance
+from ridgeline.workers.buffers import FlatBuffers
+from ridgeline.workers.world import World
 
 
 def take_initial_state(model: nn.Module, world: World) -> None:

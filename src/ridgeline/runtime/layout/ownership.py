@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ridgeline.runtime.mesh import AXES, Axis
-from ridgeline.runtime.world import World
+from ridgeline.workers.mesh import AXES, Axis
+from ridgeline.workers.world import World
 
 _REPLICATED: tuple[Axis, ...] = ("data",)
 

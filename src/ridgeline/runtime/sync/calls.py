@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ridgeline import flat_collectives
+from ridgeline.workers import flat_collectives
 
 
 def all_gather(part: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from ridgeline.runtime.attendance import Attendance
-from ridgeline.runtime.clocks import DeviceClock
-from ridgeline.runtime.engine import Engine, EngineTask, Variable
-from ridgeline.runtime.recorder import Recorder
+from ridgeline.engine import Engine, EngineTask, Variable
+from ridgeline.recording.clocks import DeviceClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.workers.attendance import Attendance
 
 
 class Collectives:

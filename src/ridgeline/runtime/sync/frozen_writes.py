@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ridgeline.runtime.agree import gather_bytes
-from ridgeline.runtime.sync.arrangement import Named
-from ridgeline.runtime.world import World
+from ridgeline.runtime.sync.buckets.arrangement import Named
+from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.world import World
 
 
 class FrozenWrites:

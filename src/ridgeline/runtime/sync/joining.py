@@ -7,21 +7,20 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ridgeline.engine import Engine
+from ridgeline.engine.lanes.lanes import Finish, LaneRunner, WorkLane
+from ridgeline.engine.lanes.streams import StreamLane
 from ridgeline.errors import WorkloadError
 from ridgeline.history import Outage
 from ridgeline.plan import Plan
-from ridgeline.runtime.buffers import FlatBuffers
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.engine.lanes import Finish, LaneRunner, WorkLane
-from ridgeline.runtime.engine.streams import StreamLane
-from ridgeline.runtime.outside_writes import OutsideWrites
-from ridgeline.runtime.sync.common_state import CommonState
 from ridgeline.runtime.sync.loading import load, make_transport
-from ridgeline.runtime.sync.local_steps import LocalSteps
+from ridgeline.runtime.sync.local.common_state import CommonState
+from ridgeline.runtime.sync.local.local_steps import LocalSteps
+from ridgeline.runtime.sync.outside_writes import OutsideWrites
 from ridgeline.runtime.sync.reducer import Reducer
-from ridgeline.runtime.sync.sharded_update import ShardedUpdate, check_can_shard
-from ridgeline.runtime.sync.sparse_exchange import SparseExchange
-from ridgeline.runtime.sync.sparse_gradients import (
+from ridgeline.runtime.sync.sharded.sharded_update import ShardedUpdate, check_can_shard
+from ridgeline.runtime.sync.sparse.sparse_exchange import SparseExchange
+from ridgeline.runtime.sync.sparse.sparse_gradients import (
     SparseGradients,
     check_rows,
     dense_parameters,
@@ -29,10 +28,11 @@ from ridgeline.runtime.sync.sparse_gradients import (
     sparse_parameters,
 )
 from ridgeline.runtime.sync.synchronizer import Synchronizer
-from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.sync.transports.sharded import Sharded
-from ridgeline.runtime.world import World
+from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import ALGORITHMS, shards_update, trains_apart
+from ridgeline.workers.buffers import FlatBuffers
+from ridgeline.workers.world import World
 
 
 class StateWatch(Protocol):

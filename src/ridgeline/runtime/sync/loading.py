@@ -5,11 +5,11 @@ from typing import Any
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Sync
-from ridgeline.runtime.sync.codec import Codec
-from ridgeline.runtime.sync.compressed import Compressed
-from ridgeline.runtime.sync.transport import Transport
-from ridgeline.runtime.world import World
+from ridgeline.runtime.sync.codecs.codec import Codec
+from ridgeline.runtime.sync.codecs.compressed import Compressed
+from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, values_of
+from ridgeline.workers.world import World
 
 
 def make_transport(sync: Sync, world: World) -> Transport:

@@ -20,23 +20,23 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.optim import Optimizer
 
+from ridgeline.capture.ready import Ready
+from ridgeline.engine import Engine, Variable
 from ridgeline.errors import EngineError, WorkloadError
 from ridgeline.plan import Sync
-from ridgeline.runtime import attendance
-from ridgeline.runtime.buffers import FlatBuffers
-from ridgeline.runtime.engine import Engine, Variable
-from ridgeline.runtime.ready import Ready
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.sync.arrangement import arrange, expected_order
-from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.sync.buckets.arrangement import arrange, expected_order
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.buckets.coverage import Coverage
+from ridgeline.runtime.sync.buckets.departures import Departures, by_readiness
+from ridgeline.runtime.sync.buckets.flags import SharedFlags
+from ridgeline.runtime.sync.buckets.hooks import GradientHooks, Sent, last_of_each
+from ridgeline.runtime.sync.buckets.unused import UnusedParameters
 from ridgeline.runtime.sync.collectives import Collectives
-from ridgeline.runtime.sync.coverage import Coverage
-from ridgeline.runtime.sync.departures import Departures, by_readiness
-from ridgeline.runtime.sync.flags import SharedFlags
-from ridgeline.runtime.sync.hooks import GradientHooks, Sent, last_of_each
-from ridgeline.runtime.sync.transport import Transport
-from ridgeline.runtime.sync.unused import UnusedParameters
-from ridgeline.runtime.world import World
+from ridgeline.runtime.sync.transports.transport import Transport
+from ridgeline.workers import attendance
+from ridgeline.workers.buffers import FlatBuffers
+from ridgeline.workers.world import World
 
 
 class Reducer:

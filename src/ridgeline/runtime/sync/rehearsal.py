@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.codec import Codec, Exchange
-from ridgeline.runtime.sync.compressed import share
-from ridgeline.runtime.sync.feedback import ErrorFeedback
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.codecs.codec import Codec, Exchange
+from ridgeline.runtime.sync.codecs.compressed import share
+from ridgeline.runtime.sync.codecs.feedback import ErrorFeedback
 from ridgeline.runtime.sync.loading import load
 from ridgeline.synchronisation import COMPRESSIONS
 from ridgeline.synchronisation.entries import Shape

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ridgeline.runtime.recorder import Recorder
+from ridgeline.recording.recorder import Recorder
 
 
 class Synchronizer(Protocol):

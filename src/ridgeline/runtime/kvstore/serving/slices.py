@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.compression import KeyedCompression
-from ridgeline.runtime.kvstore.parts import part_of
-from ridgeline.runtime.kvstore.placement import LARGE_ELEMENTS, ValuePart
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.asked import Asked
 from ridgeline.runtime.kvstore.serving.wire import ValueSlot
+from ridgeline.runtime.kvstore.values.parts import part_of
+from ridgeline.runtime.kvstore.values.placement import LARGE_ELEMENTS, ValuePart
 
 SLICE_BYTES = 1 << 22
 """Of a message: a server works one in while the next arrives.

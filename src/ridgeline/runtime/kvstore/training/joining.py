@@ -5,22 +5,22 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim import Optimizer
 
+from ridgeline.engine import Engine
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.plan import Plan
-from ridgeline.runtime.buffers import FlatBuffers
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.kvstore.serving.members import found
+from ridgeline.runtime.kvstore.serving.joining.members import found
 from ridgeline.runtime.kvstore.training.synchronizer import StoreUpdate
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
-from ridgeline.runtime.outside_writes import OutsideWrites
-from ridgeline.runtime.same_state import check_same_state
+from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.sync.joining import Joined, StateWatch, lanes_for
 from ridgeline.runtime.sync.loading import make_transport
+from ridgeline.runtime.sync.outside_writes import OutsideWrites
 from ridgeline.runtime.sync.reducer import Reducer
-from ridgeline.runtime.sync.sparse_gradients import dense_parameters, sparse_parameters
-from ridgeline.runtime.world import JOIN, World
+from ridgeline.runtime.sync.sparse.sparse_gradients import dense_parameters, sparse_parameters
 from ridgeline.synchronisation import values_of
 from ridgeline.synchronisation.serving import STALENESS
+from ridgeline.workers.buffers import FlatBuffers
+from ridgeline.workers.world import JOIN, World
 
 
 def join_store(

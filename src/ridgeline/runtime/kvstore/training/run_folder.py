@@ -9,8 +9,8 @@ import secrets
 import shutil
 from pathlib import Path
 
-from ridgeline.runtime.agree import share_bytes
-from ridgeline.runtime.world import World
+from ridgeline.workers.agree import share_bytes
+from ridgeline.workers.world import World
 
 
 def own_folder(parent: str, world: World) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ridgeline.runtime.kvstore.arguments import Key
-from ridgeline.runtime.kvstore.collective import CollectiveShelf
-from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
+from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.store import KVStore
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
+from ridgeline.runtime.kvstore.values.collective import CollectiveShelf
 
 States = Mapping[Key, Mapping[str, Tensor]]
 

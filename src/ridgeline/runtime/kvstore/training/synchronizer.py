@@ -17,20 +17,20 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import WorkloadError
-from ridgeline.runtime import attendance
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.checkpoints.checkpointing import UNSAVED
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
 from ridgeline.runtime.kvstore.training.settings import Settings, settings_of
 from ridgeline.runtime.kvstore.training.sparse import StoredSparseGradients
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.kvstore.updaters import as_number, as_tensor
-from ridgeline.runtime.local_writes import LocalWrites
-from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.checkpointing import UNSAVED
-from ridgeline.runtime.sync.coverage import Coverage
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.reducer import Reducer
-from ridgeline.runtime.world import World
+from ridgeline.workers import attendance
+from ridgeline.workers.local_writes import LocalWrites
+from ridgeline.workers.world import World
 
 _TRAINED = f"{UNSAVED}trained"
 """Is among what a worker shows that has trained through its store."""

@@ -13,13 +13,12 @@ from torch.futures import Future
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.runtime.kvstore.kinds import make_shelf
-from ridgeline.runtime.kvstore.serving.gathering import Wanted
+from ridgeline.runtime.kvstore.serving.joining.gathering import Wanted
 from ridgeline.runtime.kvstore.training.run_folder import own_folder, remove_own
 from ridgeline.runtime.kvstore.training.store import TrainingStore
-from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
-from ridgeline.runtime.world import World
+from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import OptionValue
 from ridgeline.synchronisation.serving import (
     KIND,
@@ -28,6 +27,7 @@ from ridgeline.synchronisation.serving import (
     STALENESS,
     is_synchronous,
 )
+from ridgeline.workers.world import World
 
 
 class StoreTransport(Transport):

@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.sync.exchanges import Parts
-from ridgeline.runtime.sync.row_codec import RowCodec
+from ridgeline.runtime.sync.codecs.exchanges import Parts
+from ridgeline.runtime.sync.codecs.row_codec import RowCodec
 from ridgeline.synchronisation import OptionValue
 
 _TINY = torch.finfo(torch.float32).tiny

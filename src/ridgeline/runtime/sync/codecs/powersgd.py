@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.codec import Codec, Exchange
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.codecs.codec import Codec, Exchange
 from ridgeline.runtime.sync.codecs.orthogonal import orthonormalised
 from ridgeline.synchronisation import OptionValue, factor_rank
 

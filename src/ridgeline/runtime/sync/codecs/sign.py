@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.plan import ALIGNMENT_BYTES
-from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.codec import Codec, Exchange
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.codecs.codec import Codec, Exchange
 from ridgeline.synchronisation import OptionValue
 
 

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
-from ridgeline.runtime.world import World
+from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import OptionValue
+from ridgeline.workers.world import World
 
 
 class AllReduce(Transport):

@@ -22,13 +22,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.transports.hosts import hosts_of
 from ridgeline.runtime.sync.transports.scaling import Scaling
 from ridgeline.runtime.sync.transports.shared_memory import SharedMemory, check_one_host, share
 from ridgeline.runtime.sync.transports.summing import SummingTransport
-from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
+from ridgeline.workers.world import World
 
 _WHOSE = "sync.algorithm='copy_engine'"
 _ALIGNED = 128

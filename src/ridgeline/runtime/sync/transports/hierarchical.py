@@ -31,8 +31,8 @@ from ridgeline.runtime.sync.transports.ring import (
 )
 from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
 from ridgeline.runtime.sync.transports.summing import SummingTransport
-from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
+from ridgeline.workers.world import World
 
 
 class Hierarchical(SummingTransport):

@@ -5,8 +5,8 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from ridgeline.runtime.agree import gather_bytes
-from ridgeline.runtime.world import World
+from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.world import World
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from ridgeline.flat_collectives import start_messages
+from ridgeline.workers.flat_collectives import start_messages
 
 
 class Message(NamedTuple):

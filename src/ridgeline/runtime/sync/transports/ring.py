@@ -19,8 +19,8 @@ from torch import Tensor
 from ridgeline.runtime.sync.transports.messages import Message, Messages
 from ridgeline.runtime.sync.transports.scaling import Scaling
 from ridgeline.runtime.sync.transports.summing import SummingTransport
-from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
+from ridgeline.workers.world import World
 
 PIECE_BYTES = 1 << 22
 MOST_PIECES = 4

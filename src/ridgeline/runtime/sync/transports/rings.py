@@ -20,9 +20,9 @@ from ridgeline.runtime.sync.transports.ring import (
     share_elements,
 )
 from ridgeline.runtime.sync.transports.summing import SummingTransport
-from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 from ridgeline.synchronisation.rings import read, split
+from ridgeline.workers.world import World
 
 
 class Rings(SummingTransport):

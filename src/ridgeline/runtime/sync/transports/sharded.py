@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from ridgeline import flat_collectives
-from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.transports.messages import Messages
 from ridgeline.runtime.sync.transports.ring import (
     Cut,
@@ -28,8 +27,9 @@ from ridgeline.runtime.sync.transports.ring import (
     gathering_moves,
     run_laps,
 )
-from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
+from ridgeline.workers import flat_collectives
+from ridgeline.workers.world import World
 
 _PIECES = 1
 """A part is sent as one message: cut into pieces, parts would not be equal."""

@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.futures import Future
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.transports.hosts import hosts_of
 from ridgeline.runtime.sync.transports.shared_memory import INSTEAD, check_one_host, share
 from ridgeline.runtime.sync.transports.summing import SummingTransport
-from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
+from ridgeline.workers.world import World
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Of the kernels."""

@@ -1,0 +1,1 @@
+"""Programs as graphs: operations, what they touch, and what must come before what."""

@@ -1,0 +1,1 @@
+"""What carries schedules out: threads, streams, devices."""

@@ -1,0 +1,1 @@
+"""Schedules: which lane runs what and when, and what no schedule can beat."""

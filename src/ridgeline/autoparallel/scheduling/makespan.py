@@ -1,0 +1,155 @@
+"""When the nodes of a schedule run, before anything ran.
+
+Lanes run their nodes in order. Nodes that run at the same time on one device share it: as long as they fill
+it less than once they do not notice each other, beyond that all of them slow down by what is too much. The
+model knows nothing of the order in which a device takes up the blocks of two kernels, nor of caches.
+"""
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ridgeline.autoparallel.scheduling.schedule import Schedule
+from ridgeline.errors import ScheduleError
+
+
+class NodeCost(NamedTuple):
+    """Seconds that a node takes alone, and the share (0 .. 1] of the device that it then occupies."""
+
+    seconds: float
+    fill: float = 1.0
+
+
+class Times(NamedTuple):
+    """Seconds at which each node starts and ends."""
+
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds until everything is done."""
+        return max(self.ends, default=0.0)
+
+
+def run_schedule(
+    costs: Sequence[NodeCost],
+    schedule: Schedule,
+    *,
+    sync_s: float = 0.0,
+    devices: Sequence[int] | None = None,
+) -> Times:
+    """When each node starts and ends. The schedule must be valid, see `check_schedule`.
+
+    Args:
+        costs: For each node what it costs alone.
+        schedule: Who runs where.
+        sync_s: Seconds from the end of a node until one that waits for it on another lane can start.
+        devices: For each lane its device: lanes of one device share it. None: all share one.
+
+    Raises:
+        ScheduleError: the costs are those of another graph.
+
+    Cost: O((n + syncs) log n) for n nodes; about 10 us a node.
+
+    Source: processor sharing on a virtual clock, which runs slower the fuller the device is, so that the
+        ends of running nodes never change their order (as in fair queueing: Demers, Keshav, Shenker 1989).
+    """
+    if len(costs) != len(schedule.order):
+        raise ScheduleError(
+            f"wanted one cost for each of {len(schedule.order)} nodes, got {len(costs)} costs; "
+            "measure the program that was scheduled"
+        )
+    return _Clock(costs, schedule, sync_s, devices).run()
+
+
+class _Device:
+    """Nodes that run now, ordered by when they end on a clock of their own."""
+
+    __slots__ = ("ends", "fill", "now", "virtual")
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[float, int]] = []
+        self.fill = 0.0
+        self.now = 0.0
+        self.virtual = 0.0
+
+    def advance(self, now: float) -> None:
+        self.virtual += (now - self.now) / max(1.0, self.fill)
+        self.now = now
+
+    def next_end(self) -> float:
+        return self.now + (self.ends[0][0] - self.virtual) * max(1.0, self.fill)
+
+
+class _Clock:
+    def __init__(
+        self,
+        costs: Sequence[NodeCost],
+        schedule: Schedule,
+        sync_s: float,
+        devices: Sequence[int] | None,
+    ) -> None:
+        count = len(costs)
+        self.costs = costs
+        self.sync_s = sync_s
+        shared = _Device()
+        numbers = [0] * schedule.num_lanes if devices is None else devices
+        made = {number: shared if devices is None else _Device() for number in numbers}
+        self.devices = list(made.values())
+        self.device_of = [made[numbers[lane]] for lane in schedule.lane_of]
+        self.left = [0] * count
+        self.after: list[list[int]] = [[] for _ in range(count)]
+        self.next_of = [-1] * count
+        for nodes in schedule.nodes_by_lane():
+            for before, node in itertools.pairwise(nodes):
+                self.next_of[before] = node
+                self.left[node] += 1
+        for u, v in schedule.syncs:
+            self.after[u].append(v)
+            self.left[v] += 1
+        self.starts = [0.0] * count
+        self.ends = [0.0] * count
+        self.ready = [0.0] * count
+        self.coming = [(0.0, n) for n in schedule.order if not self.left[n]]
+        heapq.heapify(self.coming)
+
+    def run(self) -> Times:
+        while True:
+            busy = [device for device in self.devices if device.ends]
+            ending = min(busy, key=_Device.next_end) if busy else None
+            if self.coming and (ending is None or self.coming[0][0] < ending.next_end()):
+                now, node = heapq.heappop(self.coming)
+                self._start(node, now)
+            elif ending is not None:
+                self._finish(ending)
+            else:
+                return Times(tuple(self.starts), tuple(self.ends))
+
+    def _start(self, node: int, now: float) -> None:
+        device = self.device_of[node]
+        device.advance(now)
+        self.starts[node] = now
+        seconds, fill = self.costs[node]
+        heapq.heappush(device.ends, (device.virtual + seconds, node))
+        device.fill += fill
+
+    def _finish(self, device: _Device) -> None:
+        now = device.next_end()
+        device.advance(now)
+        end, node = heapq.heappop(device.ends)
+        device.virtual = end
+        device.fill = device.fill - self.costs[node].fill if device.ends else 0.0
+        self.ends[node] = now
+        if (following := self.next_of[node]) >= 0:
+            self._arrive(following, now)
+        for other in self.after[node]:
+            self._arrive(other, now + self.sync_s)
+
+    def _arrive(self, node: int, now: float) -> None:
+        """One of the things that `node` waits for has happened."""
+        self.ready[node] = max(self.ready[node], now)
+        self.left[node] -= 1
+        if not self.left[node]:
+            heapq.heappush(self.coming, (self.ready[node], node))

@@ -1,0 +1,140 @@
+"""Fewer lanes where the clock sees no gain in more of them.
+
+A lane of its own for whatever is independent costs syncs, and gains nothing where the device is full anyway.
+"""
+
+from collections.abc import Sequence
+
+from ridgeline.autoparallel.graphs.dag import Dag, minimum_equivalent
+from ridgeline.autoparallel.scheduling.chains import Assignment
+from ridgeline.autoparallel.scheduling.makespan import NodeCost, Times, run_schedule
+from ridgeline.autoparallel.scheduling.schedule import needed_syncs, schedule_of
+from ridgeline.errors import ScheduleError
+
+TRIALS = 200_000
+"""About as many nodes go through the virtual clock for each round over all pairs, a few seconds at worst."""
+MOST_TRIED = 24
+"""More lanes than this are folded before pairs of them are tried."""
+
+
+def merge_lanes(
+    dag: Dag,
+    assignment: Assignment,
+    costs: Sequence[NodeCost],
+    *,
+    most_lanes: int,
+    sync_s: float,
+) -> Assignment:
+    """Joins two lanes at a time, as long as the predicted makespan does not grow.
+
+    Then goes on, with the pair that costs least, until there are at most `most_lanes`. Joined lanes run in
+    issue order. Lanes that are too many to try all pairs are folded first, those that run at different times
+    together; where more are there than allowed, folding alone is tried too, and the better one is kept.
+
+    Args:
+        dag: What was assigned.
+        assignment: Where to begin: that of `share_lanes`.
+        costs: For each node what it costs alone.
+        most_lanes: As many lanes are allowed, at least 1.
+        sync_s: Seconds from the end of a node until one that waits for it on another lane can start.
+
+    Raises:
+        ScheduleError: `most_lanes` is below 1.
+    """
+    if most_lanes < 1:
+        raise ScheduleError(
+            f"wanted at least 1 lane, got most_lanes={most_lanes}; say how many are allowed"
+        )
+    affordable = int((TRIALS / max(1, dag.num_nodes)) ** 0.5)
+    starts = {max(most_lanes, min(MOST_TRIED, affordable)), most_lanes}
+    found: list[tuple[float, int, Assignment]] = []
+    for count in sorted(starts, reverse=True):
+        start = assignment
+        if assignment.num_lanes > count:
+            start = _fold(dag, assignment, costs, count, sync_s)
+        merger = _Merger(dag, start, costs, sync_s)
+        merged = merger.merge(most_lanes)
+        found.append((merger.makespan, merged.num_lanes, merged))
+        if assignment.num_lanes <= most_lanes:
+            break  # the other start would be the same
+    return min(found, key=lambda entry: entry[:2])[2]
+
+
+def _fold(
+    dag: Dag, assignment: Assignment, costs: Sequence[NodeCost], count: int, sync_s: float
+) -> Assignment:
+    """At most `count` lanes: by their start, each goes on as the one that is done first."""
+    times = _run(dag, assignment, costs, sync_s)
+    first = [float("inf")] * assignment.num_lanes
+    work = [0.0] * assignment.num_lanes
+    for node, lane in enumerate(assignment.lane_of):
+        first[lane] = min(first[lane], times.starts[node])
+        work[lane] += costs[node].seconds
+    until = [0.0] * count
+    folded = [0] * assignment.num_lanes
+    for lane in sorted(range(assignment.num_lanes), key=lambda lane: (first[lane], lane)):
+        target = min(range(count), key=lambda index: (until[index], index))
+        folded[lane] = target
+        until[target] = max(until[target], first[lane]) + work[lane]
+    return _assignment(dag, [folded[lane] for lane in assignment.lane_of])
+
+
+class _Merger:
+    """Greedy merging with the makespan of every pair kept until the pair is looked at again."""
+
+    def __init__(
+        self, dag: Dag, assignment: Assignment, costs: Sequence[NodeCost], sync_s: float
+    ) -> None:
+        self._dag = minimum_equivalent(dag)  # orders the same, and is faster to go through
+        self._costs = costs
+        self._sync_s = sync_s
+        self._lane_of = list(assignment.lane_of)
+        self.makespan = _run(dag, assignment, costs, sync_s).makespan
+
+    def merge(self, most_lanes: int) -> Assignment:
+        lanes = sorted(set(self._lane_of))
+        pairs = {(a, b): self._joined(a, b) for a in lanes for b in lanes if a < b}
+        while pairs:
+            pair = self._best(pairs)
+            is_allowed = pairs[pair] <= self.makespan * (1 + 1e-9)
+            if not is_allowed and len(lanes) <= most_lanes:
+                break
+            self.makespan = pairs[pair]
+            kept, gone = pair
+            self._lane_of = [kept if lane == gone else lane for lane in self._lane_of]
+            lanes.remove(gone)
+            pairs = {p: value for p, value in pairs.items() if gone not in p}
+            for lane in lanes:
+                if lane != kept:
+                    low, high = min(lane, kept), max(lane, kept)
+                    pairs[low, high] = self._joined(low, high)
+        return _assignment(self._dag, self._lane_of)
+
+    def _best(self, pairs: dict[tuple[int, int], float]) -> tuple[int, int]:
+        """The pair of least makespan; a kept value is checked before it is believed."""
+        while True:
+            pair = min(pairs, key=lambda p: (pairs[p], p))
+            now = self._joined(*pair)
+            if now <= pairs[pair] * (1 + 1e-9):
+                pairs[pair] = now
+                return pair
+            pairs[pair] = now
+
+    def _joined(self, kept: int, gone: int) -> float:
+        lane_of = [kept if lane == gone else lane for lane in self._lane_of]
+        assignment = _assignment(self._dag, lane_of)
+        return _run(self._dag, assignment, self._costs, self._sync_s).makespan
+
+
+def _run(dag: Dag, assignment: Assignment, costs: Sequence[NodeCost], sync_s: float) -> Times:
+    return run_schedule(costs, schedule_of(dag, assignment), sync_s=sync_s)
+
+
+def _assignment(dag: Dag, lane_of: Sequence[int]) -> Assignment:
+    """Lanes renumbered by their first node, with the syncs that they need."""
+    numbers: dict[int, int] = {}
+    for lane in lane_of:
+        numbers.setdefault(lane, len(numbers))
+    renumbered = tuple(numbers[lane] for lane in lane_of)
+    order = range(dag.num_nodes)
+    return Assignment(renumbered, len(numbers), needed_syncs(dag, renumbered, order))

@@ -1,0 +1,111 @@
+"""`Schedule`: what runs on which lane, in which order, and who waits for whom. Executors read it."""
+
+from collections.abc import Sequence
+
+from ridgeline.autoparallel.graphs.dag import Dag, Edge, minimum_equivalent
+from ridgeline.autoparallel.scheduling.chains import Assignment
+from ridgeline.codec import Value
+from ridgeline.errors import ScheduleError
+
+
+class Schedule(Value, frozen=True, kw_only=True):
+    """The lanes of a program. A lane runs its nodes one after the other, in the order of issue.
+
+    Attributes:
+        lanes: Names of the lanes, `compute:0` and on; their number is the number of streams or threads.
+        lane_of: For each node the index of its lane in `lanes`.
+        order: All nodes in the order in which they are issued.
+        syncs: (u, v) where v, on another lane, must wait until u is done. With the order on each lane
+            they imply every edge of the graph that was scheduled, and none of them can be left out.
+    """
+
+    lanes: tuple[str, ...]
+    lane_of: tuple[int, ...]
+    order: tuple[int, ...]
+    syncs: tuple[Edge, ...]
+
+    @property
+    def num_lanes(self) -> int:
+        """Number of lanes."""
+        return len(self.lanes)
+
+    def nodes_by_lane(self) -> tuple[tuple[int, ...], ...]:
+        """For each lane its nodes, in the order in which they run."""
+        found: list[list[int]] = [[] for _ in self.lanes]
+        for node in self.order:
+            found[self.lane_of[node]].append(node)
+        return tuple(map(tuple, found))
+
+    def waits(self) -> dict[int, tuple[int, ...]]:
+        """For each node that waits for other lanes, the nodes that it waits for."""
+        found: dict[int, list[int]] = {}
+        for u, v in self.syncs:
+            found.setdefault(v, []).append(u)
+        return {v: tuple(sources) for v, sources in found.items()}
+
+    def signals(self) -> frozenset[int]:
+        """The nodes that others on other lanes wait for: one event each is enough."""
+        return frozenset(u for u, _ in self.syncs)
+
+    def __repr__(self) -> str:
+        return (
+            f"Schedule({len(self.order)} nodes on {self.num_lanes} lanes, {len(self.syncs)} syncs, "
+            f"{len(self.signals())} events)"
+        )
+
+
+def schedule_of(dag: Dag, assignment: Assignment, *, kind: str = "compute") -> Schedule:
+    """The schedule of an assignment: nodes are issued in the order of the program.
+
+    Args:
+        dag: What was assigned.
+        assignment: Which node is on which lane.
+        kind: Lanes are called `kind:0`, `kind:1` and on.
+    """
+    return Schedule(
+        lanes=tuple(f"{kind}:{index}" for index in range(assignment.num_lanes)),
+        lane_of=assignment.lane_of,
+        order=tuple(range(dag.num_nodes)),
+        syncs=assignment.syncs,
+    )
+
+
+def serial_schedule(dag: Dag, *, kind: str = "compute") -> Schedule:
+    """Everything on one lane, in the order of the program."""
+    return schedule_of(dag, Assignment((0,) * dag.num_nodes, min(1, dag.num_nodes), ()), kind=kind)
+
+
+def needed_syncs(dag: Dag, lane_of: Sequence[int], order: Sequence[int]) -> tuple[Edge, ...]:
+    """The fewest syncs that, with the order on each lane, imply every edge of `dag`.
+
+    Args:
+        dag: What is scheduled.
+        lane_of: For each node its lane.
+        order: All nodes in the order of issue.
+
+    Raises:
+        ScheduleError: the order issues a node before one that it waits for.
+
+    Source: edges of the minimum equivalent graph of the dag and the orders of the lanes together whose
+        ends are on different lanes; each is the only way from its tail to its head.
+    """
+    position = [0] * dag.num_nodes
+    for place, node in enumerate(order):
+        position[node] = place
+    edges: list[Edge] = []
+    for u, v in dag.edges:
+        if position[u] >= position[v]:
+            raise ScheduleError(
+                f"wanted an order that issues node {u} before node {v}, which waits for it, got "
+                f"positions {position[u]} and {position[v]}; sort the nodes topologically"
+            )
+        edges.append((position[u], position[v]))
+    last: dict[int, int] = {}
+    for place, node in enumerate(order):
+        lane = lane_of[node]
+        if lane in last:
+            edges.append((last[lane], place))
+        last[lane] = place
+    reduced = minimum_equivalent(Dag(dag.num_nodes, tuple(edges)))
+    found = ((order[a], order[b]) for a, b in reduced.edges)
+    return tuple(sorted((u, v) for u, v in found if lane_of[u] != lane_of[v]))

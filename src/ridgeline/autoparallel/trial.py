@@ -1,0 +1,190 @@
+"""Trying ways to run a program: whether they give the results of the function, then how long they take."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ridgeline.autoparallel.graphs.program import Program
+from ridgeline.callables.calls.equivalence import (
+    largest_difference,
+    perturbed_inputs,
+    tolerance_of,
+)
+from ridgeline.state.random_state import seed_all
+from ridgeline.state.saved_state import SavedState, preserved
+
+NUM_CALLS = 3
+"""Calls that are compared: the example, and two with changed inputs."""
+TURNS = 15
+LEAST_TURNS = 5
+BLOCK_S = 2e-3
+"""One turn calls a way for about this long, or once."""
+LIMIT_S = 20.0
+"""No further turn begins after so many seconds, once there are `LEAST_TURNS`."""
+
+LEAST_SIZE = 1e-2
+"""Tensors whose largest value is below this share of the largest of all are compared as if they reached
+it: the gradient of a bias before a batch norm, say, is zero but for rounding."""
+
+Call = Callable[..., Any]
+
+
+class Difference(NamedTuple):
+    """The largest difference of results relative to their largest value, and what is accepted."""
+
+    value: float
+    tolerance: float
+    where: str
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it is small enough."""
+        return self.value <= self.tolerance
+
+
+def compare(fn: Call, way: Call, program: Program, args: tuple[Any, ...]) -> Difference:
+    """Call both with the same inputs, state and random numbers, several times with changed inputs.
+
+    Compared are results, state and gradients that the function sets. Everything is afterwards as it was.
+
+    Cost: Six calls, copies of the state, and a wait for the device.
+    """
+    worst = Difference(0.0, 0.0, "nothing")
+    plain = pytree.tree_map_only(Tensor, torch.detach, args)
+    with _untouched(program) as saved:
+        for index in range(NUM_CALLS):
+            given = _with_gradients(perturbed_inputs(plain, index), args)
+            expected, got = (_outcome(run, given, program, saved, index) for run in (fn, way))
+            tolerance = tolerance_of(pytree.tree_leaves((args, expected)))
+            value, where = _largest_difference(expected, got)
+            if index == 0 or value > worst.value:
+                worst = Difference(value, tolerance, f"{where} of call {index + 1}")
+            if math.isinf(value):
+                break
+    return worst
+
+
+def take_turns(
+    ways: Mapping[str, Call], program: Program, args: tuple[Any, ...]
+) -> dict[str, list[float]]:
+    """Seconds of a call of each way, one figure a turn: a change of the machine's speed meets all alike.
+
+    Cost: Up to `TURNS` blocks of `BLOCK_S` or one call for each way; about `LIMIT_S` at most. Waits for the
+    device around every block.
+    """
+    devices = sorted({op.device for op in program.operations if op.device.type == "cuda"}, key=str)
+    begin = time.perf_counter()
+    with _untouched(program):
+
+        def block(way: Call, count: int) -> float:
+            _synchronize(devices)
+            start = time.perf_counter()
+            for _ in range(count):
+                way(*args)
+                _drop_grads(program)
+            _synchronize(devices)
+            return (time.perf_counter() - start) / count
+
+        counts: dict[str, int] = {}
+        for name, way in ways.items():
+            block(way, 1)
+            counts[name] = max(1, min(1000, int(BLOCK_S / max(block(way, 1), 1e-9))))
+        samples: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(TURNS):
+            if turn >= LEAST_TURNS and time.perf_counter() - begin > LIMIT_S:
+                break
+            for name in ways if turn % 2 == 0 else reversed(list(ways)):
+                samples[name].append(block(ways[name], counts[name]))
+    return samples
+
+
+def quartiles(samples: list[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile."""
+    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, median, high
+
+
+def _largest_difference(expected: Any, got: Any) -> tuple[float, str]:
+    """The largest difference of two nests relative to the size of its tensor, and where it is."""
+    wanted, structure = pytree.tree_flatten(expected)
+    found, other = pytree.tree_flatten(got)
+    if structure != other:
+        return math.inf, "the structure of the result"
+    sizes = [_size(leaf) for leaf in wanted]
+    least = LEAST_SIZE * max(sizes, default=0.0)
+    worst, where = 0.0, "the result"
+    for index, (mine, theirs, size) in enumerate(zip(wanted, found, sizes, strict=True)):
+        value, _ = largest_difference(mine, theirs)
+        if size and size < least:
+            value *= size / least
+        if value > worst:
+            worst, where = value, f"tensor {index} (results, then state, then gradients)"
+    return worst, where
+
+
+def _size(leaf: Any) -> float:
+    """The largest finite value of a tensor of numbers with fractions; 0 for others."""
+    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+        return 0.0
+    finite = leaf.detach().abs()
+    finite = finite[torch.isfinite(finite)]
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _outcome(
+    run: Call, args: tuple[Any, ...], program: Program, saved: SavedState, index: int
+) -> Any:
+    """Copies of what a call gives and leaves: result, state, gradients."""
+    saved.restore_tensors()
+    seed_all(index)
+    given = _with_gradients(args, args)
+    result = pytree.tree_map_only(Tensor, _copy, run(*given))
+    state = [tensor.detach().clone() for tensor in saved.tensors]
+    grads = [program.state[name].grad for name in program.grads]
+    grads = [None if grad is None else grad.detach().clone() for grad in grads]
+    _drop_grads(program)
+    return result, state, grads
+
+
+@contextmanager
+def _untouched(program: Program) -> Iterator[SavedState]:
+    """State, random state and gradients are afterwards as they were."""
+    grads = {name: program.state[name].grad for name in program.grads}
+    _drop_grads(program)
+    try:
+        with preserved(list(program.state.values())) as saved:
+            yield saved
+    finally:
+        for name, grad in grads.items():
+            program.state[name].grad = grad
+
+
+def _drop_grads(program: Program) -> None:
+    for name in program.grads:
+        program.state[name].grad = None
+
+
+def _with_gradients(args: tuple[Any, ...], like: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Copies of the arguments that require gradients where the others do."""
+    leaves, structure = pytree.tree_flatten(args)
+    copies = [
+        _copy(leaf).requires_grad_(other.requires_grad) if isinstance(leaf, Tensor) else leaf
+        for leaf, other in zip(leaves, pytree.tree_leaves(like), strict=True)
+    ]
+    return pytree.tree_unflatten(copies, structure)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _synchronize(devices: list[torch.device]) -> None:
+    for device in devices:
+        torch.cuda.synchronize(device)

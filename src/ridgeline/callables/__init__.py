@@ -1,0 +1,1 @@
+"""Callables in another mode: written imperatively, run symbolically, shipped with their parameters."""

@@ -1,0 +1,253 @@
+"""Checking a form of a callable against the callable itself, before it is used.
+
+A program can bake in what was true when it was captured: a Python number, a branch, a value read to the
+host, a weight. So several calls are made both ways, from the same state and the same random numbers, while
+inputs and parameters are changed between calls; results and changed buffers must agree.
+"""
+
+import enum
+import math
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ridgeline.errors import CaptureError, EquivalenceError
+from ridgeline.state.random_state import seed_all
+from ridgeline.state.saved_state import SavedState, preserved
+from ridgeline.tensors.copies import strided_copy
+
+TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 3e-2,
+}
+"""Largest accepted difference relative to the largest value of the tensor. Another order of additions stays
+an order of magnitude below; inputs and parameters are varied by 6 % and more, far above. The coarsest
+floating dtype among inputs, tensors read and results decides; other dtypes must be equal."""
+TF32_TOLERANCE = 5e-3
+CONSTANTS = (
+    bool, int, float, complex, str, bytes, types.NoneType, enum.Enum, torch.dtype, torch.device, torch.Size,
+)  # fmt: skip
+"""What may stand among results besides tensors: it never changes, and `==` compares it."""
+NUM_CALLS = 4
+LOW, HIGH = 1.0625, 1.25
+"""Parameters are multiplied by factors that go from HIGH to LOW over their elements: neither their sums nor
+their ratios stay as they were."""
+
+
+class CallComparison(NamedTuple):
+    """Outcome of a check: the largest relative difference, what was accepted, and where it was met."""
+
+    difference: float
+    tolerance: float
+    where: str
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the difference is accepted."""
+        return self.difference <= self.tolerance
+
+    def check(self, mode: str) -> None:
+        """Refuse a mode that gave other results.
+
+        Raises:
+            EquivalenceError: the difference is above the tolerance.
+        """
+        if not self.is_equal:
+            raise EquivalenceError(
+                f"wanted mode {mode!r} to give the results of eager within {self.tolerance:.0e}, got a "
+                f"difference of {self.difference:.3g} in {self.where}; something is baked into the captured "
+                "program (a Python number, a branch, a value read to the host, a weight): use mode='eager', "
+                "or compute it with tensors"
+            )
+
+
+def compare_calls(
+    fn: Callable[..., Any],
+    candidate: Callable[..., Any],
+    args: tuple[Any, ...],
+    tensors: list[Tensor],
+) -> CallComparison:
+    """Call both several times with perturbed inputs, parameters and random state.
+
+    Args:
+        fn: The callable as written.
+        candidate: A form of it.
+        args: Example arguments; left as they are.
+        tensors: That `fn` reads besides; they and the random state are put back bitwise.
+
+    Raises:
+        CaptureError: the function writes into its arguments, which only eager execution can honour.
+
+    Cost: Eight calls, two copies of the tensors, and a wait for the device.
+    """
+    worst = CallComparison(0.0, 0.0, "nothing")
+    with torch.no_grad(), preserved(tensors) as saved:
+        for index in range(NUM_CALLS):
+            call_args = perturbed_inputs(args, index)
+            expected, got = (_outcome(run, call_args, saved, index) for run in (fn, candidate))
+            tolerance = tolerance_of([*pytree.tree_leaves((args, expected)), *tensors])
+            difference, where = largest_difference(expected, got)
+            if index == 0 or difference > worst.difference:
+                worst = CallComparison(
+                    difference, tolerance, f"{where} in perturbed call {index + 1}"
+                )
+            if not worst.is_equal:
+                break
+    return worst
+
+
+def check_results(result: Any, own: Sequence[Tensor] = ()) -> None:
+    """Refuse results that a captured program cannot make anew, nor anyone compare.
+
+    Args:
+        result: Of one call.
+        own: Tensors that the callable holds.
+
+    Raises:
+        CaptureError: a part is neither a tensor nor a constant that cannot change, or it is one of `own`.
+    """
+    mine = set(map(id, own))
+    for leaf in pytree.tree_leaves(result):
+        if id(leaf) in mine:
+            raise CaptureError(
+                f"wanted results that are new in every call, got a tensor of shape {tuple(leaf.shape)} that "
+                "the callable holds itself, and a captured program would give as another one; return a copy, "
+                "or use mode='eager'"
+            )
+        if not isinstance(leaf, (Tensor, *CONSTANTS)):
+            raise CaptureError(
+                f"wanted results in tuples, lists and dictionaries of tensors, numbers and texts, got a "
+                f"{type(leaf).__name__} among them; return such a nest, register the class with "
+                "torch.utils._pytree.register_dataclass, or use mode='eager'"
+            )
+
+
+def _outcome(
+    run: Callable[..., Any], args: tuple[Any, ...], saved: SavedState, index: int
+) -> tuple[Any, list[Tensor]]:
+    """Copies of the result and of the tensors of the module after one call from the saved state."""
+    saved.restore_tensors()
+    if index % 2:
+        _perturb_tensors(saved.tensors)
+    seed_all(index)
+    given = pytree.tree_map_only(Tensor, strided_copy, args)
+    versions = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
+    result = pytree.tree_map_only(Tensor, torch.clone, run(*given))
+    after = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
+    if versions != after:
+        raise CaptureError(
+            "wanted a function that leaves its arguments as they are, got one that writes into argument "
+            f"{[a != b for a, b in zip(versions, after, strict=True)].index(True)} (counted over the tensors "
+            "in order); copy it inside the function, or use mode='eager'"
+        )
+    return result, [tensor.detach().clone() for tensor in saved.tensors]
+
+
+def perturbed_inputs(args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+    """The example as it is, rolled, scaled with the sign turned, or random values in its range."""
+    generator = torch.Generator().manual_seed(index)
+
+    def change(tensor: Tensor) -> Tensor:
+        if index == 0 or tensor.numel() == 0:
+            return tensor
+        if index == 1:
+            return tensor.flatten().roll(1).view(tensor.shape)
+        if index == 2 and (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor * -0.5
+        if tensor.is_complex():
+            return tensor * 0.75
+        if tensor.is_floating_point():
+            low, high = float(tensor.min()), float(tensor.max())
+            values = torch.rand(
+                tensor.shape, generator=generator, dtype=torch.float64, device="cpu"
+            )
+            return (low + (high - low) * values).to(tensor.device, tensor.dtype)
+        if tensor.dtype == torch.bool:
+            return (torch.rand(tensor.shape, generator=generator, device="cpu") < 0.5).to(
+                tensor.device
+            )
+        bounds = int(tensor.min()), int(tensor.max()) + 1
+        return torch.randint(*bounds, tensor.shape, generator=generator, device="cpu").to(
+            tensor.device, tensor.dtype
+        )
+
+    def changed(tensor: Tensor) -> Tensor:
+        return _laid_out_as(tensor, change(tensor))
+
+    return pytree.tree_map_only(Tensor, changed, args)
+
+
+def largest_difference(expected: Any, got: Any) -> tuple[float, str]:
+    """The largest difference relative to the largest finite value of its tensor, and where it is."""
+    wanted, structure = pytree.tree_flatten(expected)
+    found, other = pytree.tree_flatten(got)
+    if structure != other:
+        return math.inf, "the structure of the result"
+    worst, where = 0.0, "the result"
+    for index, (mine, theirs) in enumerate(zip(wanted, found, strict=True)):
+        difference = _difference(mine, theirs)
+        if difference > worst:
+            worst, where = difference, f"tensor {index} (results, then the module's own)"
+    return worst, where
+
+
+def _difference(expected: Any, got: Any) -> float:
+    if not isinstance(expected, Tensor) or not isinstance(got, Tensor):
+        is_constant = type(expected) is type(got) and isinstance(expected, CONSTANTS)
+        return 0.0 if is_constant and expected == got else math.inf
+    if (expected.shape, expected.dtype, expected.device) != (got.shape, got.dtype, got.device):
+        return math.inf
+    if expected.numel() == 0:
+        return 0.0
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return 0.0 if torch.equal(expected, got) else math.inf
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    a, b = expected.to(wide), got.to(wide)
+    is_finite = torch.isfinite(a)
+    if not torch.allclose(a[~is_finite], b[~is_finite], equal_nan=True):
+        return math.inf
+    if not bool(is_finite.any()):
+        return 0.0
+    if not bool(torch.isfinite(b[is_finite]).all()):
+        return math.inf
+    gap = float((a[is_finite] - b[is_finite]).abs().max())
+    size = float(a[is_finite].abs().max())
+    return gap / size if size else gap
+
+
+def tolerance_of(leaves: Sequence[Any]) -> float:
+    """What is accepted for a program over these tensors, under the present precision settings."""
+    dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor)}
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            dtypes.add(torch.get_autocast_dtype(device))
+    tolerance = max((TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+    if torch.float32 in dtypes and torch.backends.cuda.matmul.allow_tf32:
+        return max(tolerance, TF32_TOLERANCE)
+    return tolerance
+
+
+def _perturb_tensors(tensors: Sequence[Tensor]) -> None:
+    """Multiply every floating tensor in place by factors that differ between its elements."""
+    for tensor in tensors:
+        if not tensor.is_floating_point() or tensor.numel() == 0:
+            continue
+        factors = torch.linspace(
+            HIGH, LOW, tensor.numel(), device=tensor.device, dtype=torch.float32
+        )
+        tensor.mul_(factors.view(tensor.shape).to(tensor.dtype))
+
+
+def _laid_out_as(example: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor with the strides of the example, which programs may ask for."""
+    if tensor.layout != torch.strided or tensor.stride() == example.stride():
+        return tensor
+    return strided_copy(example).copy_(tensor)

@@ -1,0 +1,77 @@
+"""What one call of a callable reads besides its arguments, and takes for granted of it all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from ridgeline.callables.calls.forms import name_of
+from ridgeline.callables.calls.front import call_program
+from ridgeline.capture.casts import casting
+from ridgeline.errors import CaptureError
+from ridgeline.guards.settled import settled_guards, tensors_of
+
+
+class CallReads:
+    """The guards of a call, its tensors and its device.
+
+    Args:
+        fn: The callable as written.
+        args: Arguments of the call.
+
+    Attributes:
+        guards: Of `call_program`, in the modes of now but without gradients.
+        tensors: What it reads besides the arguments, each once.
+        device: The first GPU that an argument or one of the tensors lies on, or the CPU.
+        settings: Modes that change what an operator computes.
+
+    Raises:
+        UnreadableError: torch's compiler cannot read the call in one piece.
+        WritingError: the call changes something besides tensors.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+        self.settings = _settings()
+        with torch.no_grad():
+            self.guards = settled_guards(call_program, fn, args, name_of(fn))
+        own = (*fn.parameters(), *fn.buffers()) if isinstance(fn, nn.Module) else ()
+        self.tensors = [*{id(t): t for t in (*self.guards.tensors, *own)}.values()]
+        self.device = _first_gpu([*given, *self.tensors])
+
+
+def device_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.device:
+    """The first GPU that an argument, or a tensor that the callable can get at, lies on; or the CPU."""
+    return _first_gpu([*pytree.tree_leaves(args), *tensors_of(fn)])
+
+
+def _first_gpu(values: list[Any]) -> torch.device:
+    devices = [value.device for value in values if isinstance(value, Tensor)]
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+
+
+def check_shapes(fn: Callable[..., Any]) -> None:
+    """Refuse a model that gets its shapes with its first call.
+
+    Raises:
+        CaptureError: a parameter or buffer has no shape yet.
+    """
+    for module in fn.modules() if isinstance(fn, nn.Module) else ():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001
+            if tensor is not None and is_lazy(tensor):
+                raise CaptureError(
+                    f"wanted a model whose parameters have their shapes, got {name!r} of a "
+                    f"{type(module).__name__} that has none yet; call the model once with an example before"
+                )
+
+
+def _settings() -> tuple[Any, ...]:
+    return (
+        *casting(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+    )

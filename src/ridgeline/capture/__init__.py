@@ -1,0 +1,1 @@
+"""Capturing: functions as flat programs, and what CUDA graphs can hold."""

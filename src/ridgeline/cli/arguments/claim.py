@@ -1,0 +1,116 @@
+"""A run directory that is ours: made when its name is chosen, and written by one process at a time."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ridgeline.cli.arguments import run_directory
+from ridgeline.errors import RidgelineError
+
+LOCK = "lock"
+"""Held by the process that trains; its content is the number of that process."""
+_OURS = {LOCK, run_directory.PENDING}
+
+
+@contextlib.contextmanager
+def claimed(task: str, given: Path | None, *, resume: bool) -> Iterator[Path]:
+    """The directory of this run, which no other run writes until the `with` block ends.
+
+    What was made for it goes again if nothing was written by then.
+
+    Args:
+        task: Name or file of the task.
+        given: The directory that the user named, or None.
+        resume: Go on with a run that is there.
+
+    Raises:
+        CheckpointError: a run is to be resumed where there is none.
+        RidgelineError: the directory already holds something, or another process writes it.
+        OSError: the directory cannot be made or written.
+    """
+    with contextlib.ExitStack() as stack:
+        if resume:
+            path = run_directory.of_run(task, given)
+        elif given is not None:
+            if given.exists() and not given.is_dir():
+                raise _taken(given)
+            path = given
+            _make(path, stack, exist_ok=True)
+        else:
+            path = _make_fresh(task, stack)
+        stack.enter_context(_locked(path))
+        if not resume and {entry.name for entry in path.iterdir()} - _OURS:
+            raise _taken(path)
+        yield path
+
+
+def _taken(path: Path) -> RidgelineError:
+    return RidgelineError(
+        f"wanted a new or empty run directory, got {path}, which holds something already; name "
+        "another with -o, or go on with that run by --resume"
+    )
+
+
+def _make_fresh(task: str, stack: contextlib.ExitStack) -> Path:
+    """A directory of a default name that nobody else has made."""
+    while True:
+        path = run_directory.fresh(task)
+        try:
+            _make(path, stack, exist_ok=False)
+        except FileExistsError:  # another run took the name in the meantime
+            continue
+        return path
+
+
+def _make(path: Path, stack: contextlib.ExitStack, *, exist_ok: bool) -> None:
+    """Make a directory with its parents; at the end those that were made and are empty are removed."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(exist_ok=exist_ok)
+    for place in reversed(missing):
+        stack.callback(_remove_if_empty, place)
+
+
+def _remove_if_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):  # it holds something, or is gone
+        path.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Hold the lock of a run directory; the system releases it too when this process dies.
+
+    Raises:
+        RidgelineError: another process holds it.
+    """
+    path = run_dir / LOCK
+    handle = _open_locked(path)
+    try:
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+        yield
+    finally:
+        for name in _OURS:
+            (run_dir / name).unlink(missing_ok=True)
+        fcntl.flock(handle, fcntl.LOCK_UN)  # also for what was forked from here
+        os.close(handle)
+
+
+def _open_locked(path: Path) -> int:
+    """The lock file, locked; one that its owner removed in between counts for nothing."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        except BlockingIOError:
+            owner = os.read(handle, 32).decode() or "without a number yet"
+            os.close(handle)
+            raise RidgelineError(
+                f"wanted a run directory that nobody writes, got {path.parent}, which is being written by "
+                f"process {owner}; wait for it or name another directory with -o"
+            ) from None
+        os.close(handle)

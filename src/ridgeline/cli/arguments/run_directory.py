@@ -1,0 +1,105 @@
+"""Run directories: their files, their names, and when one may be written to.
+
+machine.json workload.json ranking.json plan.json predicted.json expected.json measured.json
+verdict.json history.json trace.json.gz report.html request.json checkpoints/ logs/ blackbox/
+"""
+
+import datetime
+from pathlib import Path
+
+from ridgeline.decision.heartbeat import Say
+from ridgeline.errors import CheckpointError
+from ridgeline.history import History
+
+HOME = Path("runs")
+MACHINE = "machine.json"
+WORKLOAD = "workload.json"
+RANKING = "ranking.json"
+PLAN = "plan.json"
+PREDICTED = "predicted.json"
+EXPECTED = "expected.json"
+"""The prediction as the plan's trial corrected it; runs of earlier releases lack it."""
+MEASURED = "measured.json"
+VERDICT = "verdict.json"
+HISTORY = "history.json"
+REQUEST = "request.json"
+PENDING = "request.pending.json"
+"""What a resumed run is asked for, until its workers have taken it up; then it is `REQUEST`."""
+
+
+def fresh(task: str) -> Path:
+    """`runs/<task>-<date>-<n>` with the first number that is free."""
+    stem = f"{Path(task).stem}-{datetime.date.today():%Y%m%d}"
+    number = 1
+    while (HOME / f"{stem}-{number}").exists():
+        number += 1
+    return HOME / f"{stem}-{number}"
+
+
+def newest(task: str) -> Path:
+    """The run of the task that was started last, among those with default names.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    runs = [path for path in HOME.glob(f"{Path(task).stem}-*") if (path / REQUEST).is_file()]
+    if not runs:
+        raise CheckpointError(
+            f"wanted a run of {task} to resume, got none in {HOME}/; name its directory with -o"
+        )
+    return max(runs, key=lambda path: (path / REQUEST).stat().st_mtime_ns)
+
+
+def of_run(task: str, given: Path | None) -> Path:
+    """The directory of the run that is to be resumed.
+
+    Args:
+        task: Name or file of the task.
+        given: The directory that the user named, or None.
+
+    Raises:
+        CheckpointError: there is no run.
+    """
+    path = given or newest(task)
+    if not (path / REQUEST).is_file():
+        raise CheckpointError(
+            f"wanted a run to resume, got no {REQUEST} in {path}; leave out --resume to start one there"
+        )
+    return path
+
+
+def check_unfinished(run_dir: Path, epochs: int, say: Say) -> Path | None:
+    """The checkpoint that a resumed run starts from; None where none was completed: it starts again.
+
+    Args:
+        run_dir: Of the run.
+        epochs: That it shall have in all.
+        say: Told which checkpoint that is, and why newer ones are skipped.
+
+    Raises:
+        CheckpointError: all epochs are done and reported already, or there are checkpoints but none is whole.
+    """
+    from ridgeline.runtime.checkpoints import (
+        checkpoint_directory,  # these need torch
+        resuming,  # these need torch
+    )
+
+    found = resuming.find(run_dir / checkpoint_directory.NAME)
+    if found is None:
+        return None
+    if found.position.epoch >= epochs and _is_concluded(run_dir, epochs):
+        raise CheckpointError(
+            f"wanted epochs left to train, got all {epochs} done in {found.path}; raise --epochs if the "
+            f"schedule of the learning rate allows it, or run `ridgeline report {run_dir}` to see how it went"
+        )
+    for line in found.lines:
+        say(line)
+    return found.path
+
+
+def _is_concluded(run_dir: Path, epochs: int) -> bool:
+    """Whether a run whose steps are all done wrote down how it went; one killed at its end did not."""
+    history = run_dir / HISTORY
+    if not (run_dir / VERDICT).is_file() or not history.is_file():
+        return False
+    return len(History.load(history).epochs) >= epochs

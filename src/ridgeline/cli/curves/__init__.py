@@ -1,0 +1,1 @@
+"""`ridgeline simulate` over layers, numbers of workers, and as a page."""

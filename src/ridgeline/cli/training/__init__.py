@@ -1,0 +1,1 @@
+"""`ridgeline train` from the order to the verdict."""

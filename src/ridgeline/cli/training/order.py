@@ -1,0 +1,250 @@
+"""What a training run is asked for: its arguments, with those of the run that it goes on with."""
+
+import argparse
+import dataclasses
+import hashlib
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.cli.arguments import run_directory
+from ridgeline.cli.arguments.wishes import TRIES, Wishes
+from ridgeline.cli.training.decision import Decision
+from ridgeline.cli.training.worker import Job, TrainRequest
+from ridgeline.codec import Value
+from ridgeline.decision.heartbeat import Say
+from ridgeline.errors import CheckpointError, PlanError, RidgelineError
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan
+from ridgeline.timeline import Timeline
+from ridgeline.workload import Workload
+
+EPOCHS = 3
+
+
+class Order(Value, frozen=True, kw_only=True):
+    """What is to be trained, whatever the plan.
+
+    Attributes:
+        run_dir: Claimed for this run.
+        job: Its paths are absolute.
+        epochs: In all.
+        seed: Of everything random.
+        resume: Go on with the run that is there.
+        checkpoint_every: Steps.
+        task_digest: See `TrainRequest`.
+        is_task_changed: See `TrainRequest`.
+        planned: The plan of the run that is resumed.
+        decided: All that it decided; None where it lost a part of that.
+        allow: Changes of the maths that its choice may make.
+    """
+
+    run_dir: str
+    job: Job
+    epochs: int
+    seed: int
+    resume: bool
+    checkpoint_every: int | None
+    task_digest: str | None = None
+    is_task_changed: bool = False
+    planned: Plan | None = None
+    decided: Decision | None = None
+    allow: tuple[str, ...] = ()
+
+    def request(self, plan: Plan, device: str) -> TrainRequest:
+        """What the workers are to do."""
+        return TrainRequest(
+            job=self.job,
+            plan=plan.settings,
+            device=device,
+            run_dir=self.run_dir,
+            epochs=self.epochs,
+            seed=self.seed,
+            resume=self.resume,
+            checkpoint_every=self.checkpoint_every,
+            task_digest=self.task_digest,
+            is_task_changed=self.is_task_changed,
+            allow=self.allow,
+        )
+
+
+def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
+    """The arguments; a resumed run keeps its own wherever one was left out.
+
+    Args:
+        args: Of `ridgeline train`.
+        run_dir: Claimed for this run.
+        say: Told what a resumed run goes on from.
+
+    Raises:
+        RidgelineError: the run directory holds a run of another task.
+        CheckpointError: nothing is left to train, or an argument asks for another
+            run than that which is resumed.
+    """
+    if args.resume:
+        return _resumed(args, run_dir, say)
+    task = _task_place(args.task)
+    return Order(
+        run_dir=str(run_dir),
+        job=Job(task=task, data_dir=_place(args.data), batch_size=args.batch_size),
+        epochs=args.epochs or EPOCHS,
+        seed=args.seed or 0,
+        resume=False,
+        checkpoint_every=args.checkpoint_every,
+        task_digest=_digest(task),
+        allow=_sorted(args.allow),
+    )
+
+
+def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
+    before = TrainRequest.load(run_dir / run_directory.REQUEST)
+    task = _task_place(args.task)
+    if not _is_same_place(before.job.task, task):
+        raise RidgelineError(
+            f"wanted to resume {args.task}, got a run of {before.job.task} in {run_dir}; name another "
+            "directory with -o"
+        )
+    _check_unchanged(args, before, run_dir)
+    job = msgspec.structs.replace(before.job, task=task)
+    if args.data is not None:
+        job = msgspec.structs.replace(job, data_dir=_place(args.data))
+    epochs = args.epochs or before.epochs
+    if run_directory.check_unfinished(run_dir, epochs, say) is None:
+        say(f"no checkpoint was written in {run_dir}: starting from the beginning")
+    digest = _digest(task)
+    is_changed = before.task_digest is not None and digest != before.task_digest
+    if is_changed:
+        say(
+            f"{task} has changed since the run in {run_dir} was last started: going on with it as it is now"
+        )
+    return Order(
+        run_dir=str(run_dir),
+        job=job,
+        epochs=epochs,
+        seed=before.seed,
+        resume=True,
+        checkpoint_every=args.checkpoint_every or before.checkpoint_every,
+        task_digest=digest,
+        is_task_changed=before.is_task_changed or is_changed,
+        planned=before.plan,
+        decided=_decided_before(run_dir, say),
+        allow=before.allow,
+    )
+
+
+def _task_place(task: str) -> str:
+    """A task's file from any working directory; a built-in name as it is."""
+    from ridgeline.tasks.load import is_path
+
+    return str(Path(task).absolute()) if is_path(task) else task
+
+
+def _place(data_dir: str | None) -> str | None:
+    """A directory from any working directory; what is none is left to the task."""
+    if data_dir is None or not Path(data_dir).exists():
+        return data_dir
+    return str(Path(data_dir).absolute())
+
+
+def _is_same_place(mine: str, its_own: str) -> bool:
+    return mine == its_own or Path(mine).resolve() == Path(its_own).resolve()
+
+
+def _digest(task: str) -> str | None:
+    """Of a task file's text; None for a built-in task."""
+    path = Path(task)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Path) -> None:
+    """A resumed run keeps its plan, seed, batch size and data; others are refused, not left out silently."""
+    plan = before.plan
+    wanted: list[tuple[str, object, object]] = [
+        ("--seed", args.seed, before.seed),
+        ("--workers", args.workers, plan.workers),
+        ("--threads", args.threads, plan.threads),
+    ]
+    if args.allow:
+        own_words = ", ".join(before.allow) or "nothing"
+        wanted.append(("--allow", ", ".join(_sorted(args.allow)), f"{own_words} allowed"))
+    if args.batch_size is not None:
+        own = before.job.batch_size or before.job.load(before.seed).batch_size
+        wanted.append(("--batch-size", args.batch_size, own))
+    if args.plan is not None:
+        wanted.append(("--plan", repr(Plan.load(args.plan).settings), repr(plan.settings)))
+    data_dir = before.job.data_dir
+    if args.data is not None and not (data_dir and _is_same_place(args.data, data_dir)):
+        wanted.append(
+            ("--data", args.data, f"its data in {data_dir}" if data_dir else "the task's own data")
+        )
+    own_profile = run_dir / run_directory.MACHINE
+    if (
+        args.machine is not None
+        and own_profile.is_file()
+        and Machine.load(args.machine) != Machine.load(own_profile)
+    ):
+        wanted.append(("--machine", str(args.machine), f"its profile in {own_profile}"))
+    for option, mine, its_own in wanted:
+        if mine not in (None, its_own):
+            raise CheckpointError(
+                f"wanted to go on with the run in {run_dir}, which has {its_own}, got {option} {mine}; leave "
+                "it out, or start another run with -o"
+            )
+
+
+def wishes_from(args: argparse.Namespace) -> Wishes:
+    """What the arguments fix of the plan.
+
+    Raises:
+        FileFormatError: the plan's file is no plan.
+        PlanError: a plan is given, and permissions for the search as well.
+    """
+    if args.plan is not None and args.allow:
+        raise PlanError(
+            f"wanted a plan or permissions for the search of one, got --plan {args.plan} and --allow "
+            f"{', '.join(args.allow)}; give one of them"
+        )
+    return Wishes(
+        plan=Plan.load(args.plan) if args.plan is not None else None,
+        workers=args.workers,
+        threads=args.threads,
+        machine_file=args.machine,
+        tries=0 if args.no_trials else TRIES,
+        allow=_sorted(args.allow),
+    )
+
+
+def _sorted(allow: Collection[str]) -> tuple[str, ...]:
+    """Each permission once, in one order."""
+    return tuple(sorted(set(allow)))
+
+
+def resumed_wishes(wishes: Wishes, order: Order) -> Wishes:
+    """The wishes; a resumed run that lost a part of its decision keeps its plan all the same."""
+    if order.decided is not None or order.planned is None:
+        return wishes
+    return dataclasses.replace(wishes, plan=order.planned)
+
+
+def _decided_before(run_dir: Path, say: Say) -> Decision | None:
+    """What the run in a directory decided; None where a part of that is missing."""
+    names = (
+        run_directory.MACHINE,
+        run_directory.WORKLOAD,
+        run_directory.PLAN,
+        run_directory.PREDICTED,
+    )
+    missing = [name for name in names if not (run_dir / name).is_file()]
+    if missing:
+        say(f"no {', '.join(missing)} in {run_dir}: predicting the plan of that run again")
+        return None
+    predicted = Timeline.load(run_dir / run_directory.PREDICTED)
+    expected = run_dir / run_directory.EXPECTED
+    return Decision(
+        machine=Machine.load(run_dir / run_directory.MACHINE),
+        workload=Workload.load(run_dir / run_directory.WORKLOAD),
+        plan=Plan.load(run_dir / run_directory.PLAN),
+        predicted=predicted,
+        expected=Timeline.load(expected) if expected.is_file() else predicted,
+    )

@@ -1,0 +1,57 @@
+"""A trial in processes of its own: they can be ended whatever they do, which a compiler may need."""
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.cli.training.worker import TrialRequest
+from ridgeline.errors import LaunchError, ObstacleError
+from ridgeline.planner.labels import label
+from ridgeline.timeline import Timeline
+
+TRIAL = "ridgeline.cli.training.worker:trial"
+
+
+def try_apart(request: TrialRequest) -> Timeline:
+    """The measured timeline of a plan.
+
+    Raises:
+        ObstacleError: what is to be captured holds what a graph cannot.
+        LaunchError: the plan does not run for another reason, or what compiles did not end in time.
+
+    Cost: Starts as many interpreters as the plan has workers.
+    """
+    from ridgeline.decision.trial import longest_s
+    from ridgeline.probe.groups.group import WorkerError
+
+    plan = request.plan
+    limit_s = longest_s(plan)
+    try:
+        reply = answered(TRIAL, request, deadline_s=limit_s)
+    except WorkerError as error:
+        which = f"rank {error.rank} of {plan.workers}"
+        last = f": {error.last_line}" if error.last_line and not error.signal else ""
+        if error.is_late:
+            raise LaunchError(
+                f"wanted a trial of {label(plan)} within {units.seconds(limit_s)}, got no end of it from "
+                f"{which}{last}; it was stopped: if no other plan runs, name one by --plan"
+            ) from error
+        if error.raised.kind == ObstacleError.__name__:  # whoever chooses has other plans then
+            raise ObstacleError(error.raised.message) from error
+        raise LaunchError(
+            f"wanted a trial of {label(plan)}, got {error.how} from {which}{last}\n{error}"
+        ) from error
+    return msgspec.json.decode(reply, type=Timeline)
+
+
+def answered(target: str, request: TrialRequest, *, deadline_s: float = 300.0) -> bytes:
+    """What as many workers as the plan has reply to a request, see `run_in_group`."""
+    from ridgeline.probe.groups.group import run_in_group
+
+    return run_in_group(
+        target,
+        msgspec.json.encode(request),
+        workers=request.plan.workers,
+        threads=request.plan.threads,
+        device=request.device,
+        deadline_s=deadline_s,
+    )

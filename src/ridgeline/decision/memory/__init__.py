@@ -1,0 +1,1 @@
+"""What earlier starts learned: choices, compile times, plans that failed."""

@@ -1,0 +1,79 @@
+"""What failed: told to somebody once at least, with where the task came from."""
+
+from concurrent.futures import CancelledError
+
+from ridgeline.engine.task import EngineTask
+from ridgeline.errors import EngineError
+
+KEPT = 16
+"""Failures nobody has been told of that are kept. A traceback keeps the variables of all its frames, so that
+a loop whose tasks all fail would fill the memory; of further ones only the number is kept."""
+
+_MARK = "_ridgeline_is_only_counted"
+"""Attribute of an error that is not kept; exceptions of Python itself take no weak references."""
+
+
+class Failures:
+    """The errors of an engine's tasks, and which of them nobody has been told of yet.
+
+    Every method is called under the engine's lock.
+    """
+
+    def __init__(self) -> None:
+        self._untold: list[BaseException] = []
+        self._num_counted = 0
+
+    def add(self, task: EngineTask, error: BaseException) -> None:
+        """A task raised: note where it was pushed, and that somebody has to be told."""
+        place = _place(task)
+        if place not in getattr(error, "__notes__", ()):  # one exception may be raised many times
+            error.add_note(place)
+            error.add_note(f"pushed by (most recent call last):\n{task.push_lines()}")
+        if len(self._untold) < KEPT:
+            self._untold.append(error)
+        else:
+            self._num_counted += 1
+            setattr(error, _MARK, getattr(error, _MARK, 0) + 1)
+
+    def mark_told(self, error: BaseException) -> None:
+        """Somebody waited for a variable that it poisons."""
+        self._untold = [other for other in self._untold if other is not error]
+        # No more than are counted: it may be of another engine, or of before everything was told.
+        self._num_counted -= min(self._num_counted, getattr(error, _MARK, 0))
+        setattr(error, _MARK, 0)
+
+    def take_untold(self) -> tuple[list[BaseException], int]:
+        """Those kept that nobody has been told of, and how many more there were; all count as told now."""
+        untold, num_counted = self._untold, self._num_counted
+        self._untold = []
+        self._num_counted = 0
+        return untold, num_counted
+
+
+def cancellation(task: EngineTask) -> CancelledError:
+    """What poisons the variables that a cancelled task would have written."""
+    error = CancelledError("cancelled before it began")
+    error.add_note(_place(task))
+    return error
+
+
+def tell(error: BaseException, others: int = 0, only_counted: int = 0) -> None:
+    """Raise what a task raised, as the engine's error.
+
+    Args:
+        error: What a task raised.
+        others: Further errors that are not raised, for the message.
+        only_counted: Of these, the ones that were not kept.
+
+    Raises:
+        EngineError: always; chained to `error`, whose traceback is that of the task.
+    """
+    place = (getattr(error, "__notes__", None) or ["in a task"])[0]
+    more = f"; {others} other task{'s' * (others > 1)} failed as well" if others else ""
+    if only_counted:
+        more += f", of which {only_counted} were only counted; wait for variables, or more often, to see all"
+    raise EngineError(f"{type(error).__name__}: {error} ({place}){more}") from error
+
+
+def _place(task: EngineTask) -> str:
+    return f"in task {task.name!r} on lane {task.lane}, pushed at {task.origin}"

@@ -1,0 +1,1 @@
+"""Lanes: where tasks run."""

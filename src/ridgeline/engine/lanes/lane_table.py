@@ -1,0 +1,157 @@
+"""The lanes of an engine: kind, index, who runs them, and how long they were busy."""
+
+import threading
+from collections.abc import Callable, Mapping
+
+from ridgeline.engine.apart import apart
+from ridgeline.engine.arguments import check_factories
+from ridgeline.engine.lanes.lanes import ControlLane, Finish, InlineLane, LaneRunner
+from ridgeline.engine.lanes.threads import FinishAndNext, ThreadLane
+from ridgeline.errors import EngineError
+from ridgeline.timeline import LANES, Lane
+
+INLINE = ("host", "compute")
+"""Lanes that run in the pushing thread unless threads are asked for."""
+
+
+class LaneRecord:
+    """One lane of one engine.
+
+    Attributes:
+        is_inline: Its tasks run in the thread that pushes.
+        keeps_order: Its runner has to be told of every push.
+        is_control: It is that of the engine's own tasks, which delete variables and clear errors.
+        busy_ns: Time of its tasks so far, summed over its threads.
+    """
+
+    __slots__ = (
+        "busy_ns",
+        "index",
+        "is_control",
+        "is_inline",
+        "keeps_order",
+        "kind",
+        "name",
+        "runner",
+    )
+
+    def __init__(self, name: str, kind: Lane, index: int, runner: LaneRunner) -> None:
+        self.name = name
+        self.kind: Lane = kind
+        self.index = index
+        self.runner = runner
+        self.is_inline = runner.runs_inline
+        self.keeps_order = not isinstance(runner, InlineLane | ThreadLane)
+        self.is_control = False
+        self.busy_ns = 0
+
+
+class LaneTable:
+    """The lanes of one engine by name; those without a factory are made when first used.
+
+    Args:
+        lanes: Factories of special lanes.
+        finish: What a lane calls at the end of a task.
+        finish_and_next: Likewise for lanes of threads.
+        threads: Worker threads by lane.
+        serial: Lanes without a factory run in the pushing thread.
+
+    Attributes:
+        control: The lane of the engine's own tasks.
+
+    Raises:
+        EngineError: a name is of no kind, or a lane has no threads.
+    """
+
+    def __init__(
+        self,
+        lanes: Mapping[str, Callable[[Finish], LaneRunner]],
+        *,
+        finish: Finish,
+        finish_and_next: FinishAndNext,
+        threads: Mapping[str, int],
+        serial: bool,
+    ) -> None:
+        check_factories(threads, lanes)
+        self._finish = finish
+        self._finish_and_next = finish_and_next
+        self._threads = dict(threads)
+        self._is_serial = serial
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.records: dict[str, LaneRecord] = {}
+        self.control = LaneRecord("engine", "host", 0, ControlLane(finish))
+        self.control.is_control = True
+        for name, num_threads in threads.items():
+            parse_lane(name, "Engine(threads=...)")
+            if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+                raise EngineError(
+                    f"wanted at least 1 thread, got {num_threads!r} for lane {name!r} in Engine(...); "
+                    "give a whole number from 1 on or leave the lane out"
+                )
+        for name, make in lanes.items():
+            kind, index = parse_lane(name, "Engine(lanes=...)")
+            self.records[name] = LaneRecord(name, kind, index, make(finish))
+
+    def make(self, name: str, where: str) -> LaneRecord:
+        """The lane of this name, made unless it is there.
+
+        Raises:
+            EngineError: there is no such kind of lane, or its threads cannot be started.
+        """
+        kind, index = parse_lane(name, where)
+        apart(self._make, name, kind, index)
+        return self.records[name]
+
+    def close(self, *, waits: bool) -> None:
+        """Let the threads end once they are through with what is ready; wait until they have."""
+        with self._lock:
+            self._is_closed = True
+            runners = [record.runner for record in self.records.values()]
+        for runner in runners:
+            runner.close()
+        for runner in runners:
+            if waits and isinstance(runner, ThreadLane):
+                runner.await_end()
+
+    def _make(self, name: str, kind: Lane, index: int) -> None:
+        with self._lock:
+            if name in self.records:
+                return
+            runner = self._runner(name)
+            if isinstance(runner, ThreadLane) and not self._is_closed:
+                try:
+                    runner.open()
+                except RuntimeError as error:
+                    runner.close()
+                    raise EngineError(
+                        f"wanted {runner.num_threads} threads for lane {name!r}, got {error}; end others"
+                    ) from error
+            self.records[name] = LaneRecord(name, kind, index, runner)
+
+    def owns(self, record: LaneRecord) -> bool:
+        """The lane is of this engine."""
+        return record is self.control or self.records.get(record.name) is record
+
+    def _runner(self, name: str) -> LaneRunner:
+        num_threads = self._threads.get(name)
+        if self._is_serial or (num_threads is None and name in INLINE):
+            return InlineLane(self._finish)
+        return ThreadLane(self._finish_and_next, name, num_threads=num_threads or 1)
+
+
+def parse_lane(name: str, where: str) -> tuple[Lane, int]:
+    """Kind and index of `kind` or `kind:index`.
+
+    Raises:
+        EngineError: the kind is unknown or the index is not a number.
+    """
+    if isinstance(name, str):
+        kind, colon, index = name.partition(":")
+        for known in LANES:
+            if kind == known and (not colon or (index.isdecimal() and index.isascii())):
+                return known, int(index or 0)
+    raise EngineError(
+        f"wanted a lane of {LANES}, or one of them with an index such as 'copy-in:1', got {name!r} "
+        f"for {where}; use one"
+    )

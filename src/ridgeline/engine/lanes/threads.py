@@ -1,0 +1,167 @@
+"""Worker threads that serve one lane from one queue of ready tasks."""
+
+import heapq
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from ridgeline.engine.lanes.lanes import call, call_on_host
+from ridgeline.engine.task import EngineTask, closed_gate, open_gates
+
+FinishAndNext = Callable[[EngineTask, BaseException | None], EngineTask | None]
+"""Like `Finish`; returns a task of the same lane that became ready by it, which is then not started."""
+
+
+class ThreadLane:
+    """A number of worker threads.
+
+    Ready tasks run by priority, higher first, then as they became ready. A queue serves priority 0,
+    which almost all have: its append and popleft are single instructions of the interpreter and need no
+    lock. A heap under a lock serves the others.
+
+    A worker that finishes a task goes on with what became ready by it, without waking anyone.
+    """
+
+    runs_inline = False
+
+    def __init__(self, finish: FinishAndNext, name: str, *, num_threads: int = 1) -> None:
+        self._finish = finish
+        self._name = name
+        self.num_threads = num_threads
+        self._queue: deque[EngineTask] = deque()
+        self._heap: list[tuple[int, int, EngineTask]] = []
+        self._lock = threading.Lock()
+        self._sleepers: list[threading.Lock] = []
+        self._threads: list[threading.Thread] = []
+        self._runs: list[threading.Lock] = []  # held by a thread while it runs
+        self._is_closed = False
+
+    def enqueue(self, task: EngineTask) -> None:
+        """Nothing to prepare."""
+
+    def forget(self, task: EngineTask) -> None:
+        """Nothing to undo."""
+
+    def start(self, task: EngineTask) -> None:
+        """Hand the task to the threads; one is woken if one sleeps."""
+        if task.priority:
+            self._put_urgent(task)
+        else:
+            self._queue.append(task)
+        # Read after the task is there; a thread looks again after it is among the sleepers.
+        if self._sleepers:
+            self._wake()
+        task.has_starter = True  # last: after an interrupt before this, it is started again
+
+    def withdraw(self, task: EngineTask) -> bool:
+        """Take back a task; True if no thread has taken it."""
+        try:
+            if not task.priority:
+                self._queue.remove(task)
+                return True
+            with self._lock:
+                self._heap.remove((-task.priority, task.sequence, task))
+                heapq.heapify(self._heap)
+                return True
+        except ValueError:
+            return False
+
+    def open(self) -> None:
+        """Start the threads; call it apart.
+
+        Raises:
+            RuntimeError: the system has no more.
+        """
+        for index in range(self.num_threads):
+            name = f"ridgeline-{self._name}" + (f"-{index}" if index else "")
+            runs = closed_gate()
+            thread = threading.Thread(target=self._run, args=(index, runs), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+            self._runs.append(runs)
+
+    def close(self) -> None:
+        """Let the threads finish what is ready, then end."""
+        with self._lock:
+            self._is_closed = True
+            open_gates(self._sleepers)
+
+    def await_end(self) -> None:
+        """Wait until the threads have ended.
+
+        A `join` that is interrupted takes a thread that runs for one that has ended: so it comes last.
+        """
+        for runs in self._runs:
+            with runs:
+                pass
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, index: int, runs: threading.Lock) -> None:
+        try:
+            self._serve(index)
+        finally:
+            runs.release()
+
+    def _serve(self, index: int) -> None:
+        gate = closed_gate()
+        ready: EngineTask | None = None
+        while (task := self._take(ready, gate)) is not None:
+            ready = None
+            if task.is_taken:  # started twice, since an interrupt left in doubt whether it was
+                continue
+            task.is_taken = True
+            if self.num_threads > 1:
+                task.index = index
+            run = call_on_host if task.reads or task.writes else call
+            ready = self._finish(task, run(task))
+
+    def _take(self, ready: EngineTask | None, gate: threading.Lock) -> EngineTask | None:
+        """The next task to run, `ready` or one before it; None at the end. Sleeps until there is one."""
+        queue = self._queue
+        if ready is not None:
+            if not queue and not self._heap:
+                return ready
+            if ready.priority:
+                self._put_urgent(ready)
+            else:
+                queue.append(ready)
+        while True:
+            if self._heap:
+                with self._lock:
+                    if self._heap and (not queue or self._heap[0][0] < 0):
+                        return heapq.heappop(self._heap)[2]
+            if queue:
+                try:
+                    return queue.popleft()
+                except IndexError:  # another thread was faster
+                    continue
+            if not self._sleep(gate):
+                return None
+
+    def _put_urgent(self, task: EngineTask) -> None:
+        with self._lock:
+            heapq.heappush(self._heap, (-task.priority, task.sequence, task))
+
+    def _wake(self) -> None:
+        """Wake one thread. The gate opens first: an interrupt before the pop then costs no wake-up."""
+        with self._lock:
+            if self._sleepers:
+                gate = self._sleepers[-1]
+                if gate.locked():
+                    gate.release()
+                self._sleepers.pop()
+
+    def _sleep(self, gate: threading.Lock) -> bool:
+        """Sleep until there may be a task; False at the end."""
+        with self._lock:
+            self._sleepers.append(gate)
+            if self._queue or self._heap or self._is_closed:
+                self._sleepers.pop()
+                return bool(self._queue or self._heap)
+        gate.acquire()
+        if gate in self._sleepers:  # who woke this thread was interrupted
+            with self._lock:
+                if gate in self._sleepers:
+                    self._sleepers.remove(gate)
+        return True

@@ -1,0 +1,129 @@
+"""What an interrupt left half done: a push is undone, the end of a task completed, and what is ready started.
+
+The unfinished tasks in the order of their pushes are the one record that holds at every moment; the state of
+variables and counts is made anew from them. Everything here runs apart.
+"""
+
+from typing import TYPE_CHECKING
+
+from ridgeline.engine import failures
+from ridgeline.engine.lanes.lanes import InlineLane
+from ridgeline.engine.task import EngineTask, nothing, open_gates
+
+if TYPE_CHECKING:
+    from ridgeline.engine.pacing import Pacing
+    from ridgeline.engine.scheduler import Scheduler
+    from ridgeline.engine.variable import Variable
+
+
+def mend(scheduler: "Scheduler") -> None:
+    """Undo or complete the change that an interrupt cut short, if there is one."""
+    with scheduler.lock:
+        if scheduler.half_done is not None:
+            action, *arguments = scheduler.half_done
+            action(scheduler, *arguments)
+            scheduler.half_done = None
+
+
+def undo_push(scheduler: "Scheduler", task: EngineTask) -> None:
+    """The task was being registered: it has not been pushed."""
+    if task.record.keeps_order:
+        task.record.runner.forget(task)
+    restore(scheduler.pacing, task, was_pushed=True)
+
+
+def complete(scheduler: "Scheduler", task: EngineTask, error: BaseException | None) -> None:
+    """The task was being released: do the rest. What becomes ready is left to `settle`."""
+    if error is not None or task.error is not None:
+        scheduler.fail(task, error)
+    elif task.record.is_control:
+        task.fn()
+    for variable in task.writes:
+        variable.error = task.error or variable.error
+    task.is_done = True
+    task.fn = nothing
+    scheduler.unfinished.pop(task.sequence, None)
+    restore(scheduler.pacing, task, was_pushed=False)
+    if not scheduler.unfinished:
+        open_gates(scheduler.idle_gates)
+
+
+def settle(scheduler: "Scheduler", pushed: EngineTask | None) -> None:
+    """Mend, then start what nobody else will start.
+
+    Args:
+        scheduler: The engine's.
+        pushed: The task whose push was interrupted. In the pushing thread it would have run: it is
+            cancelled unless it has begun, for its turn may come long after.
+    """
+    mend(scheduler)
+    for record in (*list(scheduler.lanes.records.values()), scheduler.lanes.control):
+        runner = record.runner
+        if isinstance(runner, InlineLane):
+            while runner.cut_short:
+                task, error = runner.cut_short.popleft()
+                scheduler.finish(task, error)
+    with scheduler.lock:
+        if pushed is not None and pushed.record.is_inline and not pushed.is_taken:
+            pushed.gate = None
+            pushed.has_starter = False
+            if not pushed.record.is_control:
+                pushed.is_cancelled = True
+                pushed.error = pushed.error or failures.cancellation(pushed)
+        idle = [
+            task
+            for task in scheduler.unfinished.values()
+            if not (task.waits or task.is_taken or task.has_starter or task.gate)
+        ]
+    if idle:
+        scheduler.start_all(idle)
+
+
+def restore(pacing: "Pacing", task: EngineTask, *, was_pushed: bool) -> None:
+    """Make the state of all variables anew from the unfinished tasks; called under the engine's lock.
+
+    Who holds a variable and who waits for it follows from the order of the pushes: the first write
+    holds it, or all reads before it.
+
+    Args:
+        pacing: Whose `unfinished` holds what is still to come.
+        task: The one at whose push or end the interrupt came.
+        was_pushed: It came at the push, so that the counts of finished writes are right; otherwise
+            those of pushed ones are.
+    """
+    variables: dict[Variable, tuple[int, int]] = {}
+    for other in (task, *pacing.unfinished.values()):
+        for variable in (*other.reads, *other.writes):
+            variables.setdefault(variable, (variable.version, variable.pushed_writes))
+    for variable in variables:
+        variable.queue.clear()
+        variable.readers = variable.pushed_writes = 0
+        variable.writer = None
+    for other in pacing.unfinished.values():
+        other.waits = sum(variable.append(other, is_write=False) for variable in other.reads)
+        other.waits += sum(variable.append(other, is_write=True) for variable in other.writes)
+    for variable, (version, pushed_writes) in variables.items():
+        num_unfinished = variable.pushed_writes
+        variable.version = version if was_pushed else pushed_writes - num_unfinished
+        variable.pushed_writes = variable.version + num_unfinished
+        variable.wake()
+    for other in pacing.unfinished.values():
+        if not other.waits and not other.is_taken:
+            inherit_error(other)
+            if other.gate is not None:
+                open_gates([other.gate])
+    pacing.restore()
+
+
+def inherit_error(task: EngineTask) -> None:
+    """A task that touches a poisoned variable will not run; called when all before it is done."""
+    if task.error is not None or task.record.is_control:
+        return
+    for variable in task.reads:
+        if variable.error is not None:
+            task.error = variable.error
+            return
+    for variable in task.writes:
+        if variable.error is not None:
+            task.error = variable.error
+            return

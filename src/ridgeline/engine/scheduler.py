@@ -1,0 +1,365 @@
+"""What stands behind an engine: tasks wait for their variables, start on their lanes, and end.
+
+One lock guards variables, counts and gates; it is held for a few microseconds per task, and neither
+tasks nor lanes run under it. Whoever ends the last thing that a task waits for starts it.
+
+An interrupt may come anywhere. One that comes while the state changes leaves a note of what is half done;
+whoever changes it next has that mended first; `settle` then starts what nobody will start. Both happen apart.
+"""
+
+import threading
+from _thread import get_ident, start_new_thread
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import perf_counter_ns
+from typing import Any
+
+from ridgeline.engine import failures
+from ridgeline.engine.apart import apart
+from ridgeline.engine.failures import Failures
+from ridgeline.engine.lanes.lane_table import LaneRecord, LaneTable
+from ridgeline.engine.lanes.lanes import Finish, LaneRunner
+from ridgeline.engine.lanes.threads import ThreadLane
+from ridgeline.engine.mending import complete, inherit_error, mend, settle, undo_push
+from ridgeline.engine.pacing import RECHECK_S, Pacing
+from ridgeline.engine.process import Process
+from ridgeline.engine.task import Agenda, EngineTask, closed_gate, here, nothing, open_gates
+from ridgeline.engine.variable import Variable, check_all_alive
+from ridgeline.errors import EngineError
+
+SPANS_KEPT = 100_000
+"""Spans an engine remembers; older ones are dropped, so that a long run stays bounded in memory."""
+
+
+class Scheduler:
+    """The state of one engine; arguments as for `Engine`."""
+
+    def __init__(
+        self,
+        *,
+        max_pending: int,
+        max_bytes: int | None,
+        max_batches: int,
+        threads: Mapping[str, int],
+        lanes: Mapping[str, Callable[[Finish], LaneRunner]],
+        serial: bool,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.pacing = Pacing(max_pending=max_pending, max_bytes=max_bytes, max_batches=max_batches)
+        self.unfinished = self.pacing.unfinished
+        self.owner = object()
+        self.half_done: tuple[Any, ...] | None = None  # what mends it, and its arguments
+        self._last_lost: EngineTask | None = None
+        self.failures = Failures()
+        self.num_pushed = 0
+        self.num_failed = 0
+        self.num_skipped = 0
+        self.num_cancelled = 0
+        self.begin_ns = perf_counter_ns()
+        self.spans: deque[tuple[str, LaneRecord, int, int, int]] = deque(maxlen=SPANS_KEPT)
+        self._is_serial = serial
+        self.idle_gates: list[threading.Lock] = []
+        self._limit = max_pending  # 0 once it is closed
+        self.process = Process()
+        self.lanes = LaneTable(
+            lanes,
+            finish=self.finish,
+            finish_and_next=self.finish_and_next,
+            threads=threads,
+            serial=serial,
+        )
+
+    def push(self, task: EngineTask) -> None:
+        """Register a task and start it if it may start; see `Engine.push`."""
+        if self.process.is_forked:
+            self.process.check("push")
+        record, has_variables = task.record, task.writes or task.reads
+        waits = 0
+        room: threading.Lock | None = None
+        while True:
+            with self.lock:
+                if self.half_done is None:
+                    pending = len(self.unfinished)
+                    if (pending < self._limit and not task.num_bytes) or self._admits(task):
+                        if has_variables:
+                            check_all_alive(task)
+                        task.sequence = sequence = self.num_pushed + 1
+                        try:
+                            if record.keeps_order:
+                                record.runner.enqueue(task)
+                            if task.num_bytes:
+                                self.pacing.enter_bytes(task.num_bytes)
+                            if has_variables:
+                                waits = self._queue(task)
+                        except BaseException:
+                            self.half_done = undo_push, task
+                            raise
+                        if record.is_inline and not waits:
+                            task.has_starter = True  # this thread
+                        self.num_pushed = sequence
+                        self.unfinished[sequence] = task
+                        if pending >= self.pacing.most_pending:
+                            self.pacing.most_pending = pending + 1
+                        break
+                    room = self.pacing.room_gate(room)
+            if self.half_done is not None:
+                apart(mend, self)
+            elif room is not None:
+                self.pacing.wait_at(room, RECHECK_S)
+        if not waits:
+            record.runner.start(task)
+        elif task.gate is not None:
+            self._pass_gate(task, task.gate)
+        if self._is_serial and not record.is_inline and not self.is_inside():
+            self.drain()
+
+    def _queue(self, task: EngineTask) -> int:
+        """Queue a task at its variables, under the lock; how many of them it waits for."""
+        waits = 0
+        for variable in task.reads:
+            waits += variable.append(task, is_write=False)
+        for variable in task.writes:
+            waits += variable.append(task, is_write=True)
+        if not waits:
+            inherit_error(task)
+            return 0
+        task.waits = waits
+        if task.record.is_inline and not task.record.is_control and not self.is_inside():
+            task.gate = closed_gate()
+        return waits
+
+    def finish(self, task: EngineTask, error: BaseException | None) -> None:
+        """A task is over: release what it held and start what waited for it."""
+        try:
+            following = self.finish_and_next(task, error)
+            if following is not None:
+                self.start_all([following])
+        except BaseException:
+            start_new_thread(settle, (self, None))
+            raise
+
+    def finish_and_next(self, task: EngineTask, error: BaseException | None) -> EngineTask | None:
+        """Likewise; a task of the same lane that became ready is left to the caller."""
+        record, pacing = task.record, self.pacing
+        stop_ns = perf_counter_ns()
+        ready: list[EngineTask] | None = None
+        while True:
+            with self.lock:
+                if task.is_done:  # ended already, by who mended an interrupt
+                    return None
+                if self.half_done is None:
+                    try:
+                        task.stop_ns = stop_ns
+                        if task.start_ns:
+                            self.spans.append(
+                                (task.name, record, task.index, task.start_ns, stop_ns)
+                            )
+                            record.busy_ns += stop_ns - task.start_ns
+                        else:  # it was skipped
+                            task.start_ns = stop_ns
+                        if error is not None or task.error is not None:
+                            self.fail(task, error)
+                        if task.writes or task.reads:
+                            ready = self._release(task)
+                        # A caller who keeps the task does not keep what its function holds.
+                        task.fn = nothing
+                        task.is_done = True
+                        del self.unfinished[task.sequence]
+                        if pacing.is_watched or task.num_bytes:
+                            pacing.leave(task)
+                        if self.idle_gates and not self.unfinished:
+                            open_gates(self.idle_gates)
+                    except BaseException:
+                        self.half_done = complete, task, error
+                        raise
+                    break
+            apart(mend, self)
+        return self._hand_over(record, ready) if ready else None
+
+    def _release(self, task: EngineTask) -> list[EngineTask] | None:
+        """Give back a task's variables, under the lock; what became ready by it."""
+        ready: list[EngineTask] | None = None
+        error = task.error
+        if task.record.is_control and error is None:
+            task.fn()
+        for variable in task.reads:
+            if variable.release_read():
+                ready = self._begin(variable, ready)
+        for variable in task.writes:
+            if error is not None:
+                variable.error = error
+            if variable.release_write():
+                ready = self._begin(variable, ready)
+        return ready
+
+    def make_lane(self, name: str, where: str) -> LaneRecord:
+        """A lane on its first use; a forked child's copy of the table may be locked for good."""
+        self.process.check("push")
+        return self.lanes.make(name, where)
+
+    def cancel(self, task: EngineTask) -> bool:
+        """Keep a task from running unless it has begun; see `Engine.cancel`."""
+        error = failures.cancellation(task)
+        while True:
+            with self.lock:
+                if task.is_done or task.error is not None:
+                    return False
+                if self.half_done is None:
+                    # First: taken out of its queue, it may have to be started again.
+                    task.has_starter = False
+                    runner = task.record.runner
+                    was_ready = not task.waits
+                    if was_ready and not (isinstance(runner, ThreadLane) and runner.withdraw(task)):
+                        return False
+                    task.is_cancelled = True
+                    task.error = error
+                    break
+            apart(mend, self)
+        if was_ready:
+            self.finish(task, None)
+        return True
+
+    def drain(self) -> None:
+        """Block until nothing is pending."""
+        if self.half_done is not None:  # the stack was too full even to begin with that
+            apart(settle, self, None)
+        with self.lock:
+            if not self.unfinished:
+                return
+            gate = closed_gate()
+            self.idle_gates.append(gate)
+        gate.acquire()
+
+    def shut(self, *, waits: bool = True) -> None:
+        """Refuse pushes from outside, finish what is pending, end the threads; safe to call twice.
+
+        Args:
+            waits: For the threads, too.
+        """
+        if self.process.is_forked:
+            self._limit = 0
+            return
+        self.check_outside("close")
+        self._limit = 0
+        self.drain()
+        self.lanes.close(waits=waits)
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether there are threads of its lanes, which somebody has to end."""
+        return any(isinstance(r.runner, ThreadLane) for r in list(self.lanes.records.values()))
+
+    @property
+    def waits_for_others(self) -> bool:
+        """A task is pending on a lane whose work other processes have to join, such as a collective."""
+        return any(task.record.keeps_order for task in list(self.unfinished.values()))
+
+    def is_inside(self) -> bool:
+        """The caller is a task of this engine, if only through tasks of others that it runs."""
+        task = here.task
+        while task is not None:
+            if self.lanes.owns(task.record):
+                return True
+            task = task.outer
+        return False
+
+    def check_outside(self, what: str) -> None:
+        """Refuse what a task could wait for only forever.
+
+        Raises:
+            EngineError: a task of this engine calls.
+        """
+        if self.is_inside():
+            task = here.task
+            raise EngineError(
+                f"wanted {what}() outside of the engine's tasks, got it in {task and task.name!r}, which "
+                "it would wait for; push a task that reads what is awaited, or wait for its variables"
+            )
+
+    def _admits(self, task: EngineTask) -> bool:
+        """Whether there is room for the task; called under the lock.
+
+        Raises:
+            EngineError: the engine is closed.
+        """
+        if self.is_inside():  # it would wait for its own end
+            return True
+        if not self._limit:
+            raise EngineError(
+                f"wanted an open engine for task {task.name!r} ({task.origin}), got a closed one; "
+                "push before close() or make a new Engine"
+            )
+        return self.pacing.has_room(task.num_bytes)
+
+    def _pass_gate(self, task: EngineTask, gate: threading.Lock) -> None:
+        """Run a task in this thread as soon as it may run."""
+        gate.acquire()
+        task.record.runner.start(task)
+
+    def start_all(self, ready: list[EngineTask]) -> None:
+        """Start tasks that became ready, one after the other.
+
+        A lane may end a task while it starts it, which makes others ready: they join the agenda of the
+        thread, for a chain of such tasks would otherwise use up the stack. A function that runs meanwhile
+        has agendas of its own: what it pushes and waits for must not be left until it is over.
+        """
+        outer = here.agenda
+        if outer is not None and outer.task is here.task:
+            outer.extend(ready)
+            return
+        agenda = Agenda(ready, here.task, outer)
+        interrupt: BaseException | None = None
+        try:
+            here.agenda = agenda
+            while agenda:
+                task = agenda.popleft()
+                try:
+                    task.record.runner.start(task)
+                except BaseException as error:  # noqa: BLE001 - the others start before it goes on
+                    interrupt = error
+        finally:
+            here.agenda = outer
+        # What a task raised its variables tell. Ctrl-C is for the main thread; a lane's thread must not end.
+        if isinstance(interrupt, Exception) or (
+            interrupt is not None and get_ident() == threading.main_thread().ident
+        ):
+            raise interrupt
+
+    def _hand_over(self, record: LaneRecord, ready: list[EngineTask]) -> EngineTask | None:
+        """Start what is ready, but for the first task of this lane, which is returned."""
+        following = None
+        for position, other in enumerate(ready):
+            if other.record is record:
+                following = ready.pop(position)
+                break
+        if ready:
+            self.start_all(ready)
+        return following
+
+    def fail(self, task: EngineTask, error: BaseException | None) -> None:
+        """Count what did not end well."""
+        if error is not None:
+            task.error = error
+        if self._last_lost is task:  # counted before an interrupt
+            return
+        if error is not None:
+            self.failures.add(task, error)
+            self.num_failed += 1
+        elif task.is_cancelled:
+            self.num_cancelled += 1
+        else:
+            self.num_skipped += 1
+        self._last_lost = task
+
+    def _begin(self, variable: Variable, ready: list[EngineTask] | None) -> list[EngineTask]:
+        """Let in whoever is next in a variable's queue; `ready` with those that wait for nothing more."""
+        ready = [] if ready is None else ready
+        for task in variable.begin():
+            task.waits -= 1
+            if not task.waits:
+                inherit_error(task)
+                if task.gate is None:
+                    ready.append(task)
+                else:
+                    task.gate.release()
+        return ready

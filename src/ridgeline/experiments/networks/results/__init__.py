@@ -1,0 +1,1 @@
+"""What the experiment found, summed up and shown."""

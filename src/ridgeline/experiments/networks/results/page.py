@@ -1,0 +1,257 @@
+"""`docs/accuracy.md`, written from results: speed, predictions, starts and correctness of every network."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.experiments.networks.result import (
+    AUTO,
+    FormRow,
+    NetworkResult,
+    NetworksExperiment,
+)
+from ridgeline.experiments.networks.results.summary import (
+    Errors,
+    Summary,
+    headline_errors,
+    over_hand,
+    over_plain,
+    spread_of,
+    start_lines,
+    summarise,
+    times_faster_than_compile,
+)
+from ridgeline.experiments.networks.results.text import (
+    NONE,
+    check_word,
+    milliseconds,
+    percent,
+    ratio,
+    seconds,
+    share,
+    tried_cells,
+)
+
+HEAD = """# Speed and accuracy on everyday networks
+
+Written by `python benchmarks/networks.py --write-docs`; do not edit. Every network is trained in all forms
+in one process, in turns, each form with a model and an optimizer of its own from one seed. *Plain* is what a
+user writes: eager or `torch.compile` with its own defaults, both also with a channels-last layout, all with
+a fused optimizer where there is one. *By hand* is one CUDA graph around the whole step of any of these.
+`auto` is `rl.TrainStep(model, loss_fn, optimizer, plan="auto")`. What `allow` names, all forms may do.
+
+Predictions are those of every plan that was tried, made before anything was tried. *Expected* is what was
+said when training began, of the plan that was chosen, and *trained* what its steps then took, before any
+other form was made in the process; *spread*, the distance of the quartiles over the median, is the drift of
+the machine itself, as is how far the same eager step is in its trial and in its turns, minutes later. Times
+to a plan are those of a new process with empty caches on a machine that was measured before; *again* is the
+next process. Ten steps are compared in float32: the largest relative difference of a loss, and that of all
+parameters (norm of the gap over the norm). They are equal within 1e-6 on a CPU and 1e-3 on a GPU, or where
+they differ by less than four times what a change of the parameters' last bits does to the plain loop itself.
+"""
+SMALL_NETWORKS = " The networks are small versions: sizes in their titles are those for GPUs."
+
+
+def page(experiments: Sequence[NetworksExperiment]) -> str:
+    """The page for some experiments; those of the same set-up are joined, later networks replace earlier."""
+    sections = ("\n".join(_section(experiment)) for experiment in merged(experiments))
+    return "\n".join([HEAD, *sections])
+
+
+def merged(experiments: Sequence[NetworksExperiment]) -> list[NetworksExperiment]:
+    """One experiment for each hardware and set-up, in the order in which they come first.
+
+    Networks that failed to run at all (no time left, a package missing) do not replace those that ran, and
+    what a later result was not asked for stays as it was.
+    """
+    found: dict[tuple[str, int, str, tuple[str, ...]], NetworksExperiment] = {}
+    for one in experiments:
+        key = (one.hardware, one.workers, one.scale, one.allow)
+        if key not in found:
+            found[key] = one
+            continue
+        rows = {row.network: row for row in found[key].networks}
+        for row in one.networks:
+            if not row.reason:
+                rows[row.network] = _joined(rows.get(row.network), row)
+        found[key] = msgspec.structs.replace(
+            one,
+            networks=tuple(rows.values()),
+            notes=tuple(dict.fromkeys([*found[key].notes, *one.notes])),
+        )
+    return list(found.values())
+
+
+def _joined(earlier: NetworkResult | None, later: NetworkResult) -> NetworkResult:
+    """A later result with what only the earlier one has: times or a check."""
+    if earlier is None or earlier.reason:
+        return later
+    if not later.forms and (earlier.forms or later.headline is None):
+        timed = {"forms": earlier.forms, "headline": earlier.headline, "tried": earlier.tried}
+        later = msgspec.structs.replace(later, **timed, starts=earlier.starts)
+    if later.starts.compile_s is None and earlier.starts.compile_s is not None:
+        later = msgspec.structs.replace(later, starts=earlier.starts)  # those of one run, compared
+    if later.check is None:
+        later = msgspec.structs.replace(later, check=earlier.check)
+    return later
+
+
+def _section(experiment: NetworksExperiment) -> Iterator[str]:
+    ran = tuple(row for row in experiment.networks if not row.reason)
+    versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
+    steps = experiment.steps or "some"
+    yield f"## {experiment.hardware}"
+    yield ""
+    yield (
+        f"Newest run: {experiment.date}; {versions}; allow={experiment.allow!r}; {experiment.turns} turns "
+        f"of {steps} steps{_budget(experiment)}.{SMALL_NETWORKS if experiment.scale == 'cpu' else ''}"
+    )
+    yield ""
+    yield from _summary(summarise(ran, experiment.allow))
+    yield ""
+    yield "Milliseconds a step:"
+    yield ""
+    yield from _speed(ran)
+    yield ""
+    yield "Predictions of the chosen plan, and times to a plan:"
+    yield ""
+    yield from _predictions(ran)
+    yield ""
+    yield "Every plan that was tried:"
+    yield ""
+    yield from _tried(ran)
+    left_out = [row for row in experiment.networks if row.reason]
+    notes = [*experiment.notes, *(f"{row.network}: {row.reason}" for row in left_out)]
+    notes += [_why(result, row) for result in ran for row in result.forms if row.reason]
+    if notes:
+        yield ""
+        yield "Not in the tables, and why:"
+        yield ""
+        yield from (f"- {_plain_text(note)}" for note in notes)
+    yield ""
+
+
+def _summary(found: Summary) -> Iterator[str]:
+    rows: list[tuple[str, str]] = [("networks timed", str(found.timed))]
+    if found.failed:
+        rows.append(("`auto` failed on", ", ".join(found.failed)))
+    if found.cut:
+        rows.append(("`auto` chose a plan, and no turns were left, on", ", ".join(found.cut)))
+    for what, worst, mean in (
+        ("best plain form", found.worst_over_plain, found.over_plain),
+        ("best a script can do", found.worst_over_hand, found.over_hand),
+    ):
+        if worst is not None:
+            rows.append((f"`auto` over the {what}, worst", f"{worst[0]:.3f} ({worst[1]})"))
+            rows.append((f"`auto` over the {what}, geometric mean", ratio(mean)))
+    rows.append(("times faster than `torch.compile`, geometric mean", ratio(found.over_compile)))
+    for when, by_family in (("before any trial", found.before), ("after trials", found.after)):
+        for family, errors in by_family.items():
+            rows.append((f"error {when}, {family}", _errors(errors)))
+    if found.drift is not None:
+        rows.append(("an eager step, from its trial to its turns", _errors(found.drift)))
+    rows.extend(start_lines(found))
+    if found.checked:
+        equal = found.checked - len(found.unequal)
+        rows.append(("ten steps equal the plain loop's", f"{equal} of {found.checked}"))
+    yield from _markdown(("What", "Figure"), rows, numbers=())
+
+
+def _speed(results: Sequence[NetworkResult]) -> Iterator[str]:
+    head = ("Network", "Kind", "eager", "`torch.compile`", "best plain", "", "by hand", "`auto`",
+            "`auto` / plain", "`auto` / by hand", "`torch.compile` / `auto`", "chosen")  # fmt: skip
+    rows = []
+    for result in results:
+        best = result.fastest("plain")
+        rows.append(
+            (
+                result.network,
+                f"{result.kind}: {result.title}",
+                _ms(result.form("eager") or result.form("DDP")),
+                _ms(result.compiled),
+                _ms(best),
+                "" if best is None else best.form,
+                _ms(result.fastest("by hand")),
+                _ms(result.form(AUTO)),
+                ratio(over_plain(result)),
+                ratio(over_hand(result)),
+                ratio(times_faster_than_compile(result)),
+                "" if result.headline is None else f"`{result.headline.execution}`",
+            )
+        )
+    yield from _markdown(head, rows, numbers=(2, 3, 4, 6, 7, 8, 9, 10))
+
+
+def _predictions(results: Sequence[NetworkResult]) -> Iterator[str]:
+    head = ("Network", "before", "expected", "trained", "spread", "error before", "after", "plan after",
+            "`torch.compile` after", "plan again", "`torch.compile` again", "losses", "parameters",
+            "ten steps")  # fmt: skip
+    rows = []
+    for result in results:
+        told, starts, check = result.headline, result.starts, result.check
+        before, after = headline_errors(result)
+        trained = None if told is None or told.trained_s is None else told.trained_s.value
+        rows.append(
+            (
+                result.network,
+                seconds(None if told is None else told.before_s),
+                seconds(None if told is None else told.expected_s),
+                seconds(trained),
+                share(spread_of(result)),
+                percent(before),
+                percent(after),
+                seconds(starts.plan_s),
+                seconds(starts.compile_s),
+                seconds(starts.plan_again_s),
+                seconds(starts.compile_again_s),
+                NONE if check is None else f"{check.losses:.1e}",
+                NONE if check is None else f"{check.parameters:.1e}",
+                check_word(result),
+            )
+        )
+    yield from _markdown(head, rows, numbers=tuple(range(1, 13)))
+
+
+def _tried(results: Sequence[NetworkResult]) -> Iterator[str]:
+    head = ("Network", "plan", "before", "after", "measured", "error before", "after", "failure")
+    rows = [
+        (result.network, plan.plan, *tried_cells(plan), plan.why_not)
+        for result in results
+        for plan in result.tried
+        if plan.was_begun
+    ]
+    yield from _markdown(head, rows, numbers=(2, 3, 4, 5, 6))
+
+
+def _markdown(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int]
+) -> Iterator[str]:
+    """A table in Markdown; columns of numbers are set to the right."""
+    yield f"| {' | '.join(head)} |"
+    rules = ["---:" if index in numbers else "---" for index in range(len(head))]
+    yield f"| {' | '.join(rules)} |"
+    for row in rows:
+        yield f"| {' | '.join(_plain_text(cell) for cell in row)} |"
+
+
+def _plain_text(text: str) -> str:
+    """One line that is no link and no column."""
+    return " ".join(text.split()).replace("|", "\\|").replace("[", "(").replace("]", ")")
+
+
+def _errors(errors: Errors) -> str:
+    median, ninetieth = units.percent(errors.median), units.percent(errors.ninetieth)
+    return f"median {median}, 90th percentile {ninetieth} of {errors.count}"
+
+
+def _budget(experiment: NetworksExperiment) -> str:
+    return "" if experiment.budget_s is None else f"; seconds={experiment.budget_s:g} to choose in"
+
+
+def _ms(row: FormRow | None) -> str:
+    return NONE if row is None else milliseconds(row.step_s)
+
+
+def _why(result: NetworkResult, row: FormRow) -> str:
+    return f"{result.network}, {row.form}: {row.reason}"

@@ -1,0 +1,253 @@
+"""The experiment as text for the terminal: speed, predictions, starts and correctness of each network."""
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ridgeline import units
+from ridgeline.experiments.networks.result import (
+    AUTO,
+    FormRow,
+    NetworkResult,
+    NetworksExperiment,
+    TriedPlan,
+)
+from ridgeline.experiments.networks.results.summary import (
+    Summary,
+    error,
+    headline_errors,
+    over_hand,
+    over_plain,
+    spread_of,
+    start_lines,
+    summarise,
+    times_faster_than_compile,
+)
+from ridgeline.machine import Quantity
+from ridgeline.reporting.terminal.text import table, title
+
+NONE = "-"
+
+
+def experiment_text(experiment: NetworksExperiment) -> RenderableType:
+    """All tables, what they come to, and notes."""
+    versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
+    allowed = f"allowed: {', '.join(experiment.allow) or 'nothing'}"
+    line = f"{experiment.hardware}; {versions}; {allowed}; {experiment.date}"
+    results = experiment.networks
+    return Group(
+        title("Networks", line),
+        speed_table(results),
+        title("Predictions and starts", "of the plan that was chosen"),
+        prediction_table(results),
+        title("Every tried plan", "predicted before any trial, after trials, and measured"),
+        tried_table(results),
+        *(Text(one) for one in summary_lines(summarise(results, experiment.allow))),
+        *(Text(f"! {note}", style="yellow") for note in _notes(experiment)),
+    )
+
+
+def network_line(result: NetworkResult) -> str:
+    """One network in a line, for progress."""
+    if result.reason:
+        return f"{result.network}: {result.reason}"
+    row = result.form(AUTO)
+    if row is None:
+        return f"{result.network}: done in {units.seconds(result.seconds)}"
+    if row.was_cut:
+        return f"{result.network}: auto chose {_chosen_words(result)}; {row.reason}"
+    if row.step_s is None:
+        return f"{result.network}: auto failed: {row.reason}"
+    words = [f"{result.network}: auto {milliseconds(row.step_s)} ms"]
+    best, hand = result.fastest("plain"), result.fastest("by hand")
+    if best is not None:
+        words.append(f"{ratio(over_plain(result))} x {best.form} ({milliseconds(best.step_s)})")
+    if hand is not None and hand.auto_over is not None:
+        words.append(f"{ratio(hand.auto_over.value)} x {hand.form} ({milliseconds(hand.step_s)})")
+    words.append(f"in {units.seconds(result.seconds)}")
+    return ", ".join(words)
+
+
+def speed_table(results: tuple[NetworkResult, ...]) -> RenderableType:
+    """Milliseconds of every form, and ratios."""
+    rows = table(
+        ("Network", "Kind", "eager", "compile", "Best plain", "", "By hand", "auto", "auto/plain",
+         "auto/hand", "compile/auto", "Chosen"),
+        right=(2, 3, 4, 6, 7, 8, 9, 10),
+    )  # fmt: skip
+    for result in results:
+        if result.reason:
+            rows.add_row(
+                result.network, result.kind, *[NONE] * 9, Text(result.reason, style="yellow")
+            )
+            continue
+        best = result.fastest("plain")
+        rows.add_row(
+            result.network,
+            result.kind,
+            _cell(result.form("eager") or result.form("DDP")),
+            _cell(result.compiled),
+            _cell(best),
+            "" if best is None else best.form,
+            _cell(result.fastest("by hand")),
+            _cell(result.form(AUTO)),
+            ratio(over_plain(result)),
+            ratio(over_hand(result)),
+            ratio(times_faster_than_compile(result)),
+            "" if result.headline is None else result.headline.execution,
+        )
+    return rows
+
+
+def prediction_table(results: tuple[NetworkResult, ...]) -> RenderableType:
+    """What was said of the chosen plan, time to plans, and whether it trains as the plain loop does."""
+    rows = table(
+        ("Network", "Before", "Expected", "Trained", "Spread", "Error before", "after", "Plan",
+         "compile", "Plan again", "compile", "Losses", "Parameters", "10 steps"),
+        right=tuple(range(1, 13)),
+    )  # fmt: skip
+    for result in results:
+        if result.reason:
+            continue
+        told, starts, check = result.headline, result.starts, result.check
+        before, after = headline_errors(result)
+        rows.add_row(
+            result.network,
+            NONE if told is None else seconds(told.before_s),
+            NONE if told is None else seconds(told.expected_s),
+            NONE if told is None or told.trained_s is None else seconds(told.trained_s.value),
+            share(spread_of(result)),
+            percent(before),
+            percent(after),
+            seconds(starts.plan_s),
+            seconds(starts.compile_s),
+            seconds(starts.plan_again_s),
+            seconds(starts.compile_again_s),
+            NONE if check is None else f"{check.losses:.1e}",
+            NONE if check is None else f"{check.parameters:.1e}",
+            check_word(result),
+        )
+    return rows
+
+
+def tried_table(results: tuple[NetworkResult, ...]) -> RenderableType:
+    """Every plan that was tried for real."""
+    rows = table(
+        ("Network", "Plan", "Before", "After", "Measured", "Error before", "after", ""),
+        right=(2, 3, 4, 5, 6),
+    )
+    for result in results:
+        for plan in filter(attrgetter("was_begun"), result.tried):
+            rows.add_row(result.network, plan.plan, *tried_cells(plan), Text(plan.why_not))
+    return rows
+
+
+def tried_cells(plan: TriedPlan) -> tuple[str, ...]:
+    """Predictions and measurement of a plan with both errors."""
+    measured = plan.measured_s
+    return (
+        seconds(plan.before_s),
+        seconds(plan.after_s),
+        seconds(measured),
+        percent(None if measured is None else error(plan.before_s, measured)),
+        percent(
+            None if measured is None or plan.after_s is None else error(plan.after_s, measured)
+        ),
+    )
+
+
+def summary_lines(summary: Summary) -> Iterator[str]:
+    """What all networks come to, a line each."""
+    yield f"networks timed: {summary.timed}, failed: {len(summary.failed)}"
+    if summary.failed:
+        yield f"auto failed on: {', '.join(summary.failed)}"
+    if summary.cut:
+        yield f"auto chose a plan, but the turns ended before it was timed, on: {', '.join(summary.cut)}"
+    for what, worst, mean in (
+        ("the best plain form", summary.worst_over_plain, summary.over_plain),
+        ("the best a script can do", summary.worst_over_hand, summary.over_hand),
+    ):
+        if worst is not None and mean is not None:
+            yield f"auto over {what}: at most {worst[0]:.3f} ({worst[1]}), geometric mean {mean:.3f}"
+    if summary.over_compile is not None:
+        yield f"times faster than torch.compile: {summary.over_compile:.2f} (geometric mean)"
+    for when, by_family in (("before trials", summary.before), ("after trials", summary.after)):
+        for family, errors in by_family.items():
+            yield (
+                f"error {when}, {family}: median {units.percent(errors.median)}, 90th percentile "
+                f"{units.percent(errors.ninetieth)} of {errors.count}"
+            )
+    if summary.drift is not None:
+        yield (
+            f"an eager step, from its trial to its turns: median {units.percent(summary.drift.median)}, 90th "
+            f"percentile {units.percent(summary.drift.ninetieth)} of {summary.drift.count}"
+        )
+    for what, figures in start_lines(summary):
+        yield f"{what}: {figures}"
+    if summary.checked:
+        equal = summary.checked - len(summary.unequal)
+        yield f"ten steps equal the plain loop's: {equal} of {summary.checked}"
+    if summary.unequal:
+        yield f"not equal: {', '.join(summary.unequal)}"
+
+
+def check_word(result: NetworkResult) -> str:
+    """Whether ten steps equal the plain loop's, in a word."""
+    check = result.check
+    if check is None:
+        return ""
+    word = "exact" if check.is_exact else "equal" if check.is_equal else "DIFFERS"
+    return f"{word} ({check.execution})"
+
+
+def milliseconds(figure: Quantity | None) -> str:
+    """A time in milliseconds, three digits."""
+    return NONE if figure is None else units.digits3(figure.value * 1e3)
+
+
+def seconds(figure: float | None) -> str:
+    """Seconds in a fitting unit."""
+    return NONE if figure is None else units.seconds(figure)
+
+
+def ratio(figure: float | None) -> str:
+    """A ratio with two digits behind the point."""
+    return NONE if figure is None else f"{figure:.2f}"
+
+
+def percent(figure: float | None) -> str:
+    """A signed error."""
+    return NONE if figure is None else f"{figure:+.1%}"
+
+
+def share(figure: float | None) -> str:
+    """A fraction that has no sign."""
+    return NONE if figure is None else units.percent(figure)
+
+
+def _chosen_words(result: NetworkResult) -> str:
+    """The mode that was chosen, and what its steps took alone or in its trial."""
+    told = result.headline
+    if told is None:
+        return "a plan"
+    if told.trained_s is not None:
+        return f"{told.execution}, {milliseconds(told.trained_s)} ms alone"
+    return f"{told.execution}, {seconds(told.expected_s)} in its trial"
+
+
+def _cell(row: FormRow | None) -> str:
+    if row is None or row.was_cut:
+        return NONE
+    return "failed" if row.step_s is None else milliseconds(row.step_s)
+
+
+def _notes(experiment: NetworksExperiment) -> Iterator[str]:
+    yield from experiment.notes
+    for result in experiment.networks:
+        for row in result.forms:
+            if row.reason:
+                yield f"{result.network}: {row.form}: {row.reason}"
+        for note in result.notes:
+            yield f"{result.network}: {note}"

@@ -1,0 +1,1 @@
+"""What a child process does with one network."""

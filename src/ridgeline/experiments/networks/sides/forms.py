@@ -1,0 +1,189 @@
+"""The forms of a step that Ridgeline is compared with: what users write, and what experts write by hand."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ridgeline.experiments.networks.network import Network, Scale
+from ridgeline.experiments.networks.result import COMPILE, FormKind
+from ridgeline.experiments.networks.sides.by_hand import whole_step_graph
+from ridgeline.experiments.plain_step import PlainStep
+from ridgeline.optimizer_forms import takes_fused_form
+from ridgeline.plan import Precision
+from ridgeline.workers.world import World
+
+CHANNELS_LAST = "channels-last"
+
+
+def nothing() -> None:
+    """Holds nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRunner:
+    """A form that has been made for a network.
+
+    Attributes:
+        run: One step; the loss.
+        close: Releases graphs and threads.
+    """
+
+    run: Callable[[], Tensor]
+    close: Callable[[], None] = nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSubject:
+    """A network where and how it is trained.
+
+    Attributes:
+        network: The network.
+        world: This worker among all.
+        scale: How large.
+        precision: `bf16` computes under autocast.
+    """
+
+    network: Network
+    world: World
+    scale: Scale
+    precision: Precision = "as-is"
+
+    @property
+    def is_convolutional(self) -> bool:
+        """Whether a channels-last layout means something: there are weights of four dimensions.
+
+        Cost: Makes the model on the host: one on no device cannot read the widths that it computes.
+        """
+        with torch.random.fork_rng(devices=[]):
+            model = self.network.parts(self.scale).make_model()
+        return any(parameter.dim() == 4 for parameter in model.parameters())
+
+
+Make = Callable[[NetworkSubject], NetworkRunner]
+
+
+class NetworkForm(NamedTuple):
+    """A way to run a step, and what makes it.
+
+    Attributes:
+        name: In tables.
+        kind: Plain or by hand.
+        make: Builds it, with a model and an optimizer of its own.
+    """
+
+    name: str
+    kind: FormKind
+    make: Make
+
+
+def plain_forms(subject: NetworkSubject) -> list[NetworkForm]:
+    """What a user writes: eager, the compiler's defaults, channels-last of both; DDP around them."""
+    prefix = "DDP" if subject.world.size > 1 else ""
+    forms: list[NetworkForm] = []
+    for is_compiled in (False, True):
+        words = [prefix, COMPILE if is_compiled else "" if prefix else "eager"]
+        name = " + ".join(word for word in words if word)
+        forms.append(NetworkForm(name, "plain", partial(_plain, is_compiled=is_compiled)))
+        if subject.is_convolutional:
+            make = partial(_plain, is_compiled=is_compiled, is_channels_last=True)
+            forms.append(NetworkForm(f"{name}, {CHANNELS_LAST}", "plain", make))
+    return forms
+
+
+def forms_by_hand(subject: NetworkSubject) -> list[NetworkForm]:
+    """One CUDA graph around the whole step, of each plain form; nothing on a CPU, or under DDP.
+
+    Compiled ones come first: a capture that fails may spoil the process for those after it.
+    """
+    if subject.world.device.type != "cuda" or subject.world.size > 1:
+        return []
+    forms: list[NetworkForm] = []
+    for is_compiled in (True, False):
+        name = f"graph of {COMPILE if is_compiled else 'eager'}"
+        if subject.is_convolutional:
+            make = partial(_graph, is_compiled=is_compiled, is_channels_last=True)
+            forms.append(NetworkForm(f"{name}, {CHANNELS_LAST}", "by hand", make))
+        forms.append(NetworkForm(name, "by hand", partial(_graph, is_compiled=is_compiled)))
+    return forms
+
+
+def optimizer_options(
+    network: Network, device: torch.device, *, is_captured: bool = False
+) -> dict[str, bool]:
+    """The fastest form that a network's optimizer offers: fused where there is one, and fit for capture.
+
+    Args:
+        network: Tells its optimizer, and whether its gradients are sparse.
+        device: Where the parameters are.
+        is_captured: Whether its step goes into a CUDA graph.
+    """
+    example = network.make_optimizer([nn.Parameter(torch.zeros(1, device=device))])
+    group = example.param_groups[0]
+    options: dict[str, bool] = {}
+    if takes_fused_form(type(example).__name__, group) and not network.is_sparse:
+        options["fused"] = True
+    if is_captured and "capturable" in group:
+        options["capturable"] = True
+    return options
+
+
+def plain_step(
+    subject: NetworkSubject, *, is_compiled: bool, is_channels_last: bool, is_captured: bool = False
+) -> tuple[PlainStep, Any]:
+    """The plain loop's step, and the batch it is for."""
+    network, world = subject.network, subject.world
+    options = optimizer_options(network, world.device, is_captured=is_captured)
+    setup = network.build(world.device, subject.scale, rank=world.rank, **options)
+    model, batch = setup.model, setup.batch
+    if is_channels_last:
+        convert: Any = model.to  # its stubs lack the overload for layouts alone
+        convert(memory_format=torch.channels_last)
+        batch = channels_last(batch)
+    called: Any = model
+    if world.size > 1:
+        devices = [world.device] if world.device.type == "cuda" else None
+        called = DistributedDataParallel(model, device_ids=devices)
+    if is_compiled:
+        called = torch.compile(called)
+    step = PlainStep(
+        model,
+        called,
+        setup.loss_fn,
+        setup.optimizer,
+        precision=subject.precision,
+        clip_norm=network.clip_norm,
+    )
+    return step, batch
+
+
+def _plain(
+    subject: NetworkSubject, *, is_compiled: bool = False, is_channels_last: bool = False
+) -> NetworkRunner:
+    step, batch = plain_step(subject, is_compiled=is_compiled, is_channels_last=is_channels_last)
+    return NetworkRunner(run=lambda: step(batch))
+
+
+def _graph(
+    subject: NetworkSubject, *, is_compiled: bool = False, is_channels_last: bool = False
+) -> NetworkRunner:
+    step, batch = plain_step(
+        subject, is_compiled=is_compiled, is_channels_last=is_channels_last, is_captured=True
+    )
+    replay = whole_step_graph(step, batch)
+    return NetworkRunner(run=partial(replay, batch), close=replay.close)
+
+
+def channels_last(batch: Any) -> Any:
+    """The batch with its images laid out pixel by pixel."""
+    from torch.utils import _pytree as pytree
+
+    def place(leaf: Tensor) -> Tensor:
+        is_image = leaf.dim() == 4 and leaf.is_floating_point()
+        return leaf.contiguous(memory_format=torch.channels_last) if is_image else leaf
+
+    return pytree.tree_map_only(Tensor, place, batch)

@@ -1,0 +1,82 @@
+"""The loader behind a feed: taken from in one thread, its errors kept for the batch where they happened."""
+
+import functools
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from types import GeneratorType
+from typing import Any
+
+from ridgeline.engine import Engine
+from ridgeline.feeding.slots import Carrier, Slot
+
+
+class Source:
+    """The loader, and how to fill a slot from it; used by one thread at a time."""
+
+    def __init__(self, loader: Iterable[Any], carrier: Carrier | None) -> None:
+        self.loader = loader
+        self._carrier = carrier
+        self._iterator: Iterator[Any] | None = None
+        self.is_over = False
+        self.is_one_shot = False
+        self.loading_s = 0.0
+        self.thread: int | None = None
+
+    def open(self) -> None:
+        """Begin an iteration; then it is known whether there can be another."""
+        self.is_over = False
+        self.thread = None
+        self._iterator = iter(self.loader)
+        self.is_one_shot = self._iterator is self.loader
+
+    def load(self, slot: Slot) -> None:
+        """Fill a slot with the next batch, or with what the loader raised."""
+        if self.is_over or self._iterator is None:
+            return
+        self.thread = threading.get_ident()
+        # The loader's own exception belongs to the caller, at this batch and not before.
+        try:
+            if self._carrier is None:
+                begin = time.perf_counter()
+                slot.content = next(self._iterator)
+            else:
+                with self._carrier.channel.active():
+                    self._carrier.wait_for_host_memory(slot)
+                    begin = time.perf_counter()
+                    self._carrier.pack(slot, next(self._iterator))
+            self.loading_s += time.perf_counter() - begin
+        except BaseException as error:  # noqa: BLE001 - StopIteration too: it ends the feed
+            self.is_over = True
+            slot.error = error
+
+    def finish(self, slots: list[Slot], *, keeps_memory: bool) -> None:
+        """Drop the iterator and what the slots hold; a generator that the loader made is closed."""
+        for slot in slots:
+            slot.content = slot.error = None
+            if self._carrier is not None and not keeps_memory:
+                self._carrier.end(slot)
+        iterator, self._iterator = self._iterator, None
+        if isinstance(iterator, GeneratorType) and iterator is not self.loader:
+            iterator.close()
+
+
+def end_loading(
+    source: Source, engine: Engine | None, slots: list[Slot], *, keeps_memory: bool
+) -> None:
+    """End an iteration; what has begun is finished first, what has not is left out."""
+    source.is_over = True  # loads that have not begun do nothing
+    if engine is not None:
+        engine.close()
+    source.finish(slots, keeps_memory=keeps_memory)
+
+
+def shut_down(source: Source, engine: Engine | None, slots: list[Slot]) -> None:
+    """End the loading for good, whichever thread this is."""
+    source.is_over = True  # at once, also where another thread does the rest
+    end = functools.partial(end_loading, source, engine, slots, keeps_memory=False)
+    if source.thread == threading.get_ident() and engine is not None:
+        # The garbage collector may drop a feed in its own loading thread, which cannot await itself.
+        threading.Thread(target=end, name="ridgeline-close-feed").start()
+    else:
+        end()

@@ -1,0 +1,322 @@
+"""What torch's compiler finds when it reads a program: what that takes for granted, and what it writes.
+
+TorchDynamo interprets bytecode through every call and records each thing that decided what is computed:
+attributes at any depth, inherited methods and properties, closures, globals, defaults, dictionaries, hooks,
+shapes, strides and dtypes of tensors, autocast and other modes. Captured programs take these guards.
+"""
+
+import builtins
+import logging
+import re
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._dynamo import config
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.guards import _get_closure_vars
+from torch._dynamo.side_effects import AttributeMutationNew
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables.base import VariableTracker
+from torch._guards import TracingContext
+
+from ridgeline.capture.mask_looks import reading
+from ridgeline.capture.unchecked import without_checks
+from ridgeline.errors import CaptureError, first_line
+from ridgeline.guards.leaves import new_leaves_read
+from ridgeline.guards.sparse import leave_out_strides, sparse_tensors_read
+from ridgeline.guards.static_sizes import sizes_read_as_they_are
+from ridgeline.programs.distinct_results import memory_number
+from ridgeline.programs.inductor import FAILURES
+from ridgeline.programs.watches.added import with_guards
+from ridgeline.programs.watches.settings import operators_of, settings_of
+from ridgeline.tensors.copies import is_noted
+
+SETTINGS: dict[str, Any] = {
+    # Hooks, defaults and tensors in dictionaries that stayed the same: all are looked at.
+    "skip_nnmodule_hook_guards": False,
+    "skip_guards_on_constant_func_defaults": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "skip_no_tensor_aliasing_guards_on_parameters": False,
+    "use_recursive_dict_tags_for_guards": False,
+    # Numbers are what they are, and each other one is another program.
+    "specialize_float": True,
+    "specialize_int": True,
+    "automatic_dynamic_shapes": False,
+    "allow_rnn": True,
+    "trace_autograd_ops": True,
+    "side_effect_replay_policy": "silent",
+}
+"""Of TorchDynamo, while it reads. What a version of torch does not have is left out."""
+_lock = threading.Lock()
+_UNKNOWN = object()
+_PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+class _Unordered(set[Any]):
+    """Members that nobody goes through: torch 2.11 sorts its settings to record them, functions too."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class UnreadableError(CaptureError):
+    """A program that torch's compiler cannot read in one piece."""
+
+
+class Write(NamedTuple):
+    """Something that a program changes besides the elements of tensors.
+
+    Attributes:
+        what: An attribute, list, dictionary or variable, as the program gets at it.
+        kind: Its type.
+    """
+
+    what: str
+    kind: str
+
+
+class ProgramReading(NamedTuple):
+    """What was found in a program.
+
+    Attributes:
+        manager: The compiler's guards: `check(locals)`, and `check_verbose(locals)`, which says what differs.
+        tensors: Expressions of the tensors that it reads, in terms of `L`, its arguments by name, and `G`.
+        expressions: Of everything that is compared.
+        scope: The names in these expressions but for `L`.
+        classes: Of the objects that it looks into.
+        code: Of every function that was read.
+        writes: What it changes in Python.
+        graph: The operators that it comes to, with the shapes of what it takes and gives, and the settings
+            that choose kernels, as text.
+        kept: Objects that are compared by identity, held so that none gives its place to another.
+        takes_host: Whether it takes tensors that lie on the host, and does not make all of those itself.
+    """
+
+    manager: Any
+    tensors: tuple[str, ...]
+    expressions: tuple[str, ...]
+    scope: dict[str, Any]
+    classes: tuple[type, ...]
+    code: frozenset[types.CodeType]
+    writes: tuple[Write, ...]
+    graph: str
+    kept: tuple[Any, ...]
+    takes_host: bool
+
+
+def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> ProgramReading:
+    """Read `program(**arguments)` under the modes in force; it does not run.
+
+    Value checks of `torch.distributions` are off while it is read, and are to be off while guards compare.
+
+    Args:
+        program: A function without a closure whose parameters are the names of the arguments.
+        arguments: Their values.
+
+    Raises:
+        UnreadableError: the compiler cannot read it in one piece; says what stopped it, and where.
+
+    Cost: Tenths of a second, seconds for large networks.
+    """
+    scope = {**program.__globals__, "__builtins__": builtins.__dict__}
+    # The compiler files what it knows under the code object: each reading has one of its own.
+    code = program.__code__.replace(co_name=program.__code__.co_name)
+    entry = types.FunctionType(code, scope)
+    found: list[dict[str, Any]] = []
+
+    @with_guards
+    def backend(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        found.append(_found(graph))
+        return _end
+
+    settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
+    # What a program logs is no result of it; libraries add methods of their own to loggers.
+    settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
+    settings["reorderable_logging_functions"] = _Unordered((warnings.warn,))
+    with (
+        _lock,
+        config.patch(settings),
+        without_checks(),
+        reading(),
+        sparse_tensors_read(),
+        new_leaves_read(),
+        sizes_read_as_they_are(),
+    ):
+        try:
+            torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)(**arguments)
+        except _Read:
+            pass
+        except FAILURES as error:
+            raise UnreadableError(
+                f"wanted a program that torch's compiler can read in one piece, got {_obstacle(error)}"
+            ) from error
+        finally:
+            torch.clear_autocast_cache()  # where the reading left casts without data
+    entries = _debug_get_cache_entry_list(code)
+    if not found or not entries:
+        raise UnreadableError(
+            "wanted a program that torch's compiler can read in one piece, got one that it passed over"
+        )
+    constants = [part for part in entries[0].code.co_consts if not isinstance(part, types.CodeType)]
+    found[0]["graph"] += repr(constants)
+    return _made(entries[0].guard_manager, found[0], scope, dict(arguments))
+
+
+class _Read(BaseException):
+    """Ends the call of a program that was to be read only."""
+
+
+def _end(*_: Any) -> Any:
+    raise _Read
+
+
+def _obstacle(error: BaseException) -> str:
+    """What stopped the compiler: the first line of its error, and the line of the program."""
+    text = str(error)
+    what = (
+        "a branch on the value of a tensor"
+        if "data-dependent" in text
+        else first_line(error, type(error).__name__)
+    )
+    places = [match for match in _PLACE.findall(text) if match[0] != __file__]
+    where = f" ({Path(places[-1][0]).name}:{places[-1][1]} in {places[-1][2]})" if places else ""
+    return what.rstrip(".") + where
+
+
+def _found(graph: fx.GraphModule) -> dict[str, Any]:
+    """What the compiler knows at the end of its reading, before anything is compiled or written."""
+    output = InstructionTranslator.current_tx().output
+    leave_out_strides(output.input_source_to_sizes_strides)
+    effects = output.side_effects
+    modified = effects._get_modified_vars()  # noqa: SLF001 - nothing public says what a program writes
+    writes = {
+        Write(name, _kind_of(variable)): final
+        for variable in modified
+        if not isinstance(variable.mutation_type, AttributeMutationNew)
+        for name, final in _names_of(variable, effects.store_attr_mutations).items()
+    }
+    if effects.tensor_hooks:
+        writes[Write("hooks of tensors", "dict")] = _UNKNOWN
+    if output.random_calls:
+        writes[Write("Python's random numbers", "random.Random")] = _UNKNOWN
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    kernels = [ask() for ask in settings_of(operators_of(graph))]
+    arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
+    taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
+    return {
+        "writes": writes,
+        "takes_host": any(map(_is_on_host, taken)),
+        "tensors": tuple(_expression(argument.source) for argument in arguments),
+        "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
+        "code": frozenset(TracingContext.get().traced_code),
+        "graph": "\n".join(
+            map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
+        ),
+    }
+
+
+def _inputs(placeholders: Iterable[fx.Node]) -> list[Any]:
+    """Shapes, dtypes and devices of what a graph takes, which operators and results need not show."""
+    values = [node.meta.get("example_value") for node in placeholders]
+    return [(v.shape, v.dtype, v.device) for v in values if isinstance(v, torch.Tensor)]
+
+
+def _is_on_host(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+def _results(graph: fx.GraphModule, placeholders: Iterable[fx.Node]) -> list[Any]:
+    """Shapes, strides and dtypes of what a program gives, and which argument's memory that lies in.
+
+    A graph does not give what the program gives as it got it: that is on the compiler's stack only.
+    """
+    output = next(iter(reversed(graph.graph.nodes)))
+    nodes = [*output.all_input_nodes]
+
+    def add(variable: Any) -> None:
+        if isinstance(variable, TensorVariable) and variable.as_proxy().node.op == "placeholder":
+            nodes.append(variable.as_proxy().node)
+
+    VariableTracker.visit(add, InstructionTranslator.current_tx().stack)
+    arguments = [memory_number(node.meta.get("example_value")) for node in placeholders]
+    values = [node.meta.get("example_value") for node in nodes]
+    return [
+        (v.shape, v.stride(), v.dtype, is_noted(v), [m == memory_number(v) for m in arguments])
+        for v in values
+        if isinstance(v, torch.Tensor)
+    ]
+
+
+def _made(
+    wrapper: Any, found: dict[str, Any], scope: dict[str, Any], arguments: dict[str, Any]
+) -> ProgramReading:
+    names = {"G": scope, **_get_closure_vars()}
+    sources = dict.fromkeys(_expression(source) for _, source in found["guards"])
+    values = {name: v for name in sources for v in _evaluated(name, names, arguments)}
+    objects = [value for value in values.values() if not isinstance(value, (int, float, str))]
+    return ProgramReading(
+        manager=wrapper.root,
+        tensors=found["tensors"],
+        expressions=tuple(values),
+        scope=names,
+        classes=tuple(dict.fromkeys(map(type, objects))),
+        code=found["code"],
+        writes=tuple(
+            write
+            for write, final in found["writes"].items()
+            if not any(final is now for now in _evaluated(write.what, names, arguments))
+        ),
+        graph=found["graph"],
+        kept=(wrapper, *objects),
+        takes_host=found["takes_host"],
+    )
+
+
+def _evaluated(name: str, names: dict[str, Any], arguments: dict[str, Any]) -> Iterable[Any]:
+    """The value of an expression of the compiler's, if it is one."""
+    if not name:
+        return []
+    try:
+        return [eval(name, names, {"L": arguments})]
+    except (NameError, SyntaxError, LookupError, AttributeError, TypeError):
+        return []
+
+
+def _expression(source: Any) -> str:
+    name = source.name  # a method before torch 2.12
+    return str(name() if callable(name) else name)
+
+
+def _names_of(variable: Any, attributes: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
+    """What the program calls something that it changes: attributes that it assigns with their last values."""
+    own = getattr(variable, "local_name", None) or getattr(variable, "name", None) or "a variable"
+    name = _expression(variable.source) if variable.source is not None else str(own)
+    assigned = {
+        f"{name}.{key}": _constant(value)
+        for key, value in attributes.get(variable, {}).items()
+        if key.isidentifier() and key != "cell_contents"
+    }
+    return assigned or {name: _UNKNOWN}
+
+
+def _constant(value: Any) -> Any:
+    """What is assigned, where that is a constant: what is there already is no change."""
+    try:
+        return value.as_python_constant() if value.is_python_constant() else _UNKNOWN
+    except (NotImplementedError, AttributeError):
+        return _UNKNOWN
+
+
+def _kind_of(variable: Any) -> str:
+    try:
+        return str(variable.python_type_name())
+    except NotImplementedError:
+        return type(variable).__name__

@@ -1,0 +1,1 @@
+"""What this process asks of its system: memory, speed, threads for messages."""

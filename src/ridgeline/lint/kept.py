@@ -1,0 +1,66 @@
+"""Running a program without a trace: random state, parameters and buffers are put back afterwards."""
+
+import contextlib
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ridgeline.tensors.copies import overlaps
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Random state of Python, numpy and torch as before, at the end."""
+    python, numpy = random.getstate(), np.random.get_state()
+    host = torch.get_rng_state()
+    device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(host)
+        if device is not None:
+            torch.cuda.set_rng_state(device)
+
+
+@contextlib.contextmanager
+def state_kept(module: Any) -> Iterator[None]:
+    """Parameters and buffers of a module as before, at the end; nothing for what is no module."""
+    if not isinstance(module, nn.Module):
+        yield
+        return
+    with tensors_kept(module, (*module.parameters(), *module.buffers())):
+        yield
+
+
+@contextlib.contextmanager
+def tensors_kept(module: nn.Module, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Values of some tensors of a module as before, at the end, and its buffers under their names.
+
+    Nobody writes a tensor whose elements share memory.
+    """
+    before = [(t, t.detach().clone()) for t in tensors if not overlaps(t)]
+    try:
+        with buffers_attached(module):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, saved in before:
+                tensor.copy_(saved)
+
+
+@contextlib.contextmanager
+def buffers_attached(module: nn.Module) -> Iterator[None]:
+    """Buffers that were replaced meanwhile are put back under their names, at the end."""
+    before = [(inner, dict(inner.named_buffers(recurse=False))) for inner in module.modules()]
+    try:
+        yield
+    finally:
+        for inner, buffers in before:
+            for name, tensor in buffers.items():
+                setattr(inner, name, tensor)

@@ -1,0 +1,267 @@
+"""The linter: what in a program cannot be captured as a CUDA graph, found before the capture is tried.
+
+A capture that fails leaves the process unusable, and one that succeeds may have baked in what should
+change. So the program runs once for real, watched, and everything that a graph cannot hold is named with
+operator and line. What looking cannot judge is a doubt, which `child_trial` settles.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ridgeline.capture.capturing import told_of_capture
+from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.lint.child_worker import is_trial
+from ridgeline.lint.idle_draws import IdleDraw
+from ridgeline.lint.kept import (
+    buffers_attached,
+    random_state_kept,
+    state_kept,
+)
+from ridgeline.lint.lint_observer import Doubt, Observation, watching
+from ridgeline.lint.lint_optimizer import optimizer_findings
+from ridgeline.lint.lint_rules import FROM_HOST, Finding, finding
+from ridgeline.lint.python_state import changed_in_python
+from ridgeline.optimizer_forms import sparse_modules
+from ridgeline.optimizers.capturable import make_capturable
+from ridgeline.reach.loss import scalar_loss
+from ridgeline.reach.undo import Undo
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.state.snapshot import Snapshot
+from ridgeline.tensors.batch import split
+from ridgeline.tensors.copies import own_copy
+
+if TYPE_CHECKING:  # a step makes its form, a form lints a model: at run time that would be a circle
+    from ridgeline.runtime.steps.body.body import StepBody
+
+__all__ = [
+    "FROM_HOST",
+    "Doubt",
+    "Finding",
+    "Lint",
+    "check_capturable",
+    "inspect_callable",
+    "inspect_step",
+    "is_doubtful",
+    "lint_callable",
+    "lint_step",
+    "optimizer_findings",
+]
+
+
+class Lint(NamedTuple):
+    """What was found: what cannot be captured, and what could not be judged.
+
+    `optimizer` says what keeps the optimizer out of a graph; it then steps beside the graph of the rest.
+    `idle_draws` are to be repeated beside each replay.
+    """
+
+    findings: tuple[Finding, ...]
+    doubts: tuple[Doubt, ...]
+    optimizer: tuple[Finding, ...] = ()
+    idle_draws: tuple[IdleDraw, ...] = ()
+
+
+def lint_step(body: "StepBody", batch: Any, *, device: str | torch.device) -> tuple[Finding, ...]:
+    """What in a training step cannot be captured, its optimizer included; see `inspect_step`."""
+    lint = inspect_step(body, batch, device=device)
+    return (*lint.optimizer, *lint.findings)
+
+
+def lint_callable(
+    fn: Callable[..., Any], inputs: Any, *, device: str | torch.device
+) -> tuple[Finding, ...]:
+    """What in a function or module cannot be captured; see `inspect_callable`."""
+    return inspect_callable(fn, inputs, device=device).findings
+
+
+def inspect_step(body: "StepBody", batch: Any, *, device: str | torch.device) -> Lint:
+    """Run a training step twice, as written and operator by operator, and watch the second time.
+
+    The first run fills what programs make once (caches, optimizer state). Parameters, buffers, optimizer
+    and random state (torch, Python, numpy) are put back, and what model and loss keep in Python; gradients
+    are None afterwards. What of that the second run changed is a finding, see `changed_in_python`.
+
+    With a reducer, or with an optimizer that no graph can hold, only loss and gradients are computed, without
+    accumulating them: no hook of the reducer runs, so no collective starts, and workers may lint each on its
+    own. The optimizer is then judged by its settings alone.
+
+    Args:
+        body: The step. Its optimizer may be as the user made it: what `make_capturable` changes is no
+            finding.
+        batch: On the device.
+        device: What is to be captured, `cuda`; `cpu` to lint a step on a host without a GPU.
+
+    Raises:
+        WorkloadError: the loss is not a scalar that depends on the parameters.
+
+    Cost: Two eager steps, the watched one some ten times slower, and a copy of the state.
+    """
+    kind = torch.device(device).type
+    optimizer = body.optimizer
+    judged = (*optimizer_findings(optimizer), *_sparse_findings(body.model))
+    runs_whole = body.synchronizer is None and not judged
+    seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
+    seen.ignores_torch_optimizers = kind != "cuda"
+    seen.takes_sparse_gradients = bool(judged)
+    seen.take_idle_draws()
+    recorder = Recorder(HostClock())
+    recorder.listener = functools.partial(setattr, seen.lines, "phase")
+    before = Snapshot(body.model, optimizer, body.loss_fn)
+    outside = Undo(body.model, body.loss_fn, optimizer, spared=before.tensors())
+    try:
+        with random_state_kept(), buffers_attached(body.model), body.as_written():
+            if kind == "cuda" and not judged:
+                make_capturable(optimizer, next(body.model.parameters()).device)
+            for watch in (contextlib.nullcontext(), watching(seen)):
+                copied = _copied(batch, kind)
+                python = Undo(body.model, body.loss_fn, values=False)
+                with watch, as_if_capturing(kind, seen):
+                    if runs_whole:
+                        body(copied, recorder)
+                    else:
+                        _compute_gradients(body, copied, recorder)
+            judge_python(seen, python, before.tensors())
+    finally:
+        seen.lines.outermost = None
+        outside.restore()
+        before.restore()
+    return Lint(seen.findings, seen.doubts, judged, seen.idle.draws if seen.idle else ())
+
+
+def inspect_callable(fn: Callable[..., Any], inputs: Any, *, device: str | torch.device) -> Lint:
+    """Call a function or module twice without gradients, and watch the second time.
+
+    Parameters and buffers of a module, and random state, are put back; the inputs are copied first.
+
+    Args:
+        fn: A function, or a module in the mode (training or not) in which it will run.
+        inputs: Its positional inputs as a tuple, or the only one.
+        device: What is to be captured, `cuda`; `cpu` to lint on a host without a GPU.
+
+    Cost: Two eager calls, the watched one some ten times slower, and a copy of a module's state.
+    """
+    kind = torch.device(device).type
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
+    try:
+        with torch.no_grad(), random_state_kept(), state_kept(module):
+            for watch in (contextlib.nullcontext(), watching(seen)):
+                copied = _copied(given, kind)
+                with watch:
+                    fn(*copied)
+    finally:
+        seen.lines.outermost = None
+    return Lint(seen.findings, (*seen.doubts, *_fast_paths(module)))
+
+
+def check_capturable(findings: Sequence[Finding], *, is_compiled: bool = True) -> None:
+    """Refuse a capture for which there are findings.
+
+    Args:
+        findings: All.
+        is_compiled: Whether they are of what the compiler makes of the whole step. It may make on the device
+            what the code makes on the host, so that this is no obstacle for it.
+
+    Raises:
+        ObstacleError: names each operator and line, why it cannot be captured, and what to do.
+        CaptureError: likewise, where a compiled step may do without.
+    """
+    if findings:
+        listed = "".join(f"\n- {one}" for one in findings)
+        may_compile = not is_compiled and all(one.rule in FROM_HOST for one in findings)
+        raise (CaptureError if may_compile else ObstacleError)(
+            f"wanted a program that a CUDA graph can hold, got {len(findings)} "
+            f"{'obstacle' if len(findings) == 1 else 'obstacles'}; nothing was captured. Remove them, or use "
+            f"an execution mode without a graph:{listed}"
+        )
+
+
+def is_doubtful(lint: Lint) -> bool:
+    """Whether a capture should be tried in a child process first: nothing found, but not all judged.
+
+    Never in such a child itself.
+    """
+    return bool(lint.doubts) and not lint.findings and not is_trial()
+
+
+def judge_python(seen: Observation, python: Undo, state: Iterable[Tensor]) -> None:
+    """Report what the watched run changed in Python: a replay would never do it again.
+
+    Args:
+        seen: What was watched; receives the finding.
+        python: The state before the watched run.
+        state: Parameters, buffers and what else is renewed in place.
+    """
+    if any(finding.rule == "moved-state" for finding in seen.findings):
+        return  # said with its line
+    # A view of a weight, made anew in each step, carries nothing on.
+    seen.forget_read([*state])
+    what = changed_in_python(python, seen.has_read)
+    if what:
+        seen.report("python-state", f"a change of {what} in Python", None)
+
+
+@contextlib.contextmanager
+def as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
+    """Programs go the way that a capture takes, but for optimizers, which refuse settings of their own."""
+    if kind != "cuda":
+        yield
+        return
+    asked = torch.cuda.is_current_stream_capturing
+
+    def is_capturing() -> bool:
+        return seen.lines.phase != "optimizer" or asked()
+
+    with told_of_capture(is_capturing):
+        yield
+
+
+def _compute_gradients(body: "StepBody", batch: Any, recorder: Recorder) -> None:
+    """Loss and gradients of the first micro-batch; gradients are returned, not accumulated."""
+    part, _ = split(batch, body.plan.accumulate)[0]
+    recorder.mark("forward")
+    precision: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if body.plan.precision == "bf16":
+        place = next(body.model.parameters()).device.type
+        precision = torch.autocast(place, torch.bfloat16, cache_enabled=False)
+    with precision:
+        loss = scalar_loss(body.loss_fn(body.model, part))
+    recorder.mark("backward")
+    trained = [parameter for parameter in body.model.parameters() if parameter.requires_grad]
+    torch.autograd.grad(loss, trained, allow_unused=True)
+
+
+def _copied(batch: Any, device: str) -> Any:
+    """Copies of what is on the device, so that a step which changes its batch leaves no trace."""
+
+    def copy(leaf: Any) -> Any:
+        is_there = isinstance(leaf, Tensor) and leaf.device.type == device
+        return own_copy(leaf) if is_there else leaf
+
+    return pytree.tree_map(copy, batch)
+
+
+def _sparse_findings(model: nn.Module) -> tuple[Finding, ...]:
+    """Gradients that no captured step of an optimizer takes."""
+    return tuple(
+        finding("sparse", "a sparse gradient", f"the weight of {name or 'the model'}")
+        for name in sparse_modules(model)
+    )
+
+
+def _fast_paths(module: Any) -> tuple[Doubt, ...]:
+    """Layers that choose another implementation when nobody watches."""
+    watched = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+    if not isinstance(module, nn.Module) or module.training:
+        return ()
+    names = dict.fromkeys(type(m).__name__ for m in module.modules() if isinstance(m, watched))
+    return tuple(Doubt(f"the inference path of nn.{name}", "the program itself") for name in names)

@@ -1,0 +1,222 @@
+"""One call of a model as two CUDA graphs: its forward pass, and its backward pass.
+
+Around them everything runs as it was written: the loss may read its results on the host, match boxes there,
+or wait for the device, as a step that is one graph cannot.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ridgeline.capture.capturing import capturing, on_stream, release
+from ridgeline.capture.dropout_states import DropoutStates
+from ridgeline.errors import CaptureError
+from ridgeline.reach.renewals import renewals
+from ridgeline.reach.undo import Undo
+from ridgeline.tensors.copies import copy_into, own_copy
+
+Run = Callable[..., tuple[Tensor, ...]]
+WARM_UP_CALLS = 3
+"""Forward and backward passes before the capture: libraries make their workspaces, compilers compile."""
+
+
+class CapturedModel:
+    """A function of tensors with its backward pass, captured; called with tensors like the examples.
+
+    Its results are copies, so whoever keeps one keeps its values. Gradients of parameters are not: they are
+    what `p.grad` refers to until the next call overwrites them.
+
+    Args:
+        run: The function. Parameters that it reaches, wherever they are kept, get gradients beside the
+            arguments that require them.
+        tensors: Example arguments; copied.
+        before: The state before the calls, put back before the capture; None for a function without any.
+        modules: All that the function may call.
+
+    Raises:
+        CaptureError: the capture failed.
+
+    Cost: Three calls with their backward passes, and the memory of one; waits for the device.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        tensors: Sequence[Tensor],
+        before: Undo | None = None,
+        modules: Iterable[nn.Module] = (),
+    ) -> None:
+        self._inputs = [own_copy(tensor) for tensor in tensors]
+        self._targets = [tensor.detach() for tensor in self._inputs]
+        self._serial = 0
+        self._spent = 0
+        stream = torch.cuda.Stream()
+        self._parameters: list[Tensor] = []
+        with on_stream(stream):
+            for _ in range(WARM_UP_CALLS):
+                outputs = run(*self._inputs)
+                inputs = {*map(id, self._inputs)}
+                self._parameters = [p for p in _leaves_behind(outputs) if id(p) not in inputs]
+                self._backward_of(outputs)
+        if before is not None:
+            before.restore()
+        self.dropout = DropoutStates(modules)
+        self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+        self._finalizer = weakref.finalize(self, release, self._graphs)
+        with capturing(self._graphs[0], "the model", stream=stream):
+            self._outputs = run(*self._inputs)
+        self._trained = [out.requires_grad for out in self._outputs]
+        self._seeds = [torch.empty_like(out) for out in self._outputs if out.requires_grad]
+        pool = self._graphs[0].pool()
+        with capturing(self._graphs[1], "the model", stream=stream, pool=pool):
+            self._gradients = self._backward_of(self._outputs, self._seeds)
+        self._outputs = tuple(out.detach() for out in self._outputs)
+        self._renewals = [] if before is None else renewals(before)
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """One call; the results are connected with arguments and parameters for a backward pass.
+
+        Raises:
+            CaptureError: later, in a backward pass that comes twice, or after another call.
+
+        Cost: Two launches, and a copy of each argument and result.
+        """
+        outputs = _Replayed.apply(self, *tensors, *self._parameters)
+        pairs = zip(outputs, self._trained, strict=True)
+        return tuple(out if is_trained else out.detach() for out, is_trained in pairs)
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[int, tuple[Tensor, ...]]:
+        """Replay the forward pass; the number of this call, and its results."""
+        self._serial += 1
+        self._give_away()
+        copy_into(self._targets, tensors)
+        self.dropout.bring()
+        self._graphs[0].replay()
+        self.dropout.leave()
+        for renew in self._renewals:
+            renew()
+        return self._serial, tuple(out.clone() for out in self._outputs)
+
+    def backward(self, serial: int, seeds: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """Replay the backward pass of the call with that number."""
+        if serial != self._serial or serial == self._spent:
+            raise CaptureError(
+                "wanted one backward pass for each call of the captured model, before the next call, got "
+                "another; use execution='eager'"
+            )
+        self._spent = serial
+        pairs = zip(seeds, self._trained, strict=True)
+        given = [seed for seed, is_trained in pairs if is_trained]
+        copy_into(self._seeds, given)
+        self._graphs[1].replay()
+        found = iter(self._gradients)
+        # Whoever brought an argument keeps its gradient, which no step clears.
+        of_inputs = [_copied(next(found)) if x.requires_grad else None for x in self._inputs]
+        return (*of_inputs, *(_shared(next(found)) for _ in self._parameters))
+
+    def close(self) -> None:
+        """Drop the graphs.
+
+        Cost: Waits for the device.
+        """
+        if self._finalizer.alive:
+            torch.cuda.synchronize()
+            self._finalizer()
+
+    def _give_away(self) -> None:
+        """Copy the gradients that nobody has cleared, before both replays: autograd will add to them.
+
+        They may lie where the forward pass writes: the graphs share memory.
+        """
+        num_inputs = len(self._gradients) - len(self._parameters)
+        gradients = self._gradients[num_inputs:]
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            held = parameter.grad
+            if held is not None and gradient is not None and held.data_ptr() == gradient.data_ptr():
+                parameter.grad = held.clone()
+
+    def _backward_of(
+        self, outputs: Sequence[Tensor], seeds: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of arguments and parameters that require them."""
+        trained = [out for out in outputs if out.requires_grad]
+        if seeds is None:
+            seeds = [torch.zeros_like(out) for out in trained]
+        return gradients_of(trained, (*self._inputs, *self._parameters), seeds)
+
+
+def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors in which a backward pass from results would add gradients."""
+    found: dict[int, Tensor] = {}
+    nodes = [out.grad_fn for out in outputs if out.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            found[id(node.variable)] = node.variable  # type: ignore[attr-defined]
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return [*found.values()]
+
+
+class _Replayed(torch.autograd.Function):
+    """A replay as a node of autograd's graph; it hands the gradients to whatever waits for them."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, captured: CapturedModel, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.captured = captured
+        num_inputs = len(captured._inputs)  # noqa: SLF001 - the node is part of it
+        ctx.serial, outputs = captured.forward(tensors[:num_inputs])
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # type: ignore[override]
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.captured.backward(ctx.serial, grad_outputs))
+
+
+def gradients_of(
+    outputs: Sequence[Tensor], sources: Sequence[Tensor], seeds: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the sources that require them, computed outside of autocast, as a step does.
+
+    Before the hooks on the sources: those are called by the backward pass in which a replay stands.
+    """
+    wanted = [x for x in sources if x.requires_grad]
+    off = torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False)
+    with off[0], off[1], _without_hooks(wanted):
+        return torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
+
+
+@contextlib.contextmanager
+def _without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Hooks on gradients of tensors are not called inside."""
+    stores = [hooks for t in tensors if (hooks := t._backward_hooks)]  # noqa: SLF001 - nothing public
+    kept = [dict(hooks) for hooks in stores]
+    for hooks in stores:
+        hooks.clear()  # autograd knows the dictionary, not what is in it
+    try:
+        yield
+    finally:
+        for hooks, before in zip(stores, kept, strict=True):
+            hooks.update(before)
+
+
+def _copied(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.clone()
+
+
+def _shared(gradient: Tensor | None) -> Tensor | None:
+    """A new tensor on the same memory: autograd keeps it as it is, and adds to nothing of ours."""
+    return None if gradient is None else gradient.detach()

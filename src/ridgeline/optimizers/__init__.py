@@ -1,0 +1,1 @@
+"""What optimizers take for granted: states in tensors, fused kernels, calls around a step."""

@@ -1,0 +1,229 @@
+"""Making an optimizer fit for capture: everything that changes between steps lives in tensors.
+
+A captured step replays with the numbers it was captured with. So the learning rate becomes a tensor on
+the device (schedulers write into it), step counts live on the device, and every other setting is
+watched: when one changes, the step is captured again.
+"""
+
+import copy
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ridgeline.errors import PlanError
+from ridgeline.optimizer_forms import has_double, takes_fused_form
+from ridgeline.optimizers.fused_limits import why_not_fused
+
+Settings = tuple[tuple[str, Any], ...]
+INEXACT = {
+    "RAdam": "its form for captures computes in single precision how far to trust its averages"
+}
+"""Optimizers of torch whose capturable form trains otherwise, and why.
+
+Source: torch/optim/radam.py, releases 2.11 to 2.13: a difference of numbers near 2,000, which counts in
+float32 leave so that the update is 0.6 % off in steps 6 to 8; as a loop runs it, these are Python's numbers.
+"""
+_MUTABLE: tuple[type[Any], ...] = (list, dict, set)
+
+
+def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
+    """Change the settings of `optimizer` so that its step can be captured; what was changed.
+
+    The maths stays: `capturable` and `fused` select other kernels of the same update. One fused kernel
+    reads and writes each value once, so it is taken wherever there is one and the user did not ask for
+    another form.
+
+    Raises:
+        PlanError: the optimizer has neither a capturable nor a fused implementation for its parameters.
+    """
+    changed = []
+    for number, group in enumerate(optimizer.param_groups):
+        form = _choose_form(optimizer, group)
+        dtype = _rate_dtype(group)
+        rate = group["lr"]
+        if not isinstance(rate, Tensor):
+            group["lr"] = torch.tensor(float(rate), dtype=dtype, device=device)
+        elif rate.device != device:
+            group["lr"] = rate.to(device)
+        changed.append(f"optimizer group {number} uses its {form} form, learning rate in a tensor")
+        if dtype == torch.float32 and has_double(group):
+            changed.append(
+                f"optimizer group {number} trains float64 parameters with a learning rate rounded to "
+                "float32, which is what its fused form takes"
+            )
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.device != device:
+                state[key] = value.to(device)
+    return tuple(changed)
+
+
+def make_fused(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
+    """Switch every parameter group that has one to its fused form; what was changed.
+
+    The maths stays; one kernel reads and writes each value once.
+    """
+    changed = []
+    for number, group in enumerate(optimizer.param_groups):
+        if group.get("fused") or not takes_fused_form(type(optimizer).__name__, group):
+            continue
+        if (why := why_not_fused(optimizer, group)) is not None:
+            changed.append(_not_fused(number, why))
+            continue
+        group["fused"], group["foreach"] = True, False
+        changed.append(f"optimizer group {number} uses its fused form")
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.device != device:
+                    state[key] = value.to(device)
+    return tuple(changed)
+
+
+def has_no_form_for_captures(optimizer: Optimizer) -> bool:
+    """Whether its form for captures is another update, or its parameters keep it from the only one it has."""
+    return type(optimizer).__name__ in INEXACT or any(
+        "capturable" not in group and why_not_fused(optimizer, group) is not None
+        for group in optimizer.param_groups
+    )
+
+
+def stepping_outside(optimizer: Optimizer) -> str:
+    """What is said of an optimizer that no graph is to hold."""
+    name = type(optimizer).__name__
+    why = INEXACT.get(name, "no graph can hold it")
+    return f"the optimizer {name} steps outside of the graph: {why}"
+
+
+def give_up_fused(optimizer: Optimizer) -> tuple[str, ...]:
+    """Switch groups back whose parameters keep them from their fused form; what was changed."""
+    changed = []
+    for number, group in enumerate(optimizer.param_groups):
+        if "fused" in group and (why := why_not_fused(optimizer, group)) is not None:
+            group["fused"] = False
+            changed.append(_not_fused(number, why))
+    return tuple(changed)
+
+
+def _not_fused(number: int, why: str) -> str:
+    return f"optimizer group {number} does not use its fused form: {why}"
+
+
+def _choose_form(optimizer: Optimizer, group: dict[str, Any]) -> str:
+    """Switch a group to the form that can be captured; its name.
+
+    Raises:
+        PlanError: there is none.
+    """
+    name = type(optimizer).__name__
+    is_capturable = "capturable" in group
+    why = why_not_fused(optimizer, group)
+    is_fused = takes_fused_form(name, group) and why is None
+    if not is_capturable and not is_fused:
+        because = "" if why is None else f" for its parameters ({why})"
+        raise PlanError(
+            f"wanted an optimizer that can be captured, got {name} whose step has neither a "
+            f"capturable nor a fused form{because}; use execution='eager' or another optimizer"
+        )
+    if is_capturable:
+        group["capturable"] = True
+    if is_fused:
+        group["fused"], group["foreach"] = True, False
+    elif why is not None:
+        group["fused"] = False
+    names = [name for name in ("capturable", "fused") if group.get(name)]
+    return " and ".join(names)
+
+
+def _rate_dtype(group: dict[str, Any]) -> torch.dtype:
+    """Fused kernels read the learning rate as float32; others take it as exact as the parameters."""
+    return torch.float64 if has_double(group) and not group.get("fused") else torch.float32
+
+
+def _settings_of(optimizer: Optimizer) -> tuple[Settings, ...]:
+    """All settings that a capture bakes in, as they are now: those that are not tensors."""
+    return tuple(
+        tuple(
+            (key, copy.deepcopy(value) if isinstance(value, _MUTABLE) else value)
+            for key, value in group.items()
+            if key not in ("params", "initial_lr") and not isinstance(value, Tensor)
+        )
+        for group in optimizer.param_groups
+    )
+
+
+class WatchedSettings:
+    """The settings that a capture bakes in, watched before every step.
+
+    Args:
+        optimizer: As it was captured.
+
+    Attributes:
+        are_frozen: None of them can change in place.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._settings = _settings_of(optimizer)
+        self._values = _values(optimizer)
+        self.are_frozen = not any(
+            isinstance(value, _MUTABLE) and key != "params"
+            for group in optimizer.param_groups
+            for key, value in group.items()
+        )
+
+    def changed(self) -> bool:
+        """Whether a setting has another value now.
+
+        Cost: 1 us while all values are the same objects.
+        """
+        values = _values(self._optimizer)
+        is_same = len(values) == len(self._values) and all(map(is_, values, self._values))
+        if is_same and self.are_frozen:
+            return False
+        if _settings_of(self._optimizer) != self._settings:
+            return True
+        self._values = values
+        return False
+
+
+def _values(optimizer: Optimizer) -> list[Any]:
+    return [value for group in optimizer.param_groups for value in group.values()]
+
+
+class LearningRates:
+    """The learning-rate tensors that a captured step reads, kept in force.
+
+    A scheduler fills the tensor in place; code that assigns a float replaces it, and `refresh` writes
+    that float into the tensor and puts the tensor back. Rates that are numbers are left alone: the optimizer
+    reads them anew in each step.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._tensors = [group.get("lr") for group in optimizer.param_groups]
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups the optimizer had."""
+        return len(self._tensors)
+
+    def refresh(self) -> None:
+        """Make the captured tensors hold what the optimizer's groups say."""
+        for group, tensor in zip(self._optimizer.param_groups, self._tensors, strict=True):
+            if isinstance(tensor, Tensor) and group["lr"] is not tensor:
+                tensor.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else tensor.fill_(
+                    group["lr"]
+                )
+                group["lr"] = tensor
+
+    def scale(self, factor: float) -> None:
+        """Multiply all learning rates; tensors in place."""
+        for group in self._optimizer.param_groups:
+            if isinstance(group.get("lr"), Tensor):
+                group["lr"].mul_(factor)
+            elif "lr" in group:
+                group["lr"] *= factor

@@ -1,0 +1,1 @@
+"""Ways to exchange gradients or parameters that a search compares."""

@@ -1,0 +1,174 @@
+"""Every known way to exchange gradients, or parameters: what it would send and cost, and why it is not taken.
+
+Sending less pays where the link is slow and the codec is not: in 6 of some 200 set-ups of data centres. So
+each way is held against the machine's numbers, also those that are not allowed or do not run.
+
+Source of the count: Agarwal et al., "On the utility of gradient compression in distributed training systems",
+MLSys 2022.
+"""
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from ridgeline.codec import Value
+from ridgeline.errors import PlanError
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan, Sync
+from ridgeline.planner.exchanges.exchanges import APART_PERMISSION, PERMISSION, UNKNOWN_LOSS
+from ridgeline.planner.exchanges.rhythms import known_rhythms
+from ridgeline.simulator.exchange.synchronising import sent_bytes
+from ridgeline.simulator.model import rows_beside
+from ridgeline.simulator.step import simulate
+from ridgeline.synchronisation import (
+    ALGORITHMS,
+    COMPRESSIONS,
+    DEFAULT_ALGORITHM,
+    LEAST_GAIN,
+    UNCOMPRESSED,
+    check_sync,
+    is_exact,
+    is_exchange_frame,
+    rows_bytes,
+    shards_update,
+)
+from ridgeline.workload import Workload
+
+NOTHING_EXCHANGED = "a worker alone exchanges nothing"
+
+
+class ExchangeRow(Value, frozen=True, kw_only=True):
+    """One way to exchange gradients, or parameters, as it would do in a plan.
+
+    Attributes:
+        algorithm: Its word.
+        compression: Its word.
+        every: Steps between two exchanges.
+        options: Of its rhythm.
+        sent_bytes: That a worker hands to the collectives in a step; of exchanges now and then the mean.
+        exchange_s: Seconds of all buckets' exchanges, hidden behind backward or not; of exchanges now and
+            then a step's share, as far as it is not hidden.
+        step_s: The predicted step; None where it cannot be predicted.
+        is_exact: Whether the maths is that of the plain mean.
+        verdict: Whether the planner takes it, and why not.
+    """
+
+    algorithm: str
+    compression: str
+    every: int = 1
+    options: dict[str, bool | int | float | str] = {}
+    sent_bytes: int | None = None
+    exchange_s: float | None = None
+    step_s: float | None = None
+    is_exact: bool = True
+    verdict: str = ""
+
+
+def exchange_table(
+    machine: Machine,
+    workloads: Mapping[int, Workload],
+    plan: Plan,
+    *,
+    allow: Collection[str] = (),
+    error: float = 0.0,
+) -> tuple[ExchangeRow, ...]:
+    """The rows of all words: each algorithm without compression, each compression by the default algorithm.
+
+    Then the rhythms that a search compares.
+
+    Args:
+        machine: Its size tables price the exchanges.
+        workloads: The step of one worker, by number of workers.
+        plan: Its other knobs stay as they are; several workers.
+        allow: Changes of the maths that may be chosen.
+        error: Fraction of a step below which a prediction decides nothing.
+
+    Raises:
+        PlanError: the plan is of a worker alone.
+    """
+    if plan.workers == 1:
+        raise PlanError(
+            f"wanted a plan of several workers, got workers=1 in the plan: {NOTHING_EXCHANGED}; give "
+            "--devices of 2 or more"
+        )
+    workload = workloads[plan.workers]
+    ways = [Sync(algorithm=name, bucket_bytes=plan.sync.bucket_bytes) for name in ALGORITHMS]
+    ways += [
+        Sync(compression=name, bucket_bytes=plan.sync.bucket_bytes)
+        for name in COMPRESSIONS
+        if name != UNCOMPRESSED
+    ]
+    ways += known_rhythms(workload)
+    rows = [_row(machine, workload, plan, sync) for sync in ways]
+    plainest = rows[list(ALGORITHMS).index(DEFAULT_ALGORITHM)]
+    return tuple(_judged(row, plainest, plan, allow, error) for row in rows)
+
+
+def _row(machine: Machine, workload: Workload, plan: Plan, sync: Sync) -> ExchangeRow:
+    row = ExchangeRow(
+        algorithm=sync.algorithm,
+        compression=sync.compression,
+        every=sync.every,
+        options=sync.options,
+        is_exact=is_exact(sync),
+    )
+    there = msgspec.structs.replace(plan, sync=sync)
+    try:
+        check_sync(sync, plan.workers, workload.device)
+        timeline = simulate(machine, workload, there, details=False)
+    except PlanError as refused:
+        return msgspec.structs.replace(row, verdict=_reason(refused, sync))
+    exchange_ns = sum(span.duration_ns for span in timeline.frames if is_exchange_frame(span.name))
+    rows = rows_bytes([one.to_send for one in rows_beside(workload, there)])
+    return msgspec.structs.replace(
+        row,
+        sent_bytes=round((sum(sent_bytes(workload, there)) + rows) / sync.every),
+        exchange_s=exchange_ns * 1e-9,
+        step_s=timeline.step_ns * 1e-9,
+    )
+
+
+def _reason(refused: PlanError, sync: Sync) -> str:
+    """Why a way cannot be taken, in a few words where these are enough."""
+    algorithm, compression = ALGORITHMS[sync.algorithm], COMPRESSIONS[sync.compression]
+    if not (algorithm.runs and compression.runs):
+        return "this release does not run it"
+    return str(refused)
+
+
+def _judged(
+    row: ExchangeRow, plainest: ExchangeRow, plan: Plan, allow: Collection[str], error: float
+) -> ExchangeRow:
+    if row.step_s is None or plainest.step_s is None:
+        return row
+    words = []
+    if _is_of(row, plan.sync):
+        words.append("chosen")
+    gain = 1.0 - row.step_s / plainest.step_s
+    if row is plainest:
+        words.append("the default")
+    elif row.every > 1 and max(error, 0.0) < gain < LEAST_GAIN:
+        words.append(
+            f"gains {gain:.1%}, less than the {LEAST_GAIN:.0%} that training alone must gain"
+        )
+    elif gain > max(error, 0.0):
+        words.append(f"{gain:.1%} faster than the default")
+    elif gain < 0.0:
+        words.append(f"loses: {-gain:.1%} slower than the default")
+    else:
+        words.append(f"gains {gain:.1%}, which is within the uncertainty of {error:.1%}")
+    if shards_update(Sync(algorithm=row.algorithm)):
+        words.append(f"a worker keeps 1/{plan.workers} of the optimizer's state")
+    if remark := ALGORITHMS[row.algorithm].remark:
+        words.append(remark)
+    if not row.is_exact:
+        wanted = APART_PERMISSION if row.every > 1 else PERMISSION
+        words.append(UNKNOWN_LOSS if wanted in allow else f"wants allow={wanted!r}: {UNKNOWN_LOSS}")
+    return msgspec.structs.replace(row, verdict="; ".join(words))
+
+
+def _is_of(row: ExchangeRow, sync: Sync) -> bool:
+    """Whether a row is that of a plan's way, whatever options its algorithm and its compression have."""
+    way = (row.algorithm, row.compression, row.every)
+    is_alike = way == (sync.algorithm, sync.compression, sync.every)
+    return is_alike and (row.every == 1 or row.options == sync.options)

@@ -1,0 +1,1 @@
+"""How fast files are written and read."""

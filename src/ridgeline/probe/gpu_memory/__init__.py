@@ -1,0 +1,1 @@
+"""Levels of a GPU's memory, and what fills its multiprocessors."""

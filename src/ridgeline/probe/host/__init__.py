@@ -1,0 +1,1 @@
+"""What is measured of a host: memory, caches, cores, vectors, limits."""

@@ -1,0 +1,149 @@
+"""What the control groups of this process grant it, in version 1 and version 2, at whatever level."""
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from ridgeline.probe.host.mounts import Mount, mounts
+
+ROOT = Path("/")
+
+
+class Grant(NamedTuple):
+    """The least that a group of this process, or one above it, grants, and the file that says so."""
+
+    amount: float
+    by: str
+
+
+class Periods(NamedTuple):
+    """Periods of a quota of CPU time since a group was made, and in how many it was used up."""
+
+    number: int
+    throttled: int
+
+
+def cpu_periods(root: Path = ROOT) -> Periods | None:
+    """Of the group, of this process's and those above it, that was throttled most; None where none counts.
+
+    Args:
+        root: Where `proc` and `sys` are.
+
+    Source: cgroup-v2.rst and scheduler/sched-bwc.rst (`cpu.stat`: `nr_periods`, `nr_throttled`).
+    """
+    found = []
+    for folder in _groups("cpu", root):
+        lines = (line.split() for line in text_of(folder / "cpu.stat").splitlines())
+        counts = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+        if counts.get("nr_periods"):
+            found.append(Periods(counts["nr_periods"], counts.get("nr_throttled", 0)))
+    return max(found, key=lambda periods: periods.throttled, default=None)
+
+
+def cpu_quota(root: Path = ROOT) -> Grant | None:
+    """Cores' worth of CPU time, e.g. 1.5; None where nothing limits it.
+
+    Args:
+        root: Where `proc` and `sys` are.
+
+    Source: Documentation/admin-guide/cgroup-v2.rst (`cpu.max`), scheduler/sched-bwc.rst (`cpu.cfs_quota_us`).
+    """
+    found = []
+    for folder in _groups("cpu", root):
+        words = text_of(folder / "cpu.max").split()
+        if len(words) == 2 and words[0] != "max":
+            found.append(Grant(int(words[0]) / int(words[1]), "cgroup cpu.max"))
+        quota, period = text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal():  # -1: none
+            found.append(Grant(int(quota) / int(period), "cgroup cpu.cfs_quota_us"))
+    return min(found, default=None)
+
+
+def memory_limit(root: Path = ROOT) -> Grant | None:
+    """Bytes; None where nothing limits them. A limit above what the host has is none, too: see callers.
+
+    Source: cgroup-v2.rst (`memory.max`), cgroup-v1/memory.rst (`memory.limit_in_bytes`).
+    """
+    return _least("memory", ("memory.max", "memory.limit_in_bytes"), root)
+
+
+def process_limit(root: Path = ROOT) -> Grant | None:
+    """Processes and threads; None where nothing limits them.
+
+    Source: cgroup-v2.rst and cgroup-v1/pids.rst (`pids.max`).
+    """
+    return _least("pids", ("pids.max",), root)
+
+
+def core_set(root: Path = ROOT) -> Grant | None:
+    """Number of cores that may be used at all; None where no group says.
+
+    Source: cgroup-v2.rst (`cpuset.cpus.effective`), cgroup-v1/cpusets.rst.
+    """
+    names = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
+    found = [
+        Grant(count, f"cgroup {name}")
+        for folder in _groups("cpuset", root)
+        for name in names
+        if (count := len(listed(text_of(folder / name))))
+    ]
+    return min(found, key=lambda grant: grant.amount, default=None)
+
+
+def listed(text: str) -> frozenset[int]:
+    """The numbers of a list as the kernel writes it, e.g. `0-3,8`."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def _least(controller: str, names: tuple[str, ...], root: Path) -> Grant | None:
+    found = [
+        Grant(int(text), f"cgroup {name}")
+        for folder in _groups(controller, root)
+        for name in names
+        if (text := text_of(folder / name)).isdecimal()  # `max`: none
+    ]
+    return min(found, default=None)
+
+
+def _groups(controller: str, root: Path) -> Iterator[Path]:
+    """The group of this process and those above it, as far up as they are seen from here.
+
+    Source: cgroups(7): lines of /proc/self/cgroup are `number:controllers:path`, `0::path` for version 2.
+    """
+    seen = mounts(root)
+    for line in text_of(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            mine = [mount for mount in seen if mount.kind == "cgroup2"]
+        elif controller in controllers.split(","):
+            mine = [one for one in seen if one.kind == "cgroup" and controller in one.options]
+        else:
+            continue
+        for mount in mine:
+            top = root / mount.point.relative_to("/")
+            below = _below(mount, path)
+            yield from (top / part for part in (below, *below.parents))
+
+
+def _below(mount: Mount, path: str) -> PurePosixPath:
+    """A group's place below where its hierarchy is mounted.
+
+    A container often sees only its own part of the hierarchy, and the path of its group from the host's top:
+    then the group is where that part is mounted.
+    """
+    group = PurePosixPath(path)
+    if ".." not in group.parts and group.is_relative_to(mount.root):
+        return group.relative_to(mount.root)
+    return PurePosixPath()
+
+
+def text_of(path: Path) -> str:
+    """Content of a small file; empty where there is none, or it is not for us."""
+    try:
+        return path.read_text().strip()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return ""

@@ -1,0 +1,1 @@
+"""Rates of devices and links: ceilings, copies, collectives, codecs, dispatch."""

@@ -1,0 +1,185 @@
+"""Size tables of collectives over the real backend."""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ridgeline.machine import Collective, Operation, Quantity, Setting, SizePoint
+from ridgeline.probe.gpu import sleep
+from ridgeline.probe.groups.peers import Peers
+from ridgeline.synchronisation import operations
+from ridgeline.workers import flat_collectives
+
+QUICK_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+FULL_BYTES = tuple(1 << power for power in range(10, 29))
+LEAST_ROUNDS = 4
+SLOW_S, SLOW_ROUNDS = 0.05, 2
+"""What takes so long varies little: two rounds of it tell as much, and leave time for larger sizes."""
+LATEST_SHARE = 5.0
+"""Of the wanted seconds, what the rounds that are taken in any case may take."""
+MOST_ROUNDS = 100
+LEAST_SIZES = 3
+"""Measured however slow the link is. Small ones say little of large ones there: what buffers at both ends and
+on the way hold is sent both ways at once, while of long messages one direction may wait for the other."""
+LAUNCH_CYCLES = 600_000
+"""About 0.3 ms of GPU clock: longer than it takes to launch two collectives."""
+
+Calls = dict[tuple[Operation, int], Callable[[], None]]
+"""What is measured, by operation and bytes."""
+
+
+def measure_collectives(
+    setting: Setting, peers: Peers, *, quick: bool, seconds: float | None = None
+) -> tuple[Collective, ...]:
+    """Seconds by size of the collectives that a step may need, in about `seconds` (default 2, in full 10).
+
+    Sizes and operations are taken in turns, so that drift meets all alike. A sample is the time from
+    a common start until the last rank is done. Small sizes get more samples than large ones. What is too
+    large for a slow link is left out: the bandwidth of the largest size holds beyond it.
+    """
+    budget = seconds or (1.5 if quick else 10.0)
+    sizes = QUICK_BYTES if quick else FULL_BYTES
+    buffer = torch.zeros(sizes[-1] // 4, device=peers.device)
+    measured = operations(setting.device)
+    calls = {(o, s): _CALLS[o](buffer[: s // 4], peers) for o in measured for s in sizes}
+    calls, rounds_of = _affordable(calls, peers, LATEST_SHARE * budget / len(measured))
+    samples: dict[tuple[Operation, int], list[float]] = {key: [] for key in calls}
+    end = time.perf_counter() + budget
+    rounds = 0
+    while peers.agree(
+        rounds < LEAST_ROUNDS or (time.perf_counter() < end and rounds < MOST_ROUNDS)
+    ):
+        for key, call in calls.items():
+            if rounds >= rounds_of[key]:
+                continue
+            for _ in range(4 if key[1] <= 1 << 17 else 1):
+                samples[key].append(_time(call, peers))
+        rounds += 1
+    return tuple(
+        Collective(
+            setting=setting,
+            operation=operation,
+            backend=dist.get_backend(peers.group),
+            table=tuple(
+                SizePoint(num_bytes=size, seconds=_slowest(samples[operation, size], peers))
+                for size in sizes
+                if (operation, size) in samples
+            ),
+        )
+        for operation in measured
+    )
+
+
+def _affordable(
+    calls: Calls, peers: Peers, limit_s: float
+) -> tuple[Calls, dict[tuple[Operation, int], int]]:
+    """What is measured within the limit for each operation, warmed up, and in how many rounds at most.
+
+    Three sizes are taken in any case, another if the least rounds of it fit in, by the time that a call of
+    the size before took.
+
+    Cost: One call of each, and one of each operation that is too large.
+    """
+    found: Calls = {}
+    rounds: dict[tuple[Operation, int], int] = {}
+    for operation in dict.fromkeys(operation for operation, _ in calls):
+        sizes = [size for name, size in calls if name == operation]
+        left_s, each_s = limit_s, 0.0
+        for position, size in enumerate(sizes):
+            call = calls[operation, size]
+            growth = size / sizes[position - 1] if position else 1.0
+            least = SLOW_ROUNDS if each_s * growth > SLOW_S else LEAST_ROUNDS
+            is_taken = position < LEAST_SIZES or least * each_s * growth <= left_s
+            if not peers.agree(is_taken):
+                break
+            call()
+            each_s = _time(call, peers)
+            is_slow = peers.agree(each_s > SLOW_S)
+            left_s -= (SLOW_ROUNDS if is_slow else LEAST_ROUNDS) * each_s
+            found[operation, size] = call
+            rounds[operation, size] = SLOW_ROUNDS if is_slow else MOST_ROUNDS
+    return found, rounds
+
+
+def _all_reduce(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    def call() -> None:
+        dist.all_reduce(tensor, group=peers.group)
+
+    return call
+
+
+def _broadcast(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    def call() -> None:
+        dist.broadcast(tensor, group=peers.group, group_src=0)
+
+    return call
+
+
+def _all_gather(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    whole, share = _shares(tensor, peers)
+
+    def call() -> None:
+        flat_collectives.all_gather(whole, share, peers.group)
+
+    return call
+
+
+def _reduce_scatter(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    whole, share = _shares(tensor, peers)
+
+    def call() -> None:
+        flat_collectives.reduce_scatter(share, whole, peers.group)
+
+    return call
+
+
+def _all_to_all(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    whole, _ = _shares(tensor, peers)
+    found = torch.zeros_like(whole)
+
+    def call() -> None:
+        flat_collectives.all_to_all(found, whole, peers.group)
+
+    return call
+
+
+def _shares(tensor: Tensor, peers: Peers) -> tuple[Tensor, Tensor]:
+    """A tensor as far as the peers divide it, and a worker's share of it beside."""
+    length = tensor.numel() // peers.size
+    return tensor[: length * peers.size], torch.zeros(length, device=peers.device)
+
+
+_CALLS: dict[Operation, Callable[[Tensor, Peers], Callable[[], None]]] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
+
+
+def _time(call: Callable[[], None], peers: Peers) -> float:
+    """Seconds of one call on this rank, from a common start."""
+    peers.barrier()
+    if peers.device.type == "cuda":
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # A collective is queued behind work in a real step, so its launch is not part of its time;
+        # the small all-reduce lines the ranks up again.
+        sleep(LAUNCH_CYCLES)
+        dist.all_reduce(torch.zeros(1, device=peers.device), group=peers.group)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _slowest(samples: list[float], peers: Peers) -> Quantity:
+    """Over the ranks, the latest end of every sample."""
+    return Quantity.measured([max(row) for row in zip(*peers.gather(samples), strict=True)], "s")

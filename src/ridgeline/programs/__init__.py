@@ -1,0 +1,1 @@
+"""Programs of torch's compiler: options, passes of our own, and the forms that hold them."""

@@ -1,0 +1,309 @@
+"""The form of a training step's forward pass: as written, compiled whole, or compiled by region.
+
+A *region* is a block that the model repeats (a residual block, a transformer layer). Compiled by itself
+it is translated once for all its copies, and its backward hands out its gradients as soon as it is done,
+so that synchronisation overlaps as in the eager step.
+
+A form is switched on for the duration of a step only; evaluation, saving and the user's own calls see the
+model as it was.
+"""
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._functorch import config as autograd_config
+
+from ridgeline.capture.capturing import told_of_capture
+from ridgeline.capture.deadline import deadline
+from ridgeline.capture.step_findings import StepFindings
+from ridgeline.errors import CaptureError
+from ridgeline.programs import inductor
+from ridgeline.programs.watches.class_watch import ClassWatch
+
+_T = TypeVar("_T", bound="Form")
+LossFunction = Callable[[nn.Module, Any], Tensor]
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+MOST_VARIANTS = 64
+"""Variants of one block (shapes, precision, training flag) that are compiled before torch would silently
+run it eagerly; its own default of 8 is below the number of shapes in a common residual network."""
+
+_NOTHING = contextlib.nullcontext()
+
+
+class Form:
+    """How a step computes its loss: `loss = form(model, batch)` inside `with form.active():`.
+
+    Args:
+        loss_fn: The user's loss function; called as it is.
+    """
+
+    def __init__(self, loss_fn: LossFunction) -> None:
+        self._loss_fn = loss_fn
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        return self._loss_fn(model, batch)
+
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        """Switch the form on for the calls inside."""
+        return _NOTHING  # a generator here would cost every step some microseconds
+
+    def close(self) -> None:
+        """Release what the form holds on the device; nothing here."""
+
+
+class WholeForm(Form):
+    """Loss function and model compiled together; all anew where a class has another method."""
+
+    def __init__(
+        self, loss_fn: LossFunction, arguments: dict[str, Any], limit_s: float = math.inf
+    ) -> None:
+        super().__init__(loss_fn)
+        inductor.ignore_advice()
+        self._compiled = torch.compile(loss_fn, **arguments)
+        self._limit_s: float | None = limit_s
+        self._classes: ClassWatch | None = None
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch; the first call compiles.
+
+        Raises:
+            CaptureError: compiling took longer than it may.
+        """
+        if self._classes is None:
+            self._classes = ClassWatch(model, self._loss_fn)
+        self._classes.forget_stale_programs()
+        if self._limit_s is None:
+            return self._compiled(model, batch)
+        # The backward pass is compiled by the first call as well: its own threads cannot be stopped.
+        with (
+            deadline(self._limit_s, "the step compiled"),
+            autograd_config.patch(force_non_lazy_backward_lowering=True),
+        ):
+            loss = self._compiled(model, batch)
+        self._limit_s = None
+        return loss
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Switch the form on for the calls inside."""
+        with many_variants():
+            yield
+
+
+class RegionalForm(Form):
+    """The model's repeated blocks compiled one by one; everything between them as written.
+
+    Code between them that asks whether it is captured (transformers make a mask there, and none elsewhere) is
+    told so in every step where `is_captured`: else blocks would be compiled once more within the capture.
+    """
+
+    def __init__(
+        self,
+        loss_fn: LossFunction,
+        model: nn.Module,
+        arguments: dict[str, Any],
+        *,
+        is_captured: bool = False,
+    ) -> None:
+        super().__init__(loss_fn)
+        self._told = told_of_capture if is_captured else contextlib.nullcontext
+        self.regions = CompiledRegions(model, arguments)
+        self._classes = ClassWatch(model, loss_fn)
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        with self._told():
+            return self._loss_fn(model, batch)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Switch the compiled blocks on for the calls inside."""
+        self._classes.forget_stale_programs()
+        with many_variants(), self.regions.active():
+            yield
+
+
+class CompiledRegions:
+    """The repeated blocks of a model, each with a compiled call beside its plain one.
+
+    Args:
+        model: Left as it is, but for the time inside `active()`.
+        arguments: Those of `Module.compile`.
+
+    Attributes:
+        names: Where the blocks are in the model.
+        note: How many blocks of which kinds.
+
+    Raises:
+        CaptureError: the model repeats no block.
+    """
+
+    def __init__(self, model: nn.Module, arguments: dict[str, Any] | None = None) -> None:
+        arguments = inductor.plain_arguments() if arguments is None else arguments
+        found = find_regions(model)
+        if not found:
+            raise CaptureError(
+                f"wanted a model with repeated blocks for execution by region, got {type(model).__name__} "
+                "in which no composite module occurs twice; compile it whole ('compiled')"
+            )
+        self.names = tuple(name for name, _ in found)
+        self._blocks = tuple(block for _, block in found)
+        inductor.ignore_advice()
+        calls = []
+        for block in self._blocks:
+            block.compile(**arguments)
+            calls.append(block._compiled_call_impl)  # noqa: SLF001 - what `Module.compile` sets
+            block._compiled_call_impl = None  # noqa: SLF001
+        self._calls = tuple(calls)
+        kinds = Counter(type(block).__name__ for block in self._blocks)
+        words = ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
+        self.note = f"compiled by region: {words}"
+
+    @property
+    def num_regions(self) -> int:
+        """How many blocks are compiled."""
+        return len(self._blocks)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Calls of the blocks inside go to their compiled form."""
+        for block, call in zip(self._blocks, self._calls, strict=True):
+            block._compiled_call_impl = call  # noqa: SLF001
+        try:
+            yield
+        finally:
+            for block in self._blocks:
+                block._compiled_call_impl = None  # noqa: SLF001
+
+
+class CompiledForms:
+    """Forms of one loss function and model that several steps share, so that each is compiled once.
+
+    Args:
+        limit_s: Seconds that compiling a form may take.
+
+    Attributes:
+        limit_s: Seconds that compiling the next form may take.
+        findings: What was found out of the steps with these forms.
+    """
+
+    def __init__(self, limit_s: float = math.inf) -> None:
+        self.limit_s = limit_s
+        self.findings = StepFindings()
+        self._known: dict[Hashable, Form] = {}
+
+    def take(self, key: Hashable, make: Callable[[], _T]) -> Form:
+        """The form of that key, made if there is none."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    def forget(self) -> None:
+        """Drop all; steps that use a form keep it, with what was found out."""
+        self._known.clear()
+        self.findings = StepFindings()
+
+
+def find_regions(model: nn.Module) -> tuple[tuple[str, nn.Module], ...]:
+    """(name, module) of the outermost repeated blocks of a model, in its own order.
+
+    A block is a module with children, or of the user's own class, whose class occurs at least twice.
+    Sequential containers count only where no other class repeats, and then by the classes inside them.
+    """
+    for key_of in (_class_key, _sequence_key):
+        keys = Counter(key for module in model.modules() if (key := key_of(module)) is not None)
+        repeated = {key for key, count in keys.items() if count > 1}
+        found = tuple(_outermost(model, "", repeated, key_of, set()))
+        if len(found) > 1:
+            return found
+    return ()
+
+
+def _outermost(
+    module: nn.Module,
+    prefix: str,
+    repeated: set[Any],
+    key_of: Callable[[nn.Module], Any],
+    seen: set[int],
+) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if id(child) in seen:
+            continue
+        seen.add(id(child))
+        if key_of(child) in repeated:
+            yield path, child
+        else:
+            yield from _outermost(child, f"{path}.", repeated, key_of, seen)
+
+
+def _class_key(module: nn.Module) -> Any:
+    """The class of a module that may be a block, or None."""
+    kind = type(module)
+    if kind in _CONTAINERS:
+        return None
+    is_own = not kind.__module__.startswith("torch.nn.")
+    has_children = next(module.children(), None) is not None
+    return kind if has_children or (is_own and _has_parameters(module)) else None
+
+
+def _sequence_key(module: nn.Module) -> Any:
+    """The classes inside a sequential container of at least two modules, or None."""
+    if type(module) is not nn.Sequential or len(module) < 2:
+        return None
+    return tuple(type(child) for child in module)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+_limits = torch._dynamo.config  # noqa: SLF001 - the documented home of the compiler's settings
+_GUARDING = tuple(
+    name
+    for name in (
+        "skip_nnmodule_hook_guards",
+        "skip_no_tensor_aliasing_guards_on_parameters",
+        "skip_guards_on_constant_func_defaults",
+        "skip_tensor_guards_with_matching_dict_tags",
+        "use_recursive_dict_tags_for_guards",
+    )
+    if hasattr(_limits, name)
+)
+"""What a version of torch trusts to stay as it is: hooks of modules, and that no two parameters become one;
+torch 2.11 also defaults of functions and dtypes of parameters, which `model.double()` changes in place."""
+
+
+_explaining: Any = torch._dynamo.guards  # noqa: SLF001 - has the function below, and no setting for it
+_EXPLAIN_TIED = "recompilation_reason_for_no_tensor_aliasing_guard"
+
+
+def _tied(_manager: Any, _scope: Any) -> list[str]:
+    """Why a program does not serve. Torch's own looks up each tensor, and raises where one is gone (2.13)."""
+    return ["tensors that were several are one"]
+
+
+@contextlib.contextmanager
+def many_variants() -> Iterator[None]:
+    """Let torch compile up to `MOST_VARIANTS` variants of a function inside, and guard all that it reads."""
+    explain = getattr(_explaining, _EXPLAIN_TIED)
+    limit = _limits.recompile_limit
+    trusted = [name for name in _GUARDING if getattr(_limits, name)]
+    _limits.recompile_limit = max(limit, MOST_VARIANTS)
+    for name in trusted:
+        setattr(_limits, name, False)
+    setattr(_explaining, _EXPLAIN_TIED, _tied)
+    try:
+        yield
+    finally:
+        setattr(_explaining, _EXPLAIN_TIED, explain)
+        _limits.recompile_limit = limit
+        for name in trusted:
+            setattr(_limits, name, True)

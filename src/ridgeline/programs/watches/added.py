@@ -1,0 +1,249 @@
+"""Guards that torch's compiler leaves out, added to its own for every piece of a program that it compiles.
+
+To it -0.0 equals 0.0, and a tuple cannot change, whatever lists, dictionaries and sets are in it. Nor does
+it compare what is missing: a key that a method looks for and does not find (so in `os.environ`), or an
+attribute in `vars(x)`, or one whose `AttributeError` code catches. And it takes for granted which hooks of
+all modules there are, and settings that choose kernels; torch 2.11 also which methods an object holds itself.
+"""
+
+import builtins
+import dis
+import functools
+import math
+import os
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._C._dynamo.guards import DictGuardManager
+from torch._dynamo import polyfills
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._guards import Guard, TracingContext
+
+from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
+from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
+
+Backend = Callable[..., Callable[..., Any]]
+_UNKNOWN = object()
+_TORCH = torch.__path__[0]
+_STANDARD = polyfills.__path__[0]
+"""Where the compiler has Python of its own for code of the standard library."""
+_NO_OBJECTS = (type, types.ModuleType, Tensor, dict)
+_KEY_ERRORS = frozenset({"KeyError", "LookupError", "Exception", "BaseException"})
+_ATTRIBUTE_ERRORS = frozenset({"AttributeError", "Exception", "BaseException"})
+_DICTIONARIES = frozenset({"__dict__", "vars"})
+_ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
+_STORES = ("_parameters", "_buffers", "_modules")
+"""Where a module keeps attributes of its own."""
+
+
+def with_guards(compile_piece: Backend) -> Backend:
+    """A backend of `torch.compile` whose pieces are compiled anew where one of these changes.
+
+    Cost: About 1 us in every call of a piece for each zero that it reads and each such tuple, and for the
+        settings; where its code looks for what may be missing, also for each of the objects that it reads.
+    """
+
+    @functools.wraps(compile_piece)
+    def backend(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        # The compiler builds its guards when its backend is done.
+        guards = InstructionTranslator.current_tx().output.guards
+        code = tuple(TracingContext.get().traced_code)
+        named = {guard.name: guard.originating_source for guard in guards if guard.name}
+        kinds, sources = [*_required(code)], [*named.values()]
+        guards.update({Guard(source, kind) for source in sources for kind in kinds})
+        guards.update({Guard(source, _require_hooks) for source in sources[:1]})
+        if settings := settings_of(operators_of(graph)):
+            require = functools.partial(_require_settings, settings)
+            guards.update({Guard(source, require) for source in sources[:1]})
+        if _has_names(code, _ENVIRONMENT):
+            guards.update({Guard(source, _require_environment) for source in sources[:1]})
+        return compile_piece(graph, inputs)
+
+    return backend
+
+
+def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard], None]]:
+    """What is compared of every object that the compiler compares, by what code of a program does."""
+    yield _require_same
+    yield _require_methods
+    catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
+    if catches_unknown or _has_names(code, _KEY_ERRORS):
+        yield _require_keys
+    if catches_unknown or _has_names(code, _ATTRIBUTE_ERRORS | _DICTIONARIES):
+        yield _require_attributes
+
+
+def _has_names(code: Iterable[types.CodeType], names: frozenset[str]) -> bool:
+    return any(not names.isdisjoint(part.co_names) for part in _not_of_torch(code))
+
+
+def _not_of_torch(code: Iterable[types.CodeType]) -> Iterator[types.CodeType]:
+    for part in code:
+        if not part.co_filename.startswith(_TORCH) or part.co_filename.startswith(_STANDARD):
+            yield part
+
+
+def _catches_unknown(code: types.CodeType) -> bool:
+    """Whether it catches errors without saying which, or by a name that only says it when the code runs."""
+    loaded: set[str] = set()
+    before = ""
+    for instruction in dis.get_instructions(code):
+        if before == "PUSH_EXC_INFO":
+            loaded.clear()
+            if instruction.opname == "POP_TOP":  # a bare `except:`
+                return True
+        if instruction.opname == "CHECK_EXC_MATCH":
+            if any(not hasattr(builtins, name) for name in loaded):
+                return True
+            loaded.clear()
+        if instruction.opname.startswith("LOAD_"):
+            loaded.add(str(instruction.argval))
+        before = instruction.opname
+    return False
+
+
+def _require_same(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the signs of zeros, and on what can change in what cannot."""
+    value = _value(builder, guard)
+    if _has_zero(value):
+        _compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
+    if _holds_containers(value):
+        # Below a tuple the compiler looks at nothing while its holder holds what it held.
+        held = functools.partial(_content_of_that, value)
+        _compare(builder.guard_manager.root, held, None, f"what is held by {guard.name}")
+
+
+def _require_keys(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the keys of a dictionary of which the compiler compares the type only."""
+    value = _value(builder, guard)
+    if isinstance(value, dict):
+        manager = builder.get_guard_manager(guard)
+        if not isinstance(manager, DictGuardManager):  # which compares keys
+            _compare(manager, frozenset, value, f"the keys of {guard.name}")
+
+
+def _require_attributes(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the names of an object's own attributes."""
+    value = _value(builder, guard)
+    if hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS):
+        manager = builder.get_guard_manager(guard)
+        _compare(manager, _own_names, value, f"the attributes of {guard.name}")
+
+
+def _require_methods(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the methods that an object holds itself, in place of those of its class."""
+    value = _value(builder, guard)
+    if not isinstance(value, _NO_OBJECTS) and _own_methods(value):
+        manager = builder.get_guard_manager(guard)
+        _compare(manager, _own_methods, value, f"a method that {guard.name} holds")
+
+
+def _require_hooks(builder: Any, _: Guard) -> None:
+    """A `Guard` on the hooks of all modules, whatever it is about."""
+    root, what = builder.guard_manager.root, "a hook of all modules"
+    if hooks_of_all_modules():
+        _compare(root, _hooks, None, what)
+    else:
+        root.add_lambda_guard(no_module_has_hooks, [f"{what} changed"], None)
+
+
+def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
+    """A `Guard` on settings that choose kernels, whatever it is about."""
+    held = [(ask, ask()) for ask in settings]
+
+    def is_same(_: Any) -> bool:
+        for ask, value in held:  # noqa: SIM110 - `all` makes a generator, in every call
+            if ask() != value:
+                return False
+        return True
+
+    what = "a setting that chooses kernels changed"
+    builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
+
+
+def _require_environment(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the variables of the environment, whatever it is about."""
+    _compare(builder.guard_manager.root, _environment, None, "a variable of the environment")
+
+
+def _compare(manager: Any, look: Callable[[Any], Any], value: Any, what: str) -> None:
+    """Before every call, see whether `look` finds what it finds in the value of now."""
+    held = look(value)
+
+    def is_same(now: Any) -> bool:
+        return bool(look(now) == held)
+
+    manager.add_lambda_guard(is_same, [f"{what} changed"], None)
+
+
+def _value(builder: Any, guard: Guard) -> Any:
+    """What a guard is about; something unknown where that is no object of the program's."""
+    try:
+        return builder.get(guard)
+    except (NameError, LookupError, AttributeError, TypeError, NotImplementedError):
+        return _UNKNOWN
+
+
+def _content_of_that(value: Any, _: Any) -> Any:
+    return _content_of(value)
+
+
+def _own_names(value: Any) -> frozenset[str]:
+    """Names of what an object holds itself; a module's parameters, buffers and children, too."""
+    own = vars(value)
+    return frozenset(own).union(*[own.get(store) or () for store in _STORES])
+
+
+def _own_methods(value: Any) -> dict[str, tuple[Any, int]]:
+    """Name, function and owner of such methods; the object itself is the owner 0 (so none is kept alive)."""
+    own: dict[str, Any] = getattr(value, "__dict__", {})
+    return {
+        name: (method.__func__, 0 if method.__self__ is value else id(method.__self__))
+        for name, method in own.items()
+        if type(method) is types.MethodType
+    }
+
+
+def _hooks(_: Any) -> Any:
+    return hooks_of_all_modules()
+
+
+def _environment(_: Any) -> dict[Any, Any]:
+    # Copying it as it is held takes 1 us, and decoding it 50.
+    return dict(getattr(os.environ, "_data", os.environ))
+
+
+def _has_zero(value: Any) -> bool:
+    """Whether it is a number with a zero in it, whose sign can be another, or a tuple of such."""
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(_has_zero, value))
+    if isinstance(value, complex):
+        return 0.0 in (value.real, value.imag)
+    return isinstance(value, float) and value == 0.0
+
+
+def _holds_containers(value: Any) -> bool:
+    """Whether it is a tuple with something in it that can change."""
+    return isinstance(value, tuple) and any(
+        isinstance(part, (list, dict, set)) or _holds_containers(part) for part in value
+    )
+
+
+def _content_of(value: Any) -> Any:
+    """What a nest of containers holds: plain values with their types, objects by identity."""
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(_content_of, value))
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(map(_content_of, value))
+    if isinstance(value, dict):
+        return dict, tuple((key, _content_of(part)) for key, part in value.items())
+    if isinstance(value, float):
+        return float, value, math.copysign(1.0, value)
+    if isinstance(value, complex):
+        return complex, _content_of(value.real), _content_of(value.imag)
+    if isinstance(value, (int, str, bytes, types.NoneType)):
+        return type(value), value
+    return id(value)

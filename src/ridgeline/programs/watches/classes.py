@@ -1,0 +1,88 @@
+"""Whether the classes of a program are what they were.
+
+The compiler compares the class of an object, and takes for granted what is in most of them.
+"""
+
+import inspect
+import re
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from torch.nn.modules import module
+
+from ridgeline.programs.watches.conditions import Conditions
+from ridgeline.programs.watches.hooks_of_all import STORES
+from ridgeline.reach.replaced_code import replacements
+
+_CLASS_VARIABLE = re.compile(r"\.__mro__\[\d+\]\.__dict__\)\['(\w+)'\]")
+
+
+def class_variables(expressions: Iterable[str]) -> frozenset[str]:
+    """Names that the compiler has looked up in classes, from its expressions."""
+    return frozenset(name for text in expressions for name in _CLASS_VARIABLE.findall(text))
+
+
+def require_classes(
+    conditions: Conditions,
+    classes: Iterable[type],
+    code: frozenset[types.CodeType],
+    names: frozenset[str],
+) -> None:
+    """Require methods and variables of classes, and hooks of all modules, to stay as they are.
+
+    Args:
+        conditions: Receives the comparisons.
+        classes: Looked at with what they inherit.
+        code: Of the functions that were read; which of the methods count.
+        names: Of further variables that count.
+    """
+    functions: dict[types.FunctionType, None] = {}
+    for kind in classes:
+        owner = conditions.constant(kind)
+        for name in sorted({name for base in kind.__mro__ for name in vars(base)}):
+            value = inspect.getattr_static(kind, name)
+            function = _underlying(value)
+            has_been_read = isinstance(function, types.FunctionType) and function.__code__ in code
+            if not (has_been_read or name in names):
+                continue
+            if has_been_read:
+                functions[function] = None
+            # A class method is bound anew each time.
+            end = ".__func__" if isinstance(value, classmethod) else ""
+            looked_up = f"{owner}.{name}" if name.isidentifier() else f"getattr({owner}, {name!r})"
+            held = getattr(kind, name)
+            before = conditions.constant(held.__func__ if end else held)
+            conditions.require(f"{looked_up}{end} is {before}")
+    if functions:
+        _require_code(conditions, functions)
+    _require_hooks(conditions)
+
+
+def _require_code(conditions: Conditions, functions: Iterable[types.FunctionType]) -> None:
+    """Require functions to keep their code: none has got another, or at least not these."""
+    counted = replacements()
+    asked, count = conditions.constant(counted), counted.count
+    same = [
+        f"{conditions.constant(function)}.__code__ is {conditions.constant(function.__code__)}"
+        for function in functions
+    ]
+    conditions.require(f"({asked}.count == {count} or ({' and '.join(same)}))")
+
+
+def _require_hooks(conditions: Conditions) -> None:
+    hooks: list[dict[int, Any]] = [vars(module)[name] for name in STORES]
+    for store in hooks:
+        name = conditions.constant(store)
+        if any(hooks):
+            before = conditions.constant([*store.values()])
+            conditions.require(f"[*{name}.values()] == {before}")
+        else:
+            conditions.require(f"not {name}")
+
+
+def _underlying(value: Any) -> Any:
+    """The function of a property, static method or class method."""
+    if isinstance(value, property):
+        return value.fget
+    return getattr(value, "__func__", value)

@@ -1,0 +1,1 @@
+"""Recording what runs: clocks, frames, gaps between steps."""

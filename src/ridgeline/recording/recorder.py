@@ -1,0 +1,259 @@
+"""Recording what a step does: frames by host clock or by device events, resolved only when asked.
+
+The recorder is on the hot path of every step, so it only appends stamps to a list.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ridgeline.recording.clocks import Clock, DeviceClock, Stamp
+from ridgeline.recording.gaps import GapMeter, Gaps, StepGap, judge
+from ridgeline.timeline import Lane, Span, Timeline
+
+WINDOW = 200
+"""Steps kept: enough for a median with quartiles, bounded in memory."""
+
+DEVICE_SAMPLING = 8
+"""On devices the frames of every eighth step only: an event costs the host microseconds."""
+_NO_GAP = StepGap(0)
+
+
+class StepRecord:
+    """Raw stamps of one step: marks (a lane's frame begins) and closed spans."""
+
+    __slots__ = ("begin", "closed", "end", "gap", "is_sampled", "is_warmup", "marks")
+
+    def __init__(self, begin: Stamp) -> None:
+        self.begin = begin
+        self.end: Stamp = begin
+        self.marks: list[tuple[str, Lane, Stamp]] = []
+        self.closed: list[tuple[str, Lane, Stamp, Stamp]] = []
+        self.is_warmup = False
+        self.is_sampled = True
+        self.gap = _NO_GAP
+
+
+class Recorder:
+    """Frames of the last steps; `timeline()` makes the measured `Timeline` of the median step.
+
+    Attributes:
+        frame: The frame that began last in the present step.
+        listener: Called with a frame's name when it begins (for the black box), or None.
+        costs: What steps cost besides, such as `overhead_ns`; the timeline has the medians, because a
+            step in which another thread held the interpreter says nothing about the others.
+        counts: How often something happened, such as `eager_steps`; the timeline has them as they are.
+    """
+
+    def __init__(self, clock: Clock, *, starts: bool = True) -> None:
+        self.clock = clock
+        self.listener: Callable[[str], None] | None = None
+        self.frame = ""
+        self.costs: dict[str, deque[float]] = {}
+        self.counts: dict[str, float] = {}
+        self.overhead_ns = 0
+        self._steps: deque[StepRecord] = deque(maxlen=WINDOW)
+        self._frames: list[tuple[Span, ...]] = []
+        self._is_on_device = isinstance(clock, DeviceClock)
+        self._sampling = DEVICE_SAMPLING if self._is_on_device else 1
+        self._num_ended = 0
+        self._gaps = GapMeter()
+        self.current = StepRecord(clock.stamp() if starts else 0)
+
+    def begin_step(self, now_ns: int) -> None:
+        """The next batch is there: `input` (since the last step's end) is over, at so many ns of the host."""
+        self.overhead_ns = 0
+        self.frame = ""
+        current = self.current
+        current.gap = self._gaps.begin(now_ns)
+        if current.is_sampled:
+            current.marks += (("input", "host", current.begin), ("", "host", self.clock.stamp()))
+
+    def _forget(self, record: StepRecord) -> None:
+        # Its end is the begin of the step after it, which is still remembered.
+        self.clock.recycle((record.begin, *(stamp for _, _, stamp in record.marks[1:])))
+        self.clock.recycle(stamp for span in record.closed for stamp in span[2:])
+
+    def count(self, name: str) -> None:
+        """One more of what `name` says."""
+        self.counts[name] = self.counts.get(name, 0.0) + 1
+
+    def mark(self, name: str, lane: Lane = "compute") -> None:
+        """Frame `name` begins on `lane` and ends the frame before it on that lane."""
+        begin = time.perf_counter_ns()
+        if self.current.is_sampled:
+            self.current.marks.append((name, lane, self.clock.stamp()))
+        self.frame = name
+        if self.listener is not None:
+            self.listener(name)
+        self.overhead_ns += time.perf_counter_ns() - begin
+
+    def end_step(self, *, is_warmup: bool = False) -> None:
+        """The step is over; a warm-up step is kept out of the timeline."""
+        stamp = self.clock.stamp()
+        record = self.current
+        record.end = stamp
+        record.is_warmup = is_warmup
+        if self._is_on_device and len(self._steps) == WINDOW:
+            self._forget(self._steps.popleft())
+        self._steps.append(record)
+        self._num_ended += 1
+        self._gaps.end(time.perf_counter_ns())
+        self.current = StepRecord(stamp)
+        self.current.is_sampled = self._num_ended % self._sampling == 0
+
+    def sample_next(self) -> None:
+        """Have the frames of the coming step recorded, and then as often as ever."""
+        self._num_ended = 0
+        self.current.is_sampled = True
+
+    def add_cost(self, name: str, value: float) -> None:
+        """What the step just ended cost."""
+        values = self.costs.get(name)
+        if values is None:  # `setdefault` would make a deque in every step
+            values = self.costs[name] = deque(maxlen=WINDOW)
+        values.append(value)
+
+    def add_frames(self, spans: tuple[Span, ...]) -> None:
+        """Keep the frames of one replay of a captured step, in ns from the begin of the replay."""
+        self._frames.append(spans)
+
+    def clear(self) -> None:
+        """Forget all steps and restart the current one now."""
+        self._steps.clear()
+        self._frames.clear()
+        self.costs.clear()
+        self.counts.clear()
+        self.current = StepRecord(self.clock.stamp())
+        self._gaps.end(time.perf_counter_ns())
+
+    @property
+    def num_steps(self) -> int:
+        """Recorded steps that are not warm-up."""
+        return sum(not record.is_warmup for record in self._steps)
+
+    def timeline(self, title: str, workers: int, notes: Sequence[str] = ()) -> Timeline:
+        """The measured timeline: spans of the median step, durations of all recorded steps.
+
+        Cost: Waits for the device when it records by events.
+        """
+        records = [record for record in self._steps if not record.is_warmup] or list(self._steps)
+        resolved, gaps = self._without_idle(
+            [(self.clock.resolve((r.begin, r.end))[1], r) for r in records]
+        )
+        steps_ns = tuple(duration for duration, _ in resolved)
+        if not resolved:
+            return Timeline(
+                origin="measured", title=title, workers=workers, spans=(), steps_ns=(0,)
+            )
+        return Timeline(
+            origin="measured",
+            title=title,
+            workers=workers,
+            spans=self._median_spans(resolved),
+            steps_ns=steps_ns,
+            notes=tuple(notes),
+            counters=self.counts
+            | {name: statistics.median(values) for name, values in self.costs.items()}
+            | _counters(gaps),
+        )
+
+    def _without_idle(
+        self, steps: list[tuple[int, StepRecord]]
+    ) -> tuple[list[tuple[int, StepRecord]], Gaps]:
+        """The steps without what of the gaps before them is no part of them, and how much that is."""
+        works = [max(0, duration - r.gap.length_ns) for duration, r in steps]
+        gaps = judge([r.gap for _, r in steps], works)
+        cut = [
+            max(0, duration - self._cut(r, cut_ns))
+            for (duration, r), cut_ns in zip(steps, gaps.cuts_ns, strict=True)
+        ]
+        if self._is_on_device:
+            # How long the device had nothing to do is known of the sampled steps alone.
+            unknown = [
+                c > 0 and not r.is_sampled for (_, r), c in zip(steps, gaps.cuts_ns, strict=True)
+            ]
+            known = [duration for duration, u in zip(cut, unknown, strict=True) if not u]
+            if known:
+                usual = statistics.median_low(known)
+                cut = [min(d, usual) if u else d for d, u in zip(cut, unknown, strict=True)]
+        return [(d, r) for d, (_, r) in zip(cut, steps, strict=True)], gaps
+
+    def _cut(self, record: StepRecord, cut_ns: int) -> int:
+        """Nanoseconds at the begin of a recorded step that are left out of it."""
+        if not self._is_on_device or not cut_ns:
+            return cut_ns
+        # The device waited for less than the host did, and worked for other steps meanwhile: it tells itself.
+        return self.clock.resolve((record.begin, record.marks[1][2]))[1] if record.is_sampled else 0
+
+    def _median_spans(self, resolved: Sequence[tuple[int, StepRecord]]) -> tuple[Span, ...]:
+        """Frames of the step with the (lower) median duration, of those whose frames are known."""
+        ordered = sorted(resolved, key=lambda pair: pair[0])
+        if self._frames:  # a replayed graph: the frames of a replay end where the step ends
+            step_ns = ordered[(len(ordered) - 1) // 2][0]
+            lengths = sorted(self._frames, key=lambda spans: max(s.end_ns for s in spans))
+            frames = lengths[(len(lengths) - 1) // 2]
+            wait = max(0, step_ns - max(span.end_ns for span in frames))
+            moved = [
+                msgspec.structs.replace(s, start_ns=s.start_ns + wait, end_ns=s.end_ns + wait)
+                for s in frames
+            ]
+            return (Span(name="input", lane="host", start_ns=0, end_ns=wait), *moved)
+        sampled = [
+            (self.clock.resolve((record.begin, record.end))[1] - duration, record)
+            for duration, record in ordered
+            if record.is_sampled
+        ]
+        if not sampled:
+            return ()
+        cut_ns, record = sampled[(len(sampled) - 1) // 2]
+        return tuple(
+            msgspec.structs.replace(
+                s, start_ns=max(0, s.start_ns - cut_ns), end_ns=max(0, s.end_ns - cut_ns)
+            )
+            for s in step_spans(record, self.clock)
+        )
+
+
+def _counters(gaps: Gaps) -> dict[str, float]:
+    """What the timeline says of the time between steps."""
+    found: dict[str, float] = {}
+    if gaps.waited_ns is not None:
+        found["waited_ns"] = gaps.waited_ns
+    if gaps.num_idle:
+        found |= {"idle_ns": gaps.idle_ns, "idle_gaps": gaps.num_idle}
+    if gaps.others_ns:
+        found["others_ns"] = gaps.others_ns
+    return found
+
+
+def step_spans(record: StepRecord, clock: Clock) -> tuple[Span, ...]:
+    """The spans of one recorded step, in nanoseconds from its begin.
+
+    A mark ends where the next mark of its lane begins, or where the step ends. On one lane work runs
+    in order, so a closed span begins no earlier than the one before it ended.
+    """
+    stamps: list[Stamp] = [record.begin, record.end]
+    stamps += [stamp for _, _, stamp in record.marks]
+    for _, _, start, end in record.closed:
+        stamps += [start, end]
+    # Stamps of a graph stand beside its kernels, where one may come a moment before the first of them.
+    times = [max(0, time_ns) for time_ns in clock.resolve(stamps)]
+    step_end = times[1]
+    marks = [(n, lane, t) for (n, lane, _), t in zip(record.marks, times[2:], strict=False)]
+    spans = []
+    for index, (name, lane, start) in enumerate(marks):
+        end = next((t for _, other, t in marks[index + 1 :] if other == lane), step_end)
+        if name:
+            spans.append(Span(name=name, lane=lane, start_ns=start, end_ns=max(start, end)))
+    rest = times[2 + len(marks) :]
+    reached: dict[Lane, int] = {}
+    pairs = zip(rest[0::2], rest[1::2], strict=True)
+    for (name, lane, _, _), (start, end) in zip(record.closed, pairs, strict=True):
+        begin = max(start, reached.get(lane, start))
+        reached[lane] = max(begin, end)
+        spans.append(Span(name=name, lane=lane, start_ns=begin, end_ns=reached[lane]))
+    return tuple(spans)

@@ -1,0 +1,224 @@
+"""Figures of a run: memory over the step, training curves, measured against predicted."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ridgeline import units
+from ridgeline.history import History
+from ridgeline.reporting.charts.figure import Figure, axis, layout, line, note
+from ridgeline.workload import Workload
+
+MEMORY_CATEGORIES = (
+    ("parameter_bytes", "Parameters", "@parameter"),
+    ("state_bytes", "Optimizer state", "@state"),
+    ("gradient_bytes", "Gradients", "@gradient"),
+    ("activation_bytes", "Activations", "@activation"),
+)
+
+
+def memory_figure(
+    workload: Workload, capacity_bytes: int, workspaces: Sequence[int] = ()
+) -> Figure:
+    """Live bytes over the ops of the step, stacked by category; the capacity as a line if in reach.
+
+    Args:
+        workload: The step.
+        capacity_bytes: Of one device; 0 for none.
+        workspaces: What operators take for themselves, by op; empty where that is not known.
+    """
+    points = workload.memory
+    stacks = [
+        ([getattr(point, field) for point in points], name, colour)
+        for field, name, colour in MEMORY_CATEGORIES
+    ]
+    if workspaces:
+        stacks.append(([workspaces[point.op] for point in points], "Workspaces", "@workspace"))
+    peak = max((sum(each) for each in zip(*(s[0] for s in stacks), strict=True)), default=0)
+    scale = 1 << 30 if peak >= 1 << 30 else 1 << 20
+    unit = "GiB" if scale == 1 << 30 else "MiB"
+    data = [
+        line(
+            [point.op for point in points],
+            [num_bytes / scale for num_bytes in stack],
+            colour,
+            name=name,
+            stackgroup="live",
+            line={"width": 0.5, "color": colour, "shape": "hv"},
+            fillcolor=colour,
+            hovertemplate=f"%{{y:.3~g}} {unit}",
+        )
+        for stack, name, colour in stacks
+    ]
+    shapes, annotations = _phase_marks(workload)
+    if peak * 3 >= capacity_bytes > 0:
+        y = capacity_bytes / scale
+        shapes.append(
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": y,
+                "y1": y,
+                "line": {"color": "@wait", "width": 1.5, "dash": "dash"},
+            }
+        )
+        annotations.append(
+            note(
+                f"capacity {units.num_bytes(capacity_bytes)}",
+                x=1,
+                y=y,
+                xref="paper",
+                colour="@wait",
+            )
+        )
+    return {
+        "data": data,
+        "layout": layout(
+            300,
+            xaxis=axis("operator, in order of execution", showgrid=False),
+            yaxis=axis(unit, rangemode="tozero", nticks=6),
+            showlegend=True,
+            hovermode="x unified",
+            shapes=shapes,
+            annotations=annotations,
+            margin={"l": 8, "r": 12, "t": 40, "b": 40},
+        ),
+    }
+
+
+def training_figures(history: History) -> list[tuple[str, Figure]]:
+    """(title, figure) of loss by step, metric by epoch and samples per second by step."""
+    figures: list[tuple[str, Figure]] = []
+    steps = [point.step for point in history.steps]
+    if steps:
+        losses = [point.loss for point in history.steps]
+        data = [
+            line(steps, losses, "@backward", line={"color": "@backward", "width": 1.2},
+                 hovertemplate="step %{x}<br>loss %{y:.4~g}<extra></extra>"),
+            line(steps, smooth(losses), "@forward", hoverinfo="skip"),
+        ]  # fmt: skip
+        figures.append(("Loss by step", _small(data, "step", rangemode="tozero")))
+    if history.epochs:
+        data = [
+            line(
+                [point.epoch + 1 for point in history.epochs],
+                [point.metric for point in history.epochs],
+                "@normalization",
+                mode="lines+markers",
+                marker={"size": 7, "color": "@normalization"},
+                hovertemplate="epoch %{x}<br>metric %{y:.4~g}<extra></extra>",
+            )
+        ]
+        figures.append(
+            ("Metric by epoch", _small(data, "epoch", dtick=_whole(len(history.epochs))))
+        )
+    if steps:
+        speeds = [point.samples_per_s for point in history.steps]
+        data = [
+            line(steps, speeds, "@optimizer", line={"color": "@optimizer", "width": 1.5},
+                 hovertemplate="step %{x}<br>%{y:.3~s} samples/s<extra></extra>")
+        ]  # fmt: skip
+        figures.append(("Samples per second", _small(data, "step", rangemode="tozero")))
+    return figures
+
+
+def smooth(values: Sequence[float], weight: float = 0.7) -> list[float]:
+    """Exponential moving average without the pull towards zero at its start."""
+    average = total = 0.0
+    result: list[float] = []
+    for value in values:
+        average = weight * average + (1 - weight) * value
+        total = weight * total + (1 - weight)
+        result.append(average / total)
+    return result
+
+
+def parity_figure(pairs: Sequence[tuple[str, float, float, str]], tolerance: float) -> Figure:
+    """Measured against predicted seconds, on equal logarithmic axes with the tolerance as a band.
+
+    Args:
+        pairs: (name, predicted seconds, measured seconds, colour); only positive ones are drawn.
+        tolerance: Half-width of the band, as a fraction.
+    """
+    shown = [pair for pair in pairs if pair[1] > 0 and pair[2] > 0]
+    values = [1e3 * value for pair in shown for value in pair[1:3]]
+    low, high = min(values) / 2, max(values) * 2
+    band = [
+        line([low, high], [low * (1 - tolerance), high * (1 - tolerance)], "@line",
+             line={"width": 0}, hoverinfo="skip"),
+        line([low, high], [low * (1 + tolerance), high * (1 + tolerance)], "@line",
+             line={"width": 0}, fill="tonexty", fillcolor="@sunk", hoverinfo="skip"),
+        line([low, high], [low, high], "@faint", line={"width": 1, "color": "@faint"}, hoverinfo="skip"),
+    ]  # fmt: skip
+    dots = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [1e3 * pair[1] for pair in shown],
+        "y": [1e3 * pair[2] for pair in shown],
+        "text": [
+            f"<b>{pair[0]}</b><br>predicted {units.seconds(pair[1])}<br>measured {units.seconds(pair[2])}"
+            for pair in shown
+        ],
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {
+            "size": 11,
+            "color": [pair[3] for pair in shown],
+            "line": {"width": 1.5, "color": "@card"},
+        },
+    }
+    scale = {"type": "log", "exponentformat": "none", "dtick": 1, "showgrid": True}
+    return {
+        "data": [*band, dots],
+        "layout": layout(
+            430,
+            xaxis=axis("predicted, ms", **scale),
+            yaxis=axis("measured, ms", **scale),
+            margin={"l": 8, "r": 12, "t": 12, "b": 46},
+        ),
+    }
+
+
+def _small(data: list[dict[str, Any]], x: str, dtick: int | None = None, **y: Any) -> Figure:
+    x_axis = axis(x, nticks=5, showgrid=False) | ({"dtick": dtick} if dtick else {})
+    return {
+        "data": data,
+        "layout": layout(
+            220,
+            xaxis=x_axis,
+            yaxis=axis("", nticks=5, **y),
+            margin={"l": 8, "r": 8, "t": 8, "b": 40},
+        ),
+    }
+
+
+def _whole(count: int) -> int:
+    """Distance of ticks on an axis of `count` whole numbers, so that about five are shown."""
+    return max(1, count // 5)
+
+
+def _phase_marks(workload: Workload) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A thin line and a label where each phase begins."""
+    shapes: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for phase in ("forward", "backward", "optimizer"):
+        first = next((i for i, op in enumerate(workload.ops) if op.phase == phase), None)
+        if first is None:
+            continue
+        if first:
+            shapes.append(
+                {
+                    "type": "line",
+                    "x0": first,
+                    "x1": first,
+                    "yref": "paper",
+                    "y0": 0,
+                    "y1": 1,
+                    "line": {"color": "@line", "width": 1},
+                }
+            )
+        if phase != "optimizer" or len(workload.ops) - first > len(workload.ops) / 12:
+            annotations.append(
+                note(phase, x=first, y=1.0) | {"yref": "paper", "xshift": 4, "yanchor": "top"}
+            )
+    return shapes, annotations

@@ -1,0 +1,1 @@
+"""What a machine does to a training step, in tables and sentences for terminal and page."""

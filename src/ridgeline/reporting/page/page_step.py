@@ -1,0 +1,294 @@
+"""Sections of the report about the step: timelines, roofline, memory, and time per frame."""
+
+from collections.abc import Sequence
+
+from ridgeline import units
+from ridgeline.machine import Machine, Setting
+from ridgeline.reporting.charts.chart_roofline import placed, roofline_figure, roofs
+from ridgeline.reporting.charts.chart_timeline import MOST_DETAILS, frame_colour, timeline_figure
+from ridgeline.reporting.charts.charts import memory_figure, parity_figure
+from ridgeline.reporting.operators import FIGURES, OpGroup, operator_figures, seconds_by
+from ridgeline.reporting.page.html import Content, Markup, join, table, tag
+from ridgeline.reporting.page.sections import chart, legend, section, swatch
+from ridgeline.simulator.workspaces import workspace_bytes
+from ridgeline.timeline import LANES, Timeline
+from ridgeline.verdict.verify import compare_frames
+from ridgeline.workload import Workload
+
+MOST_ROWS = 12
+"""Rows of the operator table on the page; the whole table is in the embedded data."""
+
+
+def timeline_section(predicted: Timeline | None, measured: Timeline | None) -> Markup | None:
+    """Both timelines on one axis; None when there is neither."""
+    timelines = [timeline for timeline in (predicted, measured) if timeline is not None]
+    if not timelines:
+        return None
+    figure = timeline_figure(timelines)
+    keys = tag(
+        "p",
+        Markup(
+            "Drag to zoom, double-click to reset. With the keyboard: <kbd>Tab</kbd> to the chart, "
+            "<kbd>A</kbd> <kbd>D</kbd> move, <kbd>W</kbd> <kbd>S</kbd> zoom, <kbd>0</kbd> resets."
+        ),
+        class_="keys",
+    )
+    return section(
+        "timeline",
+        "Timeline of one step",
+        timeline_reading(timelines[-1]),
+        chart("timeline", figure, "Timeline of one step", has_keys=True),
+        _left_out(timelines),
+        legend([(trace["name"], trace["marker"]["color"]) for trace in figure["data"]]),
+        keys,
+        frame_table(timelines[-1]),
+    )
+
+
+def timeline_reading(timeline: Timeline) -> str:
+    """One sentence on how computing and communicating share the step."""
+    step = timeline.step_ns
+    busy, talking = timeline.busy_ns("compute"), timeline.busy_ns("communication")
+    exposed = timeline.total_ns("wait")
+    word = "takes" if timeline.origin == "measured" else "is predicted to take"
+    text = f"The step {word} {units.nanoseconds(step)}"
+    if talking:
+        # The wait may also hold what is left after the last collective, never more than the total.
+        hidden = 1 - min(1.0, exposed / talking)
+        return (
+            f"{text}; of {units.nanoseconds(talking)} of communication {units.percent(hidden)} hides "
+            f"behind computing and {units.nanoseconds(exposed)} is exposed."
+        )
+    share = (busy - exposed) / step if step else 0.0
+    return f"{text}; the compute lane is busy for {units.percent(share)} of it, nothing is communicated."
+
+
+def frame_table(timeline: Timeline) -> Markup:
+    """The frames of a timeline as text, for screen readers, paper and copying."""
+    rows: list[tuple[Content, ...]] = [
+        (
+            span.name,
+            span.lane,
+            units.nanoseconds(span.start_ns),
+            units.nanoseconds(span.duration_ns),
+        )
+        for span in timeline.frames
+    ]
+    title = f"The {timeline.origin} frames as a table"
+    return tag(
+        "details",
+        tag("summary", title),
+        table(("Frame", "Lane", "Start", "Duration"), rows, caption=title, numeric=(2, 3)),
+    )
+
+
+def roofline_section(
+    machine: Machine | None, setting: Setting | None, groups: Sequence[OpGroup]
+) -> Markup | None:
+    """The roofline with the operators of the step; None without ceilings, times or FLOP."""
+    if machine is None or setting is None or not placed(groups):
+        return None
+    if not roofs(machine, setting)[0]:
+        return None
+    return section(
+        "roofline",
+        "Roofline",
+        roofline_reading(machine, setting, groups),
+        chart("roofline", roofline_figure(machine, setting, groups), "Roofline of the operators"),
+        tag("h3", "Operators that take the longest"),
+        operator_table(groups),
+    )
+
+
+def roofline_reading(machine: Machine, setting: Setting, groups: Sequence[OpGroup]) -> str:
+    """One sentence on which side of the ridge the time is spent."""
+    compute, memory = roofs(machine, setting)
+    total = sum(group.seconds for group in groups)
+    by_bound = seconds_by(groups, "bound")
+    bound, most = next(iter(by_bound.items()))
+    unplaced = total - sum(group.seconds for group in placed(groups))
+    ridge = ""
+    if memory is not None:
+        used = {group.dtype for group in placed(groups)}
+        top = next((ceiling for ceiling in compute if ceiling.dtype in used), compute[0])
+        value = top.rate.value / memory.rate.value
+        ridge = (
+            f"In {top.dtype} the processor limits above {units.digits3(value)} FLOP per byte, "
+            "below it memory does. "
+        )
+    reached = units.percent(share_of_roof(machine, setting, groups))
+    text = (
+        f"{ridge}{units.percent(most / total)} of the operator time is bound by {bound or 'unknown'}, "
+        f"and what has a dot runs at {reached} of the roof above it"
+    )
+    if unplaced > 0.005 * total:
+        text += f"; {units.percent(unplaced / total)} is in operators that compute nothing and have no dot"
+    return f"{text}."
+
+
+def share_of_roof(machine: Machine, setting: Setting, groups: Sequence[OpGroup]) -> float:
+    """Mean over the time of how much of the roof above it each group reaches.
+
+    The roof of a group is the lower of the highest ceiling of its dtype and its intensity times the
+    memory ceiling.
+
+    Source: Williams, Waterman, Patterson 2009, with measured ceilings.
+    """
+    compute, memory = roofs(machine, setting)
+    weighted = total = 0.0
+    for group in placed(groups):
+        tops = [c.rate.value for c in compute if c.dtype == group.dtype]
+        tops = tops or [compute[0].rate.value]
+        roof = max(tops)
+        if memory is not None:
+            roof = min(roof, group.intensity * memory.rate.value)
+        weighted += group.seconds * group.rate / roof
+        total += group.seconds
+    return weighted / total if total else 0.0
+
+
+def operator_table(groups: Sequence[OpGroup]) -> Markup:
+    """The longest operators, one row per kind."""
+    total = sum(group.seconds for group in groups)
+    rows: list[tuple[Content, ...]] = [
+        (
+            tag("code", group.name),
+            *operator_figures(group),
+            units.seconds(group.seconds),
+            units.percent(group.seconds / total),
+            tag("span", group.bound, class_="tag") if group.bound else None,
+        )
+        for group in groups[:MOST_ROWS]
+    ]
+    head = ("Operator", *FIGURES, "Time", "Share", "Bound by")
+    return table(head, rows, caption="Operators that take the longest", numeric=(3, 4, 5, 6, 7, 8))
+
+
+def memory_section(
+    workload: Workload | None, machine: Machine | None, setting: Setting | None
+) -> Markup | None:
+    """Live bytes over the step; None without a workload that knows them."""
+    if workload is None or not workload.memory:
+        return None
+    capacity = capacity_bytes(workload, machine)
+    workspaces: tuple[int, ...] = ()
+    if machine is not None and setting is not None:
+        workspaces = workspace_bytes(machine, workload, setting)
+    return section(
+        "memory",
+        "Memory over the step",
+        memory_reading(workload, capacity, workspaces),
+        chart(
+            "memory",
+            memory_figure(workload, capacity, workspaces),
+            "Live memory over the step by category",
+        ),
+    )
+
+
+def capacity_bytes(workload: Workload, machine: Machine | None) -> int:
+    """Memory of one device of the workload's kind; 0 when the machine does not tell."""
+    devices = machine.devices if machine is not None else ()
+    sizes = [device.memory_bytes for device in devices if device.kind == workload.device]
+    return min(sizes, default=0)
+
+
+def memory_reading(workload: Workload, capacity: int, workspaces: Sequence[int] = ()) -> str:
+    """One sentence on the peak, what it is made of, and how far the limit is."""
+    spaces = workspaces or [0] * len(workload.ops)
+    peak = max(workload.memory, key=lambda point: point.total_bytes + spaces[point.op])
+    total = peak.total_bytes + spaces[peak.op]
+    parts = {
+        "activations": peak.activation_bytes,
+        "parameters": peak.parameter_bytes,
+        "gradients": peak.gradient_bytes,
+        "optimizer state": peak.state_bytes,
+        "workspaces of operators": spaces[peak.op],
+    }
+    name, most = max(parts.items(), key=lambda item: item[1])
+    phase = workload.ops[peak.op].phase if peak.op < len(workload.ops) else "step"
+    text = (
+        f"Live tensors {'and workspaces ' if workspaces else ''}of one worker peak at "
+        f"{units.num_bytes(total)} in the {phase}, {units.percent(most / max(1, total))} of it {name}"
+    )
+    if capacity:
+        text += f"; that is {units.percent(total / capacity)} of {units.num_bytes(capacity)}"
+    return f"{text}. What the allocator adds is not included."
+
+
+def frames_section(
+    predicted: Timeline | None, measured: Timeline | None, tolerance: float
+) -> Markup | None:
+    """Predicted against measured, frame by frame; None unless both timelines are there."""
+    if predicted is None or measured is None:
+        return None
+    pairs = [
+        (frame.name, frame.predicted_ns * 1e-9, frame.measured_ns * 1e-9, frame_colour(frame.name))
+        for frame in sorted(compare_frames(predicted, measured), key=lambda f: LANES.index(f.lane))
+        if frame.predicted_ns is not None and frame.measured_ns is not None
+    ]
+    if not pairs:
+        return None
+    figure: Markup | None = None
+    if sum(1 for pair in pairs if pair[1] > 0 and pair[2] > 0) >= 2:
+        title = "Measured against predicted time of each frame"
+        figure = tag(
+            "div",
+            tag("h3", "Each frame as a dot"),
+            chart("parity", parity_figure(pairs, tolerance), title),
+        )
+    return section(
+        "frames",
+        "Where the time went",
+        frames_reading(pairs, measured.step_ns * 1e-9, tolerance),
+        tag("div", _pair_table(pairs, measured.step_ns * 1e-9), figure, class_="grid2"),
+    )
+
+
+def frames_reading(
+    pairs: Sequence[tuple[str, float, float, str]], step_s: float, tolerance: float
+) -> str:
+    """One sentence on how many frames were predicted well, and which one costs most."""
+    good = sum(1 for _, wanted, got, _ in pairs if abs(got - wanted) <= tolerance * max(got, 1e-12))
+    name, wanted, got, _ = max(pairs, key=lambda pair: abs(pair[2] - pair[1]))
+    direction = "longer" if got > wanted else "shorter"
+    share = f" ({units.percent(abs(got - wanted) / step_s)} of the step)" if step_s else ""
+    return (
+        f"{good} of {len(pairs)} frames are within {units.percent(tolerance)} of their prediction; the "
+        f"largest difference is in {name}, {units.seconds(abs(got - wanted))} {direction} than "
+        f"predicted{share}."
+    )
+
+
+def _pair_table(pairs: Sequence[tuple[str, float, float, str]], step_s: float) -> Markup:
+    def difference(wanted: float, got: float) -> Content:
+        change = got - wanted
+        # What is below one part in two hundred of the step does not deserve a colour.
+        tone = None if abs(change) < 0.005 * step_s else "over" if change > 0 else "under"
+        sign = "+" if change > 0 else "-" if change < 0 else ""
+        return tag("span", f"{sign}{units.seconds(abs(change))}", class_=tone)
+
+    rows: list[tuple[Content, ...]] = [
+        (
+            join((swatch(shade), name)),
+            units.seconds(wanted),
+            units.seconds(got),
+            difference(wanted, got),
+        )
+        for name, wanted, got, shade in pairs
+    ]
+    head = ("Frame", "Predicted", "Measured", "Difference")
+    return table(head, rows, caption="Predicted and measured time by frame", numeric=(1, 2, 3))
+
+
+def _left_out(timelines: Sequence[Timeline]) -> Markup | None:
+    """What the drawing does not show, if anything."""
+    lanes = [
+        sum(span.detail and span.lane == lane for span in timeline.spans)
+        for timeline in timelines
+        for lane in LANES
+    ]
+    hidden = sum(max(0, count - MOST_DETAILS) for count in lanes)
+    if not hidden:
+        return None
+    return tag("p", f"{hidden} of the shortest operators are not drawn.", class_="quiet small")

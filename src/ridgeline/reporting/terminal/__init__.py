@@ -1,0 +1,1 @@
+"""The nouns as text for the terminal."""

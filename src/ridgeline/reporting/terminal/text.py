@@ -1,0 +1,272 @@
+"""The nouns as text for the terminal: ceilings, operators, plans, scaling.
+
+Every function returns something that rich prints. On a terminal there are rules and colours; piped,
+the same columns come as plain text. `verdict_text` and `timeline_text` are in `text_step`.
+"""
+
+import io
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ridgeline import units
+from ridgeline.machine import Machine, Setting
+from ridgeline.plan import Choice, Plan
+from ridgeline.planner import Ranking
+from ridgeline.planner.labels import label
+from ridgeline.reporting.labels import datasheet_of, quantities_of
+from ridgeline.reporting.links import link_matrix, links_by_kind
+from ridgeline.reporting.operators import (
+    FIGURES,
+    OpGroup,
+    OpTime,
+    group_ops,
+    operator_figures,
+    seconds_by,
+)
+from ridgeline.simulator.curves.scaling import ScalingPoint
+from ridgeline.workload import Workload
+
+PIPED_WIDTH = 160
+"""Columns when the output is not a terminal, so that files do not depend on where they were made."""
+MOST_OPS = 15
+MOST_PLANS = 10
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """A console on `file` (stdout), which takes colours only to a terminal."""
+    stream = file or sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")  # a terminal without Unicode shows "?", and no error
+    target = Console(file=file, highlight=False, soft_wrap=False)
+    if not target.is_terminal:
+        target = Console(file=file, highlight=False, width=PIPED_WIDTH, color_system=None)
+    return target
+
+
+def as_text(*parts: RenderableType, width: int = PIPED_WIDTH) -> str:
+    """The parts as plain text, as they would be printed to a file."""
+    buffer = io.StringIO()
+    target = Console(file=buffer, highlight=False, width=width, color_system=None)
+    for part in parts:
+        target.print(part)
+    return buffer.getvalue()
+
+
+def machine_text(machine: Machine) -> RenderableType:
+    """Ceilings and costs with their spread and source, then the collectives by size."""
+    host = machine.host
+    gpus = [device.name for device in machine.devices if device.kind == "cuda"]
+    names = [f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)]
+    line = (
+        f"{host.processor}, {host.cores} cores, {units.num_bytes(host.memory_bytes)}"
+        f"{''.join(f', {name}' for name in names)}; torch {host.torch}; fingerprint {machine.fingerprint}"
+    )
+    figures = quantities_of(machine)
+    known = ["Datasheet"] if any(figure.stated for figure in figures) else []
+    head = ("What", "Where", "Median", *known, "Spread", "Samples", "Source")
+    numbers = table(head, right=range(2, len(head) - 1))
+    for figure in figures:
+        number = figure.number
+        numbers.add_row(
+            figure.what,
+            figure.where,
+            units.quantity(number.value, number.unit),
+            *([figure.beside] if known else []),
+            units.percent(number.spread) if number.n > 1 else "",
+            str(number.n) if number.n else "",
+            number.source if number.source == "measured" else Text(number.source, style="yellow"),
+        )
+    parts: list[RenderableType] = [title("Machine", line), numbers]
+    if known:
+        parts.append(Text(f"Datasheet: {datasheet_of(machine)}", style="dim"))
+    parts += _size_tables(machine)
+    parts += [Text(f"! {warning}", style="yellow") for warning in machine.warnings]
+    return Group(*parts)
+
+
+def workload_text(workload: Workload, times: Mapping[int, OpTime] | None = None) -> RenderableType:
+    """Totals of a step and its largest kinds of operators.
+
+    Args:
+        workload: The step of one worker.
+        times: Op index to its time (see `operators.times_on_machine`); without it the table is by
+            FLOP and bytes and has no bounds.
+    """
+    groups = group_ops(workload, times or {})
+    line = (
+        f"{workload.samples} samples, {len(workload.ops)} operators, "
+        f"{units.quantity(workload.flops, 'FLOP')}, {units.num_bytes(workload.bytes_moved)} moved, "
+        f"{units.num_bytes(sum(p.num_bytes for p in workload.gradients))} of gradients, "
+        f"memory peak {units.num_bytes(workload.peak_memory_bytes)}"
+    )
+    parts: list[RenderableType] = [title(f"Workload {workload.name}", line)]
+    parts.append(_operator_table(groups, has_times=bool(times)))
+    if times:
+        shares = seconds_by(groups, "bound")
+        total = sum(shares.values()) or 1.0
+        text = ", ".join(
+            f"{name or 'unknown'} {units.percent(s / total)}" for name, s in shares.items()
+        )
+        parts.append(Text(f"Operator time {units.seconds(total)}; bound by: {text}"))
+    if len(groups) > MOST_OPS:
+        parts.append(
+            Text(
+                f"{len(groups) - MOST_OPS} smaller kinds of operators are not listed.", style="dim"
+            )
+        )
+    parts += [Text(f"! {note}", style="yellow") for note in workload.notes]
+    return Group(*parts)
+
+
+def ranking_text(ranking: Ranking) -> RenderableType:
+    """The plans, best first, with predicted and measured time and the reason for each."""
+    best = ranking.best
+    rows = table(("", "Plan", "Predicted", "Measured", "Exact", "Why"), right=(0, 2, 3))
+    for index, candidate in enumerate(ranking.candidates[:MOST_PLANS]):
+        rows.add_row(
+            str(index + 1),
+            label(candidate.plan),
+            units.nanoseconds(candidate.timeline.step_ns),
+            "failed"
+            if candidate.failure
+            else units.nanoseconds(candidate.measured.step_ns)
+            if candidate.measured
+            else "",
+            "yes" if candidate.plan.exact else "no",
+            candidate.why,
+            style="bold" if index == 0 else None,
+        )
+    tried = sum(candidate.measured is not None for candidate in ranking.candidates)
+    line = (
+        f"{len(ranking.candidates)} simulated, {tried} tried; predictions taken to be right within "
+        f"{units.percent(ranking.error)}"
+    )
+    parts: list[RenderableType] = [title("Plans", line), rows]
+    if len(ranking.candidates) > MOST_PLANS:
+        parts.append(
+            Text(
+                f"{len(ranking.candidates) - MOST_PLANS} slower plans are not listed.", style="dim"
+            )
+        )
+    parts.append(title("Chosen", repr(best.plan)))
+    if best.plan.choices:
+        parts.append(choices_text(best.plan.choices))
+    parts += [Text(f"! {note}", style="yellow") for note in ranking.notes]
+    return Group(*parts)
+
+
+def choices_text(choices: Iterable[Choice]) -> RenderableType:
+    """Every knob with its value, who set it, and why."""
+    rows = table(("Knob", "Value", "Set by", "Why", "Instead"))
+    for choice in choices:
+        others = "\n".join(
+            f"{other.value}: {units.seconds(other.step_s)}{' measured' if other.is_measured else ''}"
+            for other in choice.alternatives
+        )
+        rows.add_row(choice.knob, choice.value, choice.origin, choice.reason, others)
+    return rows
+
+
+def scaling_text(points: Sequence[ScalingPoint], what: str = "") -> RenderableType:
+    """Predicted speed by number of workers; `what` says of which workers."""
+    rows = table(
+        ("Workers", "Step", "90 %", "Samples/s", "Speed-up", "Efficiency", ""),
+        right=range(6),
+    )
+    for point in points:
+        rows.add_row(
+            str(point.workers),
+            units.seconds(point.step_s),
+            _between(point.low_s, point.high_s),
+            units.digits3(point.samples_per_s),
+            f"{point.speedup:.2f} x",
+            units.percent(point.efficiency),
+            Text(bar(point.efficiency, 24), style="cyan"),
+        )
+    return Group(title("Scaling", "; ".join(filter(None, ("predicted", what)))), rows)
+
+
+def _between(low_s: float | None, high_s: float | None) -> str:
+    if low_s is None or high_s is None:
+        return ""
+    return f"{units.seconds(low_s)} .. {units.seconds(high_s)}"
+
+
+def plan_text(plan: Plan) -> RenderableType:
+    """A plan as the program that makes it."""
+    return title("Plan", repr(plan))
+
+
+def table(head: Sequence[str], *, right: Sequence[int] = ()) -> Table:
+    """An empty table in the look of the terminal output."""
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    for index, name in enumerate(head):
+        is_number = index in right
+        made.add_column(
+            name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+        )
+    return made
+
+
+def title(name: str, line: str) -> RenderableType:
+    """A heading: the bold name, then one line of text."""
+    return Text.assemble("\n", (name, "bold"), "  ", line)
+
+
+def bar(fraction: float, width: int) -> str:
+    """A bar of `fraction` (0 to 1) of `width` characters; at least one when there is anything."""
+    filled = round(min(1.0, max(0.0, fraction)) * width)
+    return "█" * (max(1, filled) if fraction > 0 else 0)
+
+
+def _operator_table(groups: Sequence[OpGroup], *, has_times: bool) -> Table:
+    total = sum(group.seconds for group in groups) or 1.0
+    timed = ("Time", "Share", "Bound by") if has_times else ()
+    rows = table(("Operator", *FIGURES, *timed), right=(3, 4, 5, 6, 7, 8))
+    for group in groups[:MOST_OPS]:
+        cells = [group.name, *operator_figures(group)]
+        if has_times:
+            share = units.percent(group.seconds / total)
+            cells += [units.seconds(group.seconds), share, group.bound]
+        rows.add_row(*cells)
+    return rows
+
+
+def _size_tables(machine: Machine) -> list[RenderableType]:
+    """One line per size and one column per collective or copy of the profile."""
+    columns: dict[str, dict[int, str]] = {}
+    for entry in machine.collectives:
+        name = f"{entry.operation}\n{entry.backend}, {_workers(entry.setting)}"
+        columns[name] = {p.num_bytes: units.seconds(p.seconds.value) for p in entry.table}
+    for kind, seconds in links_by_kind(machine).items():
+        name = kind.replace(", ", "\n")
+        columns[name] = {size: units.seconds(time) for size, time in seconds.items()}
+    if not columns:
+        return []
+    rows = table(("Size", *columns), right=range(len(columns) + 1))
+    for size in sorted({size for column in columns.values() for size in column}):
+        rows.add_row(units.num_bytes(size), *(column.get(size, "") for column in columns.values()))
+    return [title("Transfers", "median seconds by size"), rows, *_link_matrix(machine)]
+
+
+def _link_matrix(machine: Machine) -> list[RenderableType]:
+    """Rates from each device (row) to each other one (column); nothing where there is only one GPU."""
+    matrix = link_matrix(machine)
+    if matrix is None:
+        return []
+    head = ("From", *(f"to {name}" for name in matrix.names))
+    rows = table(head, right=range(1, len(head)))
+    for source, cells in zip(matrix.names, matrix.rows, strict=True):
+        texts = ["" if rate is None else units.quantity(rate, "B/s") for rate in cells]
+        rows.add_row(source, *texts)
+    return [title("Links", "bytes per second at the largest size"), rows]
+
+
+def _workers(setting: Setting) -> str:
+    return f"{setting.workers} workers" if setting.workers != 1 else "1 worker"

@@ -1,0 +1,249 @@
+"""Checkpoints: the whole state of a training run, complete or not there at all.
+
+    checkpoints/step-0000123/
+        model/model-00001-of-00001.safetensors      the model's state dict under its own names
+        training/model-00001-of-00001.safetensors   optimizer, scheduler and random states
+        state.json                                  everything that is not a tensor
+        manifest.json                               size and SHA-256 of every file, written last
+
+Tensors are written by torch.distributed.checkpoint in its safetensors layout, so that they can also
+be read by `dcp.load` and by whatever reads safetensors. A checkpoint is made in a directory whose
+name starts with a dot, flushed to the disk and renamed: no reader ever sees a part of one. Workers
+along the data axis hold equal state, so the first one writes for all; see `layout.ownership`.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from ridgeline import units
+from ridgeline.codec import Noun, Value, encode, write_atomically
+from ridgeline.errors import CheckpointError, FileFormatError
+from ridgeline.runtime.checkpoints import checkpoint_directory
+from ridgeline.runtime.checkpoints.checkpoint_directory import MANIFEST, STATE
+
+_FOLDERS = ("model", "training")
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+_CHUNK_BYTES = 1 << 22
+_DIGITS = 12
+"""Of a hash, in messages."""
+
+
+class Position(Value, frozen=True, kw_only=True):
+    """Where a run continues: the next `step_in_epoch` of `epoch`; `step` steps are done in all."""
+
+    epoch: int
+    step_in_epoch: int
+    step: int
+
+
+class File(Value, frozen=True, kw_only=True):
+    """One file of a checkpoint: path below its directory, size and content hash."""
+
+    path: str
+    num_bytes: int
+    sha256: str
+
+
+class Manifest(Noun, frozen=True, kw_only=True):
+    """What a complete checkpoint holds; `manifest.json`."""
+
+    kind: ClassVar[str] = "checkpoint"
+
+    position: Position
+    workers: int
+    files: tuple[File, ...]
+
+
+class _Sidecar(Noun, frozen=True, kw_only=True):
+    kind: ClassVar[str] = "training-state"
+
+    state: dict[str, Any]
+
+
+class DamageError(Exception):
+    """Says in a few words what is wrong with a checkpoint; whoever reads one tells what to do about it."""
+
+
+def write(
+    directory: Path,
+    position: Position,
+    *,
+    workers: int,
+    model: dict[str, Tensor],
+    training: dict[str, Tensor],
+    state: dict[str, Any],
+) -> Path:
+    """Write one checkpoint, all or nothing, and return its path.
+
+    Args:
+        directory: The run's directory of checkpoints.
+        position: Where the run continues; names the checkpoint.
+        workers: Workers of the run.
+        model: Contiguous CPU tensors that share no memory, by name.
+        training: Likewise, for what is not the model.
+        state: Plain JSON values.
+
+    Raises:
+        CheckpointError: the disk is full or refuses; nothing of this checkpoint stays.
+    """
+    target = checkpoint_directory.checkpoint_of(directory, position.step)
+    temporary = checkpoint_directory.free_name(directory, f".{target.name}", ".tmp")
+    needed = sum(t.numel() * t.element_size() for t in (*model.values(), *training.values()))
+    try:
+        temporary.mkdir(parents=True)
+        for name, tensors in zip(_FOLDERS, (model, training), strict=True):
+            _write_tensors(temporary / name, tensors)
+        write_atomically(temporary / STATE, encode(_Sidecar(state=state)))
+        paths = sorted(path for path in temporary.rglob("*") if path.is_file())
+        files = tuple(_seal(temporary, path) for path in paths)
+        manifest = Manifest(position=position, workers=workers, files=files)
+        write_atomically(temporary / MANIFEST, encode(manifest))
+        for folder in (*(temporary / name for name in _FOLDERS), temporary):
+            checkpoint_directory.flush(folder)
+        checkpoint_directory.place(temporary, target)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(_refused(target, needed, error)) from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return target
+
+
+def inspect(path: Path) -> Manifest:
+    """The manifest of a checkpoint whose every file was read and found to be as it was written.
+
+    Raises:
+        DamageError: the manifest or a file is missing, damaged, unreadable or of another release.
+
+    Cost: Reads every file; keeps none.
+    """
+    try:
+        if not (path / MANIFEST).exists():
+            raise DamageError(f"{MANIFEST} is missing")
+        manifest = Manifest.load(path / MANIFEST)
+        if path != checkpoint_directory.checkpoint_of(path.parent, manifest.position.step):
+            raise DamageError(f"{MANIFEST} is that of step {manifest.position.step}")
+        for file in manifest.files:
+            _verify(path, file)
+        _Sidecar.load(path / STATE)
+        for file in _tensor_files(path):
+            with safetensors.safe_open(file, "pt"):
+                pass
+    except OSError as error:
+        name = Path(error.filename).name if error.filename else path.name
+        raise DamageError(f"{name} cannot be read: {error.strerror or error}") from error
+    except FileFormatError as error:
+        # What follows advises people to make the file again, which nobody can.
+        raise DamageError(str(error).rpartition("; ")[0]) from error
+    except SafetensorError as error:
+        raise DamageError(f"a file of tensors cannot be read: {error}") from error
+    return manifest
+
+
+def content(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """Model tensors, training tensors and JSON state of a checkpoint that was inspected."""
+    model, training = (_read_tensors(path / name) for name in _FOLDERS)
+    return model, training, _Sidecar.load(path / STATE).state
+
+
+def read(path: Path) -> tuple[Manifest, dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """Manifest, model tensors, training tensors and JSON state of a checkpoint, all verified.
+
+    Raises:
+        CheckpointError: it is damaged; says how.
+    """
+    try:
+        manifest = inspect(path)
+    except DamageError as error:
+        raise CheckpointError(
+            f"wanted a whole checkpoint, got a damaged one in {path}: {error}; --resume goes on from the "
+            "newest whole one"
+        ) from error
+    return manifest, *content(path)
+
+
+def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """One safetensors file, written through the planner and writer of torch.distributed.checkpoint.
+
+    `dcp.save` would do the same calls, but warns in every process without a group and wraps OSError.
+    """
+    folder.mkdir()
+    if not tensors:
+        return
+    writer = HuggingFaceStorageWriter(str(folder))
+    # The tensors are on the host already; copying ahead would synchronise a CUDA stream from this thread.
+    writer.per_thread_copy_ahead = 0
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(dict(tensors), writer.storage_meta(), is_coordinator=True)
+    writer.set_up_storage_writer(True)
+    plans = [writer.prepare_local_plan(planner.create_local_plan())]
+    plans, metadata = planner.create_global_plan(plans)
+    plan = planner.finish_plan(writer.prepare_global_plan(plans)[0])
+    results = writer.write_data(plan, planner).wait()
+    writer.finish(metadata, [results])
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in _tensor_files(folder):
+        tensors.update(safetensors.torch.load_file(file))
+    return tensors
+
+
+def _seal(root: Path, path: Path) -> File:
+    """Make a file durable, and describe it as it is from now on."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return File(
+        path=path.relative_to(root).as_posix(), num_bytes=path.stat().st_size, sha256=_sha256(path)
+    )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _verify(root: Path, file: File) -> None:
+    path = root / file.path
+    if not path.is_file():
+        raise DamageError(f"{file.path} is missing, wanted {file.num_bytes} bytes")
+    size = path.stat().st_size
+    if size != file.num_bytes:
+        raise DamageError(f"{file.path}: wanted {file.num_bytes} bytes, got {size}")
+    digest = _sha256(path)
+    if digest != file.sha256:
+        wanted, got = file.sha256[:_DIGITS], digest[:_DIGITS]
+        raise DamageError(f"{file.path} was changed: wanted SHA-256 {wanted}..., got {got}...")
+
+
+def _refused(target: Path, needed: int, error: OSError) -> str:
+    parent = next(path for path in (target, *target.parents) if path.exists())
+    free = units.num_bytes(shutil.disk_usage(parent).free)
+    advice = (
+        "make room there, or choose another disk with -o, and go on with --resume"
+        if error.errno in _FULL
+        else "mend it and go on with --resume"
+    )
+    return (
+        f"wanted to write the checkpoint {target} ({units.num_bytes(needed)}), got "
+        f"{error.strerror or error} with {free} free; the previous checkpoint is untouched: {advice}"
+    )

@@ -1,0 +1,153 @@
+"""What workers have of their own, to checkpoints and back: each gets back what was its own.
+
+That is what a synchronizer remembers, and where workers train alone between two exchanges, their parameters,
+buffers and optimizer state, too. Of these the first worker's are those of the checkpoint itself.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
+from ridgeline.runtime.sync.synchronizer import Synchronizer
+from ridgeline.workers import attendance
+from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.world import World
+
+PREFIX = "sync."
+OWN = "own."
+UNSAVED = "unsaved."
+"""Head of the names of what a synchronizer shows to who undoes steps alone: checkpoints have it elsewhere."""
+_Spec = tuple[str, tuple[int, ...], str]
+"""Name, shape and dtype (as torch prints it, without the prefix) of a tensor."""
+
+
+class OwnState(NamedTuple):
+    """Parameters, buffers and optimizer state of workers; nothing where all hold the same.
+
+    Attributes:
+        trees: By rank, the JSON form of the state; see `state_tree`.
+        tensors: On the first worker `own.<rank>.<name>` to CPU tensors.
+    """
+
+    trees: list[Any]
+    tensors: dict[str, Tensor]
+
+
+def gathered(synchronizer: Synchronizer | None, world: World) -> dict[str, Tensor]:
+    """What the synchronizers of all workers remember, on the CPU of the first one; nothing on the others.
+
+    Args:
+        synchronizer: This worker's.
+        world: This worker's place.
+
+    Returns:
+        `sync.<rank>.<name>` to tensors of their own memory.
+
+    Cost: See `gather_tensors`.
+    """
+    if synchronizer is None:
+        return {}
+    state = synchronizer.state_dict()
+    saved = {name: tensor for name, tensor in state.items() if not name.startswith(UNSAVED)}
+    return gather_tensors(saved, world, PREFIX)
+
+
+def gathered_own(
+    synchronizer: Synchronizer | None, model: nn.Module, optimizer: Optimizer, world: World
+) -> OwnState:
+    """The state of workers that train alone between two exchanges, on the first one of them.
+
+    Raises:
+        CheckpointError: an optimizer's state is not plain.
+
+    Cost: Copies the state to the host; then see `gather_tensors`.
+    """
+    if synchronizer is None or not synchronizer.trains_apart:
+        return OwnState([], {})
+    tensors: dict[str, Tensor] = {}
+    state = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()["state"]}
+    tree = flatten(state, "state", tensors) if world.rank else None
+    trees = [msgspec.json.decode(data) for data in gather_bytes(msgspec.json.encode(tree), world)]
+    return OwnState(trees, gather_tensors(tensors, world, OWN))
+
+
+def take_own(
+    tree: Any, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer
+) -> None:
+    """Give a worker back what was its own; the optimizer's settings stay as they are.
+
+    Args:
+        tree: Of this worker, of `OwnState.trees`; None changes nothing.
+        tensors: Of this worker; see `of_worker`.
+        model: Changed in place.
+        optimizer: Likewise.
+
+    Raises:
+        CheckpointError: a tensor is missing.
+    """
+    if tree is None:
+        return
+    state = restore(tree, tensors)
+    model.load_state_dict(state["model"])
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    groups = optimizer.state_dict()["param_groups"]
+    own = like_parameters({"state": state["optimizer"]}, parameters)
+    optimizer.load_state_dict({**own, "param_groups": groups})
+
+
+def gather_tensors(mine: Mapping[str, Tensor], world: World, prefix: str) -> dict[str, Tensor]:
+    """Tensors of all workers, on the CPU of the first one; nothing on the others.
+
+    Args:
+        mine: Of this worker; names, shapes and types may be others than those of other workers.
+        world: This worker's place.
+        prefix: Head of the names.
+
+    Returns:
+        `<prefix><rank>.<name>` to tensors of their own memory.
+
+    Cost: A small exchange, and one gathering for each tensor that any worker has; on the first worker the
+        memory of all workers' tensors on the host, and of one tensor from each of them on its device.
+    """
+    specs = [(n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in mine.items()]
+    told = gather_bytes(msgspec.json.encode(specs), world)
+    held = [dict.fromkeys(msgspec.json.decode(data, type=list[_Spec])) for data in told]
+    found: dict[str, Tensor] = {}
+    for spec in dict.fromkeys(spec for each in held for spec in each):
+        name, shape, kind = spec
+        own = spec in held[world.rank]
+        dtype = getattr(torch, kind)
+        carrier = mine[name].detach() if own else torch.zeros(shape, dtype=dtype, device="cpu")
+        parts = _gather(carrier.to(world.device).contiguous(), name, world)
+        for rank, part in enumerate(parts):
+            if spec in held[rank]:
+                found[f"{prefix}{rank}.{name}"] = part.cpu()
+    return found
+
+
+def of_worker(tensors: Mapping[str, Tensor], rank: int, prefix: str = PREFIX) -> dict[str, Tensor]:
+    """What is one worker's, of what was gathered."""
+    own = f"{prefix}{rank}."
+    return {n.removeprefix(own): tensor for n, tensor in tensors.items() if n.startswith(own)}
+
+
+def _gather(carrier: Tensor, name: str, world: World) -> list[Tensor]:
+    """The tensor of each worker, on the first one."""
+    is_first = world.rank == 0
+    parts = [torch.empty_like(carrier) for _ in range(world.size)] if is_first else None
+    if carrier.numel():
+        # As bytes: the backends do not take one list of dtypes.
+        flats = None if parts is None else [_bytes(part) for part in parts]
+        with attendance.meeting(f"the gathering of {name}", world):
+            dist.gather(_bytes(carrier), flats, group=world.group(), group_dst=0)
+    return parts or []
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

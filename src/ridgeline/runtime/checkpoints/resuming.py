@@ -1,0 +1,54 @@
+"""Which checkpoint a run goes on from: the newest whole one, and why newer ones were passed over."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ridgeline.errors import CheckpointError
+from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
+from ridgeline.runtime.checkpoints.checkpoint import Position
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The newest whole checkpoint.
+
+    Attributes:
+        path: Where it is.
+        position: Where the run continues.
+        skipped: What is wrong with each newer one, newest first.
+    """
+
+    path: Path
+    position: Position
+    skipped: dict[Path, str]
+
+    @property
+    def lines(self) -> list[str]:
+        """What to tell people: every checkpoint that was skipped with its reason, and the one taken."""
+        told = [f"skipped {path}: {reason}" for path, reason in self.skipped.items()]
+        return [*told, f"going on from {self.path}"]
+
+
+def find(directory: Path) -> Found | None:
+    """The newest whole checkpoint of a run; None where none was ever completed.
+
+    Raises:
+        CheckpointError: there are checkpoints, but none is whole; says what is wrong with each.
+
+    Cost: Reads every file of the newest checkpoint, and of older ones as far as newer ones are damaged.
+    """
+    skipped: dict[Path, str] = {}
+    for path in reversed(checkpoint_directory.named(directory)):
+        try:
+            position = checkpoint.inspect(path).position
+        except checkpoint.DamageError as error:
+            skipped[path] = str(error)
+        else:
+            return Found(path=path, position=position, skipped=skipped)
+    if not skipped:
+        return None
+    told = "; ".join(f"{path.name}: {reason}" for path, reason in skipped.items())
+    raise CheckpointError(
+        f"wanted a whole checkpoint to go on from, got {len(skipped)} damaged in {directory}: {told}; "
+        "restore the files of one, or start again in another run directory"
+    )

@@ -1,1 +1,0 @@
-"""Hybrid execution: written imperatively, run symbolically, shipped with its parameters."""

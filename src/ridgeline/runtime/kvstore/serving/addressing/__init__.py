@@ -1,0 +1,1 @@
+"""Where servers are, and who is let in."""

@@ -1,0 +1,104 @@
+"""Which of the servers that held the same slices is the one to ask: the one of the newest epoch.
+
+Epochs are counted by compare-and-set in a store of torch: a file beside the snapshots, in which a server
+that starts takes the next one, and the store of the job, where workers look for a server that took another's
+place.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch.distributed as dist
+
+from ridgeline.workers.world import World
+
+_COUNT = "epoch"
+
+
+class FoundServer(NamedTuple):
+    """A server.
+
+    Attributes:
+        epoch: Which one it is of those that held the same slices; 0: none of the workers knows yet.
+        address: Where it is.
+    """
+
+    epoch: int
+    address: str
+
+
+class Claim:
+    """An epoch that a server has taken for itself.
+
+    Args:
+        folder: Of its snapshots.
+
+    Attributes:
+        epoch: The number.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._store = dist.FileStore(str(folder / "epochs"), -1)
+        present = self._store.compare_set(_COUNT, "", "0")
+        while True:
+            wanted = str(int(present) + 1).encode()
+            found = self._store.compare_set(_COUNT, present.decode(), wanted.decode())
+            # Somebody else may have written the same number: only who adds a name of its own has taken it.
+            if found == wanted and self._store.add(f"{_COUNT} {int(wanted)}", 1) == 1:
+                break
+            present = found
+        self.epoch = int(wanted)
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether no other server has taken a later one."""
+        return int(self._store.compare_set(_COUNT, "", "0")) == self.epoch
+
+
+class Notice:
+    """Where workers of a job read that a server has taken the place of another one.
+
+    Args:
+        store: Of the job, or of this process for a worker alone.
+    """
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+
+    def publish(self, place: int, found: FoundServer) -> bool:
+        """Tell of a server; False: a newer one was told of."""
+        name, mine = f"server {place}", f"{found.epoch} {found.address}"
+        present = self._store.compare_set(name, "", mine).decode()
+        while present != mine:
+            if _read(present).epoch >= found.epoch:
+                return False
+            present = self._store.compare_set(name, present, mine).decode()
+        return True
+
+    def newest(self, place: int) -> FoundServer | None:
+        """The server of a place that was told of last; None: the one that was there at the beginning.
+
+        Raises:
+            RuntimeError: the store of the job is gone.
+        """
+        name = f"server {place}"
+        return _read(self._store.get(name).decode()) if self._store.check([name]) else None
+
+
+def own_store(world: World, topic: str) -> dist.Store:
+    """A part of the store of a job, which other threads may use; one of this process for a worker alone.
+
+    Args:
+        world: The workers.
+        topic: The same on all of them, of nobody else.
+    """
+    if world.size == 1:
+        return dist.HashStore()
+    job = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
+    own: dist.Store = cast(Any, job).clone()  # stubs do not know it
+    return dist.PrefixStore(topic, own)
+
+
+def _read(told: str) -> FoundServer:
+    epoch, address = told.split(" ", 1)
+    return FoundServer(int(epoch), address)

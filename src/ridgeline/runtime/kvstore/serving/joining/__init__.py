@@ -1,0 +1,1 @@
+"""How the workers of a job come to have servers."""

@@ -1,0 +1,1 @@
+"""The workers' side: connections, and values that servers hold."""

@@ -1,0 +1,1 @@
+"""Values where they lie: in one process, or divided among workers."""

@@ -1,0 +1,1 @@
+"""The body of a step, and what it asks of model, loss and optimizer."""

@@ -1,0 +1,244 @@
+"""The body of a training step: forward, backward, synchronisation, optimizer, in one function.
+
+The same body runs eagerly and inside a captured graph, so every execution mode does the same maths.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from ridgeline.capture.step_findings import StepFindings
+from ridgeline.capture.unchecked import unchecked
+from ridgeline.errors import WorkloadError
+from ridgeline.execution import MODES, is_compiled_in_parts
+from ridgeline.model_graphs.step_forms import make_form
+from ridgeline.optimizer_forms import calls_model, sparse_modules
+from ridgeline.optimizers.optimizer_calls import clear_gradients, update, update_in_order
+from ridgeline.plan import Plan, Precision
+from ridgeline.programs.compiling import CompiledForms, Form, LossFunction
+from ridgeline.reach.loss import scalar_loss
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.layout.ownership import clip_gradients
+from ridgeline.runtime.steps.body.requirements import check_gradients
+from ridgeline.runtime.sync.synchronizer import Synchronizer
+from ridgeline.tensors.batch import split, to_device
+from ridgeline.tensors.memory_format import ChannelsLast
+
+_NOTHING = contextlib.nullcontext()
+
+
+class StepBody:
+    """Everything between a batch on the device and updated parameters.
+
+    Args:
+        model: Trained in place.
+        loss_fn: `loss_fn(model, batch)` gives the mean loss as a scalar tensor.
+        optimizer: Any torch optimizer over the model's parameters.
+        plan: Its form of execution, precision and accumulation are used here.
+        synchronizer: Makes the workers' gradients one; None for a worker alone.
+        clip_norm: Total norm that gradients are clipped to, or None.
+        device: Where the model is.
+        notes: Receives what was done to the program.
+        forms: What other steps with this model and loss function have compiled; None compiles anew.
+        parted: Groups of workers among which parameters are parted; see `layout.ownership`.
+        channels_last: Lays batches out as the plan has them; None leaves them.
+        is_undone: Whether somebody undoes all steps, as those of a trial.
+
+    Attributes:
+        form: How the loss is computed: as written, compiled whole, or by region.
+        findings: What was found out of this step under this plan or others.
+        overhead_ns: Host time of the last step that a plain loop would not have spent.
+
+    Raises:
+        CaptureError: the plan compiles by region and the model repeats no block.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        optimizer: Optimizer,
+        plan: Plan,
+        synchronizer: Synchronizer | None,
+        *,
+        clip_norm: float | None,
+        device: torch.device,
+        notes: list[str] | None = None,
+        forms: CompiledForms | None = None,
+        parted: Sequence[ProcessGroup] = (),
+        channels_last: ChannelsLast | None = None,
+        is_undone: bool = False,
+    ) -> None:
+        self.model = model
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.synchronizer = synchronizer
+        self.overhead_ns = 0
+        self.plan = plan
+        self.clip_norm = clip_norm
+        self.is_undone = is_undone
+        self._parted = tuple(parted)
+        self._plain = Form(loss_fn)
+        self._notes = [] if notes is None else notes
+        mode = MODES[plan.execution]
+        is_replayed = mode.is_replayed_on(device.type)
+        is_cut = synchronizer is not None and is_compiled_in_parts(plan, device.type)
+        self._checks_values = mode.checks_values_on(device.type)
+        has_rows = synchronizer is not None and device.type == "cuda" and sparse_modules(model)
+        self._update = update_in_order if has_rows else update
+        with unchecked():  # torch's compiler switches the checks off for good
+            self.form = make_form(
+                mode.form,
+                loss_fn,
+                model,
+                notes=self._notes,
+                is_replayed=is_replayed,
+                replays_model=mode.replays_model,
+                announces=synchronizer is not None,
+                combines=plan.kernels == "combined",
+                owns_random=plan.random == "compiled",
+                bucket_bytes=plan.sync.bucket_bytes if is_cut else (),
+                forms=forms,
+            )
+        # What was read holds a batch: a step that takes nothing for granted does not keep it.
+        shares = mode.is_captured or mode.is_one_program or is_undone
+        self.findings = forms.findings if forms is not None and shares else StepFindings()
+        self._autocast = plan.precision
+        self._device = device
+        self._channels_last = channels_last
+        self._is_checked = False
+        self._calls_model = calls_model(optimizer)
+
+    def placed(self, batch: Any) -> Any:
+        """The batch on the device and in the plan's memory format; itself where it is both.
+
+        Cost: See `to_device`; 5 us and more where the plan has a memory format.
+        """
+        batch = to_device(batch, self._device)
+        return batch if self._channels_last is None else self._channels_last.batch(batch)
+
+    def __call__(self, batch: Any, recorder: Recorder) -> Tensor:
+        """Run one step; the mean loss over the batch, detached.
+
+        Raises:
+            WorkloadError: the loss is not a scalar tensor that depends on the parameters.
+        """
+        if self._calls_model:
+            return self._called_back(batch, recorder)
+        loss = self._checked_gradients(batch, recorder)
+        self._update(self.optimizer)
+        self.updated()
+        return loss
+
+    def updated(self) -> None:
+        """The optimizer has updated the parameters: other workers may have to know."""
+        if self.synchronizer is not None:
+            self.synchronizer.after_step()
+
+    def _called_back(self, batch: Any, recorder: Recorder) -> Tensor:
+        """A step whose optimizer computes the gradients as often as it wants; the loss of the first time.
+
+        The frames are those of the first time: the others count as the optimizer's.
+        """
+        losses: list[Tensor] = []
+
+        def closure() -> Tensor:
+            with torch.enable_grad():
+                told = Recorder(HostClock(), starts=False) if losses else recorder
+                losses.append(self._checked_gradients(batch, told))
+            return losses[-1]
+
+        self.optimizer.step(closure)  # type: ignore[arg-type] - torch means a number or a tensor
+        if not losses:
+            raise WorkloadError(
+                f"wanted an optimizer that calls the loss in each step, got {type(self.optimizer).__name__} "
+                "that did not; call closure() in its step"
+            )
+        self.updated()
+        return losses[0]
+
+    def _checked_gradients(self, batch: Any, recorder: Recorder) -> Tensor:
+        loss = self.gradients(batch, recorder)
+        if not self._is_checked:
+            check_gradients(self.model, self.optimizer)
+            self._is_checked = True
+        return loss
+
+    def gradients(self, batch: Any, recorder: Recorder) -> Tensor:
+        """All of a step but the optimizer's: averaged and clipped gradients, and the mean loss, detached.
+
+        Raises:
+            WorkloadError: the loss is not a scalar tensor that depends on the parameters.
+        """
+        with self.form.active():
+            if self._checks_values:
+                return self._gradients(batch, recorder)
+            with unchecked():
+                return self._gradients(batch, recorder)
+
+    @contextlib.contextmanager
+    def as_written(self, *, precision: Precision | None = None) -> Iterator[None]:
+        """Steps inside run the user's code operator by operator: the reference for every other form.
+
+        They leave out the checks that the plan leaves out, and notes say so.
+
+        Args:
+            precision: Instead of the plan's, e.g. `as-is` to see what the plan's precision changes.
+        """
+        form, name = self.form, self._autocast
+        self.form = self._plain
+        self._autocast = precision or name
+        checks = _NOTHING if self._checks_values else unchecked(self._notes)
+        try:
+            with checks:
+                yield
+        finally:
+            self.form, self._autocast = form, name
+
+    def _gradients(self, batch: Any, recorder: Recorder) -> Tensor:
+        clear_gradients(self.optimizer)
+        begin = time.perf_counter_ns()
+        parts = split(batch, self.plan.accumulate)
+        total: Tensor | None = None
+        self.overhead_ns = time.perf_counter_ns() - begin
+        for index, (part, share) in enumerate(parts[:-1]):
+            recorder.mark(f"micro/{index}")
+            loss = self._weighted_loss(part, share)
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        recorder.mark("forward")
+        loss = self._weighted_loss(*parts[-1])
+        if self.synchronizer is None:
+            recorder.mark("backward")
+            loss.backward()
+        else:
+            self.synchronizer.check_covers(self.optimizer.param_groups)
+            self.synchronizer.arm(recorder)
+            loss.backward()
+            self.synchronizer.finish()
+            self.overhead_ns += self.synchronizer.overhead_ns
+        recorder.mark("optimizer")
+        if self.clip_norm is not None:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            clip_gradients(parameters, self.clip_norm, self._parted)
+        detached = loss.detach()
+        return detached if total is None else total + detached
+
+    def _weighted_loss(self, part: Any, share: float) -> Tensor:
+        with self._precision():
+            loss = self.form(self.model, part)
+        loss = scalar_loss(loss)
+        return loss if share == 1.0 else loss * share
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast == "bf16":
+            # The cache of casted weights outlives a capture and would be replayed stale.
+            return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
+        return _NOTHING

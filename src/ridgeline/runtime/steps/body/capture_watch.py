@@ -1,0 +1,135 @@
+"""What a captured step takes for granted of model and optimizer, besides what its code reads."""
+
+from collections.abc import Callable
+from operator import attrgetter, is_
+
+from torch import Tensor
+from torch.nn.modules import module as registered
+from torch.optim import Optimizer
+
+from ridgeline.capture.capturing import SAVED_TENSORS_HOOKS, WATCHING
+from ridgeline.guards.model_guard import ModelGuard
+from ridgeline.optimizers.capturable import WatchedSettings
+from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.tensors.entries import Entries
+from ridgeline.tensors.sameness import Sameness
+
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps its hooks."""
+MOST_COMPILED = 8
+"""Functions that are compiled for one capture. Where equal objects are put in the place of each other before
+every step, each would serve once."""
+
+_of_gradient = attrgetter("_backward_hooks")
+_of_accumulation = attrgetter("_post_accumulate_grad_hooks")
+
+
+class CaptureWatch:
+    """Modules, parameters and hooks, and of an optimizer inside of the graph settings and state.
+
+    Args:
+        body: The step, once it was captured and checked.
+        has_optimizer: The graph contains the optimizer's step.
+
+    Attributes:
+        holds: Whether all is the very same as when `settle` was called, and what `watched` asks of autograd;
+            False until then, and of an equal object in the place of another, of which `changed` says more.
+    """
+
+    def __init__(self, body: StepBody, *, has_optimizer: bool) -> None:
+        self._optimizer = body.optimizer
+        self._model = ModelGuard(body.model)
+        self._stores = hooks = [
+            vars(module)[kind] for module in self._model.modules for kind in MODULE_HOOKS
+        ]
+        hooks += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
+        hooks += step_hooks(body.optimizer)
+        self._parameters = [*body.model.parameters()]
+        self._hooks = Entries(hooks)
+        self._accumulating = self._accumulation_hooks()
+        self._replaced = replaced_methods(body.optimizer)
+        self._held = _held(body.optimizer)
+        self._settings = WatchedSettings(body.optimizer) if has_optimizer else None
+        self._state = Entries(body.optimizer.state.values()) if has_optimizer else None
+        self._num_compiled = 0
+        self.holds: Callable[[], bool] = _never
+
+    def settle(self) -> None:
+        """Have `holds` say at little cost whether all is as it is now, after `changed` said that nothing is.
+
+        Cost: Compiles a function, 1 ms for a small model, and at most `MOST_COMPILED` of them.
+        """
+        is_frozen = self._settings is None or self._settings.are_frozen
+        if is_frozen and self._num_compiled < MOST_COMPILED:
+            self._num_compiled += 1
+            self.holds = self._compiled()
+
+    def _compiled(self) -> Callable[[], bool]:
+        same, optimizer = Sameness(), self._optimizer
+        for ask in WATCHING:
+            same.result(ask)
+        same.result(SAVED_TENSORS_HOOKS, True)
+        self._model.require(same)
+        for store in self._stores:
+            same.entries(store)
+        for parameter in self._parameters:
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                same.attribute(parameter, name)
+                if (added := getattr(parameter, name)) is not None:
+                    same.entries(added)
+        for method in ("step", "zero_grad"):
+            same.entry(vars(optimizer), method)
+        same.attribute(optimizer, "param_groups")
+        same.entries(optimizer.param_groups)
+        for group in optimizer.param_groups:
+            same.entries(group["params"])
+            if self._settings is not None:
+                same.entries(group)
+            elif isinstance(group.get("lr"), Tensor):
+                same.entry(group, "lr")
+        if self._state is not None:
+            same.attribute(optimizer, "state")
+            same.entries(optimizer.state)
+            for store in optimizer.state.values():
+                same.entries(store)
+        return same.compiled()
+
+    def changed(self) -> str | None:
+        """What is another now, in words; None while nothing is.
+
+        Cost: 0.1 us for each module, and 0.2 us for each parameter (under AdamW).
+        """
+        why = self._model.changed()
+        if why is None and (not self._hooks.hold() or any(map(_of_gradient, self._parameters))):
+            why = "hooks were added or removed"
+        if why is None and self._accumulation_hooks() != self._accumulating:
+            why = "hooks were added or removed"
+        if why is None and replaced_methods(self._optimizer) != self._replaced:
+            why = "a method of the optimizer was replaced"
+        held = _held(self._optimizer)
+        if why is None and not (len(held) == len(self._held) and all(map(is_, held, self._held))):
+            why = "the optimizer got or lost parameters"
+        if why is None and self.has_other_settings():
+            why = "an optimizer setting changed"
+        if why is None and self._state is not None:
+            is_same = self._state.same_stores(self._optimizer.state.values())
+            if not (is_same and self._state.hold()):
+                why = "optimizer state was replaced"
+        return why
+
+    def _accumulation_hooks(self) -> list[int]:
+        """How many each parameter has; those of a synchronizer are among them."""
+        return [len(hooks or ()) for hooks in map(_of_accumulation, self._parameters)]
+
+    def has_other_settings(self) -> bool:
+        """Whether a setting of an optimizer inside of the graph is another now."""
+        return self._settings is not None and self._settings.changed()
+
+
+def _held(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,66 @@
+"""The optimizer of a step that graphs replay: inside of a graph that can hold it, else behind each replay."""
+
+import torch
+
+from ridgeline.optimizer_forms import fits_graph
+from ridgeline.optimizers.capturable import (
+    LearningRates,
+    give_up_fused,
+    has_no_form_for_captures,
+    make_capturable,
+    stepping_outside,
+)
+from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
+from ridgeline.runtime.steps.body.body import StepBody
+
+
+class GraphOptimizer:
+    """How the optimizer of a step is captured, and the learning rates that the capture reads.
+
+    Args:
+        body: The step.
+        device: Where the graph runs.
+        notes: Receives what was changed of the optimizer.
+
+    Attributes:
+        is_inside: The graph holds its step.
+        rates: Its learning rates.
+
+    Raises:
+        PlanError: see `make_capturable`.
+    """
+
+    def __init__(self, body: StepBody, device: torch.device, notes: list[str]) -> None:
+        self._body, self._device, self._notes = body, device, notes
+        self.make_fit()
+
+    def make_fit(self) -> None:
+        """Have it in a form for captures, as its settings and parameters are now."""
+        optimizer = self._body.optimizer
+        self.is_inside = self._fits()
+        if self.is_inside:
+            changes = make_capturable(optimizer, self._device)
+        else:
+            changes = (*give_up_fused(optimizer), stepping_outside(optimizer))
+        self._notes.extend(change for change in changes if change not in self._notes)
+        self.rates = LearningRates(optimizer)
+
+    def is_elsewhere(self) -> bool:
+        """Whether it would be captured otherwise now: outside of the graph, or inside."""
+        return self._fits() != self.is_inside
+
+    def refresh(self) -> None:
+        """Have captured learning rates as its groups say, also where there are others now."""
+        if self.rates.num_groups != len(self._body.optimizer.param_groups):
+            self.make_fit()
+        self.rates.refresh()
+
+    def _fits(self) -> bool:
+        """Whether it steps inside of the graph; hooks and methods put on it run in Python."""
+        optimizer = self._body.optimizer
+        is_torchs = not any(step_hooks(optimizer)) and not replaced_methods(optimizer)
+        return (
+            is_torchs
+            and fits_graph(optimizer, self._body.model)
+            and not has_no_form_for_captures(optimizer)
+        )

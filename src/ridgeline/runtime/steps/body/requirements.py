@@ -1,0 +1,271 @@
+"""What a training step asks of its optimizer, its numbers and its plan, before anything is touched."""
+
+import math
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.execution import CALLED, check_plan
+from ridgeline.optimizer_forms import BY_ELEMENT, calls_model, updates_by_element
+from ridgeline.plan import Plan
+from ridgeline.synchronisation import is_exact, replaces_update, shards_update, values_of
+from ridgeline.workers.world import JOIN, World
+
+_LOSSES = "torch.nn.modules."
+"""Where torch's own criteria are, whose calls take outputs and targets."""
+
+
+def check_training(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
+    """What a step asks of its optimizer and of clipping.
+
+    Raises:
+        PlanError: one of them is not for a step, or not for this plan.
+    """
+    check_calls(optimizer, plan)
+    check_clip_norm(clip_norm)
+    check_update(optimizer, plan, clip_norm)
+
+
+def check_parts(model: object, loss_fn: object, optimizer: object) -> None:
+    """A step calls `loss_fn(model, batch)`.
+
+    Raises:
+        PlanError: the model is no module, the optimizer none of torch's, or the loss cannot be called so: it
+            is one of torch's own, which take outputs and targets.
+    """
+    if not isinstance(model, nn.Module):
+        raise PlanError(
+            f"wanted a torch.nn.Module as model, got {_named(model)}; put what it does into the forward of a "
+            "module that holds its parameters"
+        )
+    if not callable(loss_fn):
+        raise PlanError(
+            f"wanted a loss_fn that takes the model and a batch, got {_named(loss_fn)}; write one, such as "
+            "lambda model, batch: model(batch).mean()"
+        )
+    if type(loss_fn).__module__.startswith(_LOSSES) or _is_functional(loss_fn):
+        name = _named(loss_fn)
+        raise PlanError(
+            f"wanted a loss_fn that takes the model and a batch, got {name}, which takes outputs and "
+            "targets; write lambda model, batch: criterion(model(batch[0]), batch[1])"
+        )
+    check_optimizer(optimizer)
+
+
+def _is_functional(loss_fn: object) -> bool:
+    return getattr(nn.functional, getattr(loss_fn, "__name__", ""), None) is loss_fn
+
+
+def _named(value: object) -> str:
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def check_optimizer(optimizer: object) -> None:
+    """A step calls the optimizer's methods.
+
+    Raises:
+        PlanError: it is none of torch's (an object that wraps one, say).
+    """
+    if not isinstance(optimizer, Optimizer):
+        inner = [
+            name
+            for name, part in getattr(optimizer, "__dict__", {}).items()
+            if isinstance(part, Optimizer)
+        ]
+        what = (
+            f"the one in its attribute {inner[0]!r}" if inner else "the one that it wraps, if any"
+        )
+        raise PlanError(
+            f"wanted a torch.optim.Optimizer, got {type(optimizer).__name__}; give {what}, and call "
+            "whatever else it does (setting learning rates, say) before or after each step"
+        )
+
+
+def check_calls(optimizer: Optimizer, plan: Plan) -> None:
+    """An optimizer that calls the loss itself (LBFGS) needs a step whose update stands apart, on one worker.
+
+    Raises:
+        PlanError: the plan replays the step, makes one program of it, or shares it between workers.
+    """
+    if not calls_model(optimizer):
+        return
+    name = type(optimizer).__name__
+    if plan.execution not in CALLED:
+        words = ", ".join(repr(word) for word in CALLED)
+        raise PlanError(
+            f"wanted execution as one of {words} for {name}, which calls the loss as often as it wants, got "
+            f"{plan.execution!r} in the plan; choose one of those"
+        )
+    if plan.workers > 1:
+        raise PlanError(
+            f"wanted workers=1 for {name}, which decides by its own worker's loss how often it calls it, got "
+            f"{plan.workers} in the plan; train on one worker (--workers 1)"
+        )
+
+
+def check_update(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
+    """The way in which the plan exchanges and updates wants an optimizer that goes with it.
+
+    Raises:
+        PlanError: see `check_momentum`, `check_sharded` and `check_replaced`.
+    """
+    check_momentum(optimizer, plan)
+    check_sharded(optimizer, plan)
+    check_replaced(optimizer, plan, clip_norm)
+
+
+def check_momentum(optimizer: Optimizer, plan: Plan) -> None:
+    """A compression that accumulates momentum before it sends wants an optimizer that adds none after.
+
+    Raises:
+        PlanError: the plan's compression has the option `momentum` above 0, and a group of the optimizer a
+            momentum, or betas, of its own.
+    """
+    if plan.workers == 1 or not values_of(plan.sync).get("momentum"):
+        return
+    name = type(optimizer).__name__
+    for number, group in enumerate(optimizer.param_groups):
+        own = {key: group[key] for key in ("momentum", "betas") if group.get(key)}
+        for key, value in own.items():
+            raise PlanError(
+                f"wanted an optimizer without momentum for compression={plan.sync.compression!r} with "
+                f"momentum={plan.sync.options['momentum']!r}, got {name} with {key}={value!r} in group "
+                f"{number}: it would be added twice; use SGD with momentum=0, or leave the option out"
+            )
+
+
+def check_sharded(optimizer: Optimizer, plan: Plan) -> None:
+    """An update in parts, cut through the middle of parameters, wants an optimizer that looks at no whole.
+
+    Raises:
+        PlanError: the plan divides the update among workers, and the optimizer is not known to update each
+            element by itself.
+    """
+    if plan.workers == 1 or not shards_update(plan.sync) or updates_by_element(optimizer):
+        return
+    raise PlanError(
+        f"wanted an optimizer that updates each element by itself for sync.algorithm={plan.sync.algorithm!r} "
+        f"(torch's {', '.join(BY_ELEMENT)}), got {type(optimizer).__name__}, which may look at whole "
+        "parameters; use one of those, or another algorithm"
+    )
+
+
+def check_replaced(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
+    """A store that updates parameters makes the optimizer again by its name, and updates as gradients come.
+
+    Raises:
+        PlanError: the plan has such a store, and the optimizer is no class of torch's; or gradients are to be
+            clipped by a norm that is known when all of them have come.
+    """
+    if plan.workers == 1 or not replaces_update(plan.sync):
+        return
+    algorithm, name = plan.sync.algorithm, type(optimizer).__name__
+    if getattr(torch.optim, name, None) is not type(optimizer):
+        raise PlanError(
+            f"wanted an optimizer of torch.optim for sync.algorithm={algorithm!r}, which makes it again by "
+            f"its name, got {type(optimizer).__module__}.{name}; use one of those, or another algorithm"
+        )
+    if clip_norm is not None:
+        raise PlanError(
+            f"wanted clip_norm=None for sync.algorithm={algorithm!r}, got {clip_norm!r}: parameters are "
+            "updated while gradients still come, whose total norm nobody knows yet; leave it out, or use "
+            "another algorithm"
+        )
+
+
+def check_gradients(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse an optimizer that a backward pass left without any gradient, since it is another model's.
+
+    One that holds some of the model's parameters may still train them in another step.
+
+    Raises:
+        WorkloadError: no parameter of it is the model's or got a gradient.
+    """
+    known = set(model.parameters())
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(p.grad is not None or p in known for p in held):
+        raise WorkloadError(
+            f"wanted an optimizer of parameters that the loss has, got {type(optimizer).__name__} of "
+            f"{len(held)} that are not in {type(model).__name__} and got no gradient; make it from "
+            "model.parameters()"
+        )
+
+
+def is_clip_norm(value: object) -> bool:
+    """Whether gradients can be clipped by this: None, or a finite number above 0.
+
+    A norm of 0 would train nothing, and a negative one uphill.
+    """
+    if value is None:
+        return True
+    return isinstance(value, int | float) and value is not True and 0.0 < value < math.inf
+
+
+def check_clip_norm(clip_norm: float | None) -> None:
+    """Refuse what is no `is_clip_norm`.
+
+    Raises:
+        PlanError: names the value and what to give.
+    """
+    if not is_clip_norm(clip_norm):
+        raise PlanError(
+            f"wanted clip_norm as a finite number above 0, or None, got {clip_norm!r}; give the largest "
+            "total norm that gradients may have, or None to leave them as they are"
+        )
+
+
+def check_seconds(seconds: object) -> None:
+    """Refuse a time for the choice that is no finite number above 0, or None.
+
+    Raises:
+        PlanError: names the value and what to give.
+    """
+    if seconds is None:
+        return
+    is_number = isinstance(seconds, int | float) and seconds is not True
+    if not (is_number and 0.0 < seconds < math.inf):
+        raise PlanError(
+            f"wanted seconds as a finite number above 0, or None, got {seconds!r}; give how long the choice "
+            "of a plan may take"
+        )
+
+
+def check_joins(plan: object, world: World) -> None:
+    """A worker that takes part in a training that runs is alone, and has the plan of that training.
+
+    Raises:
+        PlanError: it is one of several, or the plan is of another kind; nothing where it joins nobody.
+    """
+    if not world.joins:
+        return
+    if world.size > 1:
+        raise PlanError(
+            f"wanted a process by itself for {JOIN}={world.joins!r}, got one of {world.size} workers; start "
+            "each of them with a torchrun of its own, or without"
+        )
+    is_plan = isinstance(plan, Plan) and plan.workers > 1
+    if not is_plan or not replaces_update(plan.sync) or is_exact(plan.sync):
+        got = f"workers={plan.workers}, sync={plan.sync!r}" if isinstance(plan, Plan) else plan
+        raise PlanError(
+            f"wanted the plan of the training at {JOIN}={world.joins!r}, whose workers do not wait for each "
+            f"other (sync.algorithm='kvstore' of kind 'dist_async', workers above 1), got {got}; give that "
+            "plan, or unset the variable"
+        )
+
+
+def check_supported(plan: Plan, world: World) -> None:
+    """Refuse what cannot be honoured, before anything is touched.
+
+    Raises:
+        PlanError: names the field, what it may be, and what to do.
+    """
+    check_plan(plan, world.kind)
+    if world.joins:
+        check_joins(plan, world)
+    elif plan.workers != world.size:
+        raise PlanError(
+            f"wanted a world of workers={plan.workers} as in the plan, got {world.size} processes; start "
+            f"them with `torchrun --nproc-per-node {plan.workers}` or make a plan for {world.size}"
+        )

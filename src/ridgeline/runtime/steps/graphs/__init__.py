@@ -1,0 +1,1 @@
+"""Steps that GPUs replay: cleared for a capture, captured, checked."""

@@ -1,0 +1,209 @@
+"""Running a step that is compiled, or replays its model, after it was checked against the eager one."""
+
+import contextlib
+import time
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ridgeline.capture.capturing import on_stream, watched, watched_if_compiled
+from ridgeline.capture.interception import is_special_to_compiler
+from ridgeline.errors import CaptureError
+from ridgeline.execution import MODES
+from ridgeline.lint.child_trial import try_step_in_child
+from ridgeline.lint.child_worker import is_trial
+from ridgeline.optimizers.capturable import LearningRates
+from ridgeline.optimizers.step_hooks import without_step_hooks
+from ridgeline.reach.reach import Reach
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.checks.equivalence import check_replay
+from ridgeline.runtime.steps.checks.failed_attempts import compiler_refusal, is_of_compiler
+from ridgeline.tensors.batch import leaves
+from ridgeline.tensors.copies import own_copy
+from ridgeline.tensors.tensor_types import TensorTypes
+from ridgeline.workers.world import World
+
+OF_OTHER_CLASSES = "steps on batches with subclasses of Tensor ran as they were written"
+ANEW = "the step anew for what is another since its check"
+
+
+class CheckedRunner:
+    """Runs the body in its compiled form; the first call compiles and checks.
+
+    The compiler guards on everything that it baked in, so another shape or setting compiles again. What is
+    compiled for other types of parameters or buffers is checked again.
+
+    Args:
+        body: The step.
+        recorder: Told of the steps, and of the seconds spent compiling.
+        world: For the check, which all workers make together.
+        notes: Receives the result of the check.
+    """
+
+    places: ClassVar[bool] = False
+
+    def __init__(self, body: StepBody, recorder: Recorder, world: World, notes: list[str]) -> None:
+        self._body = body
+        self._recorder = recorder
+        self._world = world
+        self._notes = notes
+        self._types: TensorTypes | None = None
+        """Those of what was checked; None before."""
+        self._num_graphs = 0
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One step; the detached loss.
+
+        What a compiled step calls, and saves for its backward pass, is not what its code does: where modes or
+        hooks see it or give something else back, the step runs as it was written.
+
+        Raises:
+            EquivalenceError: the compiled step differs from the eager one.
+            CaptureError: the compiler fails where the step is compiled again; nothing of it has run.
+        """
+        replays_model = MODES[self._body.plan.execution].replays_model
+        why = watched() if replays_model else _watches_compiled(batch)
+        if why and not replays_model:
+            return self._run_as_written(batch, why)
+        if not (why or self._is_checked()):
+            self._check(batch)
+        loss = self._run(batch)
+        if _num_graphs() != self._num_graphs:
+            self._count_recompilation()
+        return loss
+
+    def close(self) -> None:
+        """Drop the graphs of the model, if there are any."""
+        self._body.form.close()
+
+    def _is_checked(self) -> bool:
+        """Whether the check was of tensors of these types.
+
+        Source: torch 2.13 takes a scalar in float64 on a CPU for a number of Python, so that a program leaves
+        out what it writes to one.
+        """
+        return self._types is not None and self._types.hold()
+
+    def _run(self, batch: Any) -> Tensor:
+        try:
+            return self._body(batch, self._recorder)
+        except Exception as error:
+            if not is_of_compiler(error):
+                raise
+            raise compiler_refusal(self._body, ANEW, error) from error
+
+    def _run_as_written(self, batch: Any, why: str) -> Tensor:
+        self._recorder.count("eager_steps")
+        if why not in self._notes:
+            self._notes.append(why)
+        with self._body.as_written():
+            return self._body(batch, self._recorder)
+
+    def _check(self, batch: Any) -> None:
+        """Compile and compare on a copy of the batch; gradients' order is measured by the next step."""
+        begin = time.perf_counter()
+        if self._body.is_undone and self._body.findings.value_shapes:
+            self._try_elsewhere(batch)
+        check_compiled(
+            self._body, batch, LearningRates(self._body.optimizer), self._world, self._notes
+        )
+        if MODES[self._body.plan.execution].replays_model:
+            # The check has undone what the captured call did in Python: the next one does it again.
+            self._body.form.close()
+        self._recorder.counts["compile_s"] = time.perf_counter() - begin
+        self._types = TensorTypes(Reach(self._body.model, self._body.loss_fn).modules)
+        self._num_graphs = _num_graphs()
+
+    def _try_elsewhere(self, batch: Any) -> None:
+        """Have a child process take some steps first: a wrong program for a GPU ends this one's use of it.
+
+        Source: the program of a `GATConv` of torch-geometric, whose edges without loops are counted on the
+        device, reads from misaligned addresses on an H100 (torch 2.11).
+
+        Raises:
+            CaptureError: they failed there, or could not be taken there.
+        """
+        if self._world.device.type != "cuda" or self._world.size > 1 or is_trial():
+            return
+        outcome = try_step_in_child(self._body, batch, self._body.plan)
+        if outcome.status != "ok":
+            raise CaptureError(
+                f"wanted execution={self._body.plan.execution!r} to run a step with shapes that depend on "
+                f"values, got one that {outcome}; this process did not try. Such shapes: "
+                f"{'; '.join(self._body.findings.value_shapes)}"
+            )
+        self._notes.append(f"compiled with shapes that depend on values, it {outcome}")
+
+    def _count_recompilation(self) -> None:
+        self._num_graphs = _num_graphs()
+        self._recorder.count("recompiles")
+        note = (
+            "compiled again after the check, because a shape or a value that the compiler had baked in "
+            "changed; if it goes on, make that value a tensor, or use execution='eager'"
+        )
+        if note not in self._notes:
+            self._notes.append(note)
+
+
+def _watches_compiled(batch: Any) -> str:
+    """Why a compiled step would not do with this batch what its code does; empty if it does."""
+    why = watched_if_compiled()
+    return why or OF_OTHER_CLASSES * any(map(is_special_to_compiler, leaves(batch)))
+
+
+def check_compiled(
+    body: StepBody,
+    batch: Any,
+    rates: LearningRates,
+    world: World,
+    notes: list[str],
+    stream: "torch.cuda.Stream | None" = None,
+) -> None:
+    """Compile the body, and compare it with the eager step on a copy of the batch.
+
+    Args:
+        body: The step.
+        batch: An example.
+        rates: Of its optimizer; scaled meanwhile.
+        world: All workers check together.
+        notes: Receives the result.
+        stream: On which both run; None for the current one.
+
+    Raises:
+        EquivalenceError: the compiled step differs.
+        SideEffectError: see `check_replay`.
+
+    Cost: See `check_replay`, and compiling.
+    """
+    flat, structure = pytree.tree_flatten(batch)
+    copies = [own_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in flat]
+    example = pytree.tree_unflatten(copies, structure)
+    silent = Recorder(HostClock())
+
+    def compiled() -> Tensor:
+        with contextlib.nullcontext() if stream is None else on_stream(stream):
+            return body(example, silent)
+
+    with without_step_hooks(body.optimizer):
+        check_replay(
+            body,
+            example,
+            [leaf for leaf in copies if isinstance(leaf, Tensor)],
+            rates,
+            compiled,
+            world=world,
+            notes=notes,
+            stream=stream,
+            runs_python=not MODES[body.plan.execution].replays_model,
+        )
+    if body.synchronizer is not None:  # the order that it has seen is that of the eager step
+        body.synchronizer.forget_order()
+
+
+def _num_graphs() -> int:
+    """Graphs that the compiler has made in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]  # noqa: SLF001 - its only tally

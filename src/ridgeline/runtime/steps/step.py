@@ -1,0 +1,366 @@
+"""`PlannedStep` for a given plan: one call, one training step.
+
+Choosing a plan needs the machine and the workload; that is joined in `ridgeline.session`, whose
+`PlannedStep` (the public one) builds on this one.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from ridgeline.closing import Closing
+from ridgeline.errors import PlanError
+from ridgeline.execution import MODES, check_alone
+from ridgeline.history import Outage
+from ridgeline.optimizers.capturable import make_fused
+from ridgeline.plan import Plan
+from ridgeline.programs.compiling import CompiledForms
+from ridgeline.recording.clocks import DeviceClock, HostClock
+from ridgeline.recording.gaps import TALLY
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.layout.apply import apply_layout
+from ridgeline.runtime.layout.ownership import parted_groups
+from ridgeline.runtime.steps.body.body import LossFunction, StepBody
+from ridgeline.runtime.steps.body.requirements import (
+    check_parts,
+    check_supported,
+    check_training,
+)
+from ridgeline.runtime.steps.graphs.checked import CheckedRunner
+from ridgeline.runtime.sync.joining import StateWatch, join_others
+from ridgeline.runtime.sync.local.local_steps import LocalSteps
+from ridgeline.runtime.sync.synchronizer import Synchronizer
+from ridgeline.synchronisation import shards_update
+from ridgeline.tensors.memory_format import ChannelsLast
+from ridgeline.timeline import Timeline
+from ridgeline.workers import attendance
+from ridgeline.workers.host_threads import set_threads
+from ridgeline.workers.same_plan import check_same_plan
+from ridgeline.workers.world import World
+
+WARMUP_STEPS = 3
+"""First steps kept out of the timeline: allocations, algorithm choice, the second cut of buckets."""
+
+CLOSED = "wanted an open step, got one that was closed; make a new TrainStep to train on"
+
+
+class Runner(Protocol):
+    """An execution mode: runs batches, and is closed once.
+
+    Attributes:
+        places: Whether it brings batches to the device itself, where they are not there already.
+    """
+
+    places: ClassVar[bool]
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One step; the detached loss."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held."""
+
+
+class EagerRunner:
+    """Runs the body operator by operator."""
+
+    places: ClassVar[bool] = False
+
+    def __init__(self, body: StepBody, recorder: Recorder) -> None:
+        self._body = body
+        self._recorder = recorder
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One step."""
+        return self._body(batch, self._recorder)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class PlannedStep(Closing):
+    """One training step of `model` under a plan: `loss = step(batch)`.
+
+    Under `torchrun` every worker runs the same script; the step joins the process group, takes worker
+    0's initial parameters and buffers, and averages gradients. With a mesh or a process group those in it do
+    so among themselves, whatever the others train. Alone it trains on one device. The model
+    is moved to the worker's device; the optimizer must have been made from its parameters before.
+
+    Args:
+        model: The model; changed in place.
+        loss_fn: `loss_fn(model, batch)` returns the mean loss as a scalar tensor.
+        optimizer: Any torch optimizer.
+        plan: A `Plan`, or the path of a saved one.
+        clip_norm: Clip the (averaged) gradients to this total norm, above 0; None leaves them.
+        device: `cpu` or `cuda`, with this worker's own number or none; None takes the GPU where there is one.
+        order: Expected gradient-ready order, e.g. `workload.ready_order`; measured anyway.
+        world: This worker's place, if not that of the environment: a world of one trains alone even
+            inside a process group.
+        name: Title of timelines.
+        forms: What other steps with this model and loss function have compiled; None compiles anew.
+        mesh: Train over its data axis only; see `given_group`.
+        process_group: Train over its workers only; not with a mesh or a world.
+        is_undone: Somebody undoes all steps, as those of a trial: what is compiled is then checked with its
+            capture, and runs in a child process first where it may cost the process its device.
+
+    Attributes:
+        plan: The plan in force.
+        world: This worker's place.
+        recorder: The spans of the last steps.
+        notes: What could not be done as planned, each with its reason.
+        synchronizer: What makes the workers' gradients one; its state belongs into checkpoints. None for a
+            worker alone.
+        outages: Tells when this worker did not hear of a server that it trains through; None: it has none.
+
+    Raises:
+        PlanError: the plan asks for what this release or this world does not offer, `clip_norm` is no
+            finite number above 0, or the mesh or group cannot be trained over.
+        WorkloadError: there are several workers, and the optimizer has parameters that are not the model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        optimizer: Optimizer,
+        plan: Plan | str | Path,
+        *,
+        clip_norm: float | None = None,
+        device: str | torch.device | None = None,
+        order: tuple[str, ...] | None = None,
+        world: World | None = None,
+        name: str = "step",
+        forms: CompiledForms | None = None,
+        mesh: DeviceMesh | None = None,
+        process_group: ProcessGroup | None = None,
+        is_undone: bool = False,
+    ) -> None:
+        check_parts(model, loss_fn, optimizer)
+        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        self._threads_before = torch.get_num_threads()
+        if world is not None and (mesh is not None or process_group is not None):
+            raise PlanError("wanted a world, a mesh or a process group, got two of them; give one")
+        self.world = world or World.join(
+            self.plan.threads, device, mesh=mesh, process_group=process_group
+        )
+        check_supported(self.plan, self.world)
+        check_training(optimizer, self.plan, clip_norm)
+        check_same_plan(self.plan, self.world)
+        self.model = move(model, self.world.device)
+        self.optimizer = optimizer
+        self.name = name
+        self.notes: list[str] = []
+        self.num_steps = 0
+        self._num_warmup: float = WARMUP_STEPS
+        self._is_closed = False
+        self._channels_last: ChannelsLast | None = None
+        if self.plan.memory_format == "channels_last":
+            self._channels_last = ChannelsLast(self.model, optimizer)
+        if self.plan.optimizer == "fused" and not MODES[self.plan.execution].is_replayed:
+            self.notes.extend(make_fused(optimizer, self.world.device))
+        self.recorder = Recorder(DeviceClock() if self.world.kind == "cuda" else HostClock())
+        self._attendance = attendance.of(self.world)
+        self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
+        apply_layout(self.model, self.plan.layout, self.world)
+        self.synchronizer: Synchronizer | None = None
+        self._watch: StateWatch | None = None
+        self.outages: Callable[[], tuple[Outage, ...]] | None = None
+        self._watching_ns = 0
+        if self.world.is_among_others:
+            self.synchronizer, self._watch, self.outages = join_others(
+                self.plan, self.model, optimizer, self.world, order=order, notes=self.notes
+            )
+        self._body = StepBody(
+            self.model,
+            loss_fn,
+            optimizer,
+            self.plan,
+            self.synchronizer,
+            clip_norm=clip_norm,
+            device=self.world.device,
+            notes=self.notes,
+            forms=forms,
+            parted=parted_groups(self.world, shards_update=shards_update(self.plan.sync)),
+            channels_last=self._channels_last,
+            is_undone=is_undone,
+        )
+        if self.plan.precision == "tf32":
+            torch.backends.cuda.matmul.allow_tf32 = True
+            torch.backends.cudnn.allow_tf32 = True
+        self._runner = self._make_runner()
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Train on one batch; the mean loss of this worker's batch, detached, 0-d, on the device.
+
+        Raises:
+            BatchError: it has fewer samples than `accumulate` wants, or no leading dimension to split.
+            CaptureError: the plan captures or compiles, and the step cannot be.
+            EquivalenceError: the planned execution gives other results than the eager step.
+            WorkloadError: the loss is not a scalar that depends on the parameters, or the workers hold
+                different state, since one of them alone loaded or wrote some; see `outside_writes`.
+            AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
+            EngineError: a collective failed otherwise.
+            PlanError: the step was closed, or its process group destroyed.
+
+        Cost: Does not synchronise the host with a GPU, once the first calls have compiled, captured and
+        checked what the plan says.
+        """
+        if self._is_closed:
+            raise PlanError(CLOSED)
+        self.world.check_open()
+        called = time.perf_counter_ns()
+        recorder = self.recorder
+        recorder.begin_step(called)
+        if not self._runner.places:
+            batch = self._body.placed(batch)
+        overhead = time.perf_counter_ns() - called
+        loss = self._runner(batch) if self._watch is None else self._run_among_others(batch)
+        begin = time.perf_counter_ns()
+        is_warmup = self.num_steps < self._num_warmup
+        self.num_steps += 1
+        TALLY.stepping_ns += begin - called
+        recorder.end_step(is_warmup=is_warmup)
+        if not is_warmup:
+            overhead += self._body.overhead_ns + recorder.overhead_ns + self._watching_ns
+            overhead += time.perf_counter_ns() - begin
+            recorder.add_cost("overhead_ns", overhead)
+        return loss
+
+    def _run_among_others(self, batch: Any) -> Tensor:
+        """The step, where others wait for this worker: they learn what keeps it from coming."""
+        present, watch = self._attendance, self._watch
+        assert watch is not None
+        if present is not None:  # who joined is in no group with others
+            present.begin_step(self._enrolled, self.recorder)
+        begin = time.perf_counter_ns()
+        try:
+            watch.before_step()
+            spent_ns = time.perf_counter_ns() - begin
+            loss = self._runner(batch)
+            begin = time.perf_counter_ns()
+            watch.after_step()
+        except BaseException as error:
+            if present is not None:
+                present.stopped(error)
+            raise
+        if present is not None:
+            present.end_step(self._enrolled)
+        self._watching_ns = spent_ns + time.perf_counter_ns() - begin
+        return loss
+
+    def begin_warm_up(self) -> None:
+        """Keep the coming steps out of the timeline, however many there are."""
+        self._num_warmup = math.inf
+
+    def end_warm_up(self) -> None:
+        """Have the coming steps in the timeline, the frames of the next one too."""
+        self._num_warmup = self.num_steps
+        self.recorder.sample_next()
+
+    def hold_exchanges(self) -> None:
+        """Where workers train alone: take steps without exchanges until one is let go; see `LocalSteps`."""
+        if isinstance(self.synchronizer, LocalSteps):
+            self.synchronizer.hold()
+
+    def release_exchange(self) -> float:
+        """Let the next step start an exchange, and the others when they are due; the share that it is of.
+
+        A step that exchanges all in any case has nothing to let go.
+        """
+        if isinstance(self.synchronizer, LocalSteps):
+            return self.synchronizer.release()
+        return 1.0
+
+    def timeline(self) -> Timeline:
+        """The measured timeline of this worker's last steps (median step, all durations).
+
+        Cost: On GPUs, waits for the recorded steps to end.
+        """
+        return self.recorder.timeline(self.name, self.world.size, self.notes)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's `state_dict()`, whole on the first worker whatever the plan; all workers call this.
+
+        Where each worker keeps the state of its part of the parameters alone, the others get the settings,
+        and its tensors are on the CPU. It fits `load_state_dict` of an optimizer on any number of workers.
+
+        Raises:
+            PlanError: the step was closed.
+
+        Cost: Waits for the device; for parts, one gathering for each kind of state and bucket.
+        """
+        if self._is_closed:
+            raise PlanError(CLOSED)
+        if self.synchronizer is None:
+            return self.optimizer.state_dict()
+        return self.synchronizer.optimizer_state(self.optimizer)
+
+    def save(self, path: str | Path, batch: Any) -> Path:
+        """Write the whole step as a program with its state; `rl.load(path)` goes on training elsewhere.
+
+        Args:
+            path: The file; must end in `.pt2`.
+            batch: An example: the program serves batches of its shape.
+
+        Raises:
+            PlanError: there are several workers, or the optimizer has no state yet (run a step first).
+            CaptureError: the step cannot be written as one program, or not compiled.
+            PackageError: it could not be written.
+
+        Cost: Compiles, seconds to minutes, unless the plan's execution is `packaged`.
+        """
+        from ridgeline.runtime.steps.whole_step.program import trace_body
+        from ridgeline.runtime.steps.whole_step.runner import StepGraphRunner
+        from ridgeline.runtime.steps.whole_step.saved.saving import save_step
+
+        check_alone("packaged", self.world.size)
+        if isinstance(self._runner, StepGraphRunner) and self._runner.has_program():
+            return self._runner.save(path)
+        return save_step(path, trace_body(self._body, self._body.placed(batch)))
+
+    def close(self) -> None:
+        """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice.
+
+        Torch computes with as many threads as before the step was made, unless somebody else set them since.
+        """
+        if not self._is_closed and torch.get_num_threads() == self.plan.threads:
+            set_threads(self._threads_before)
+        if self._attendance is not None and not self._is_closed:
+            self._attendance.closed(self._enrolled)
+        self._is_closed = True
+        self._runner.close()
+        if self.synchronizer is not None:
+            self.synchronizer.close()
+        if self._channels_last is not None:
+            self._channels_last.close()
+
+    def _make_runner(self) -> Runner:
+        mode = MODES[self.plan.execution]
+        if mode.form in ("step-graph", "packaged"):
+            from ridgeline.runtime.steps.whole_step.runner import StepGraphRunner
+
+            packaged = mode.form == "packaged"
+            return StepGraphRunner(
+                self._body, self.recorder, self.world, self.notes, packaged=packaged
+            )
+        if mode.is_replayed:
+            from ridgeline.runtime.steps.graphs.graph import GraphRunner
+
+            return GraphRunner(self._body, self.recorder, self.world, self.notes)
+        if mode.is_compiled or mode.replays_model:
+            return CheckedRunner(self._body, self.recorder, self.world, self.notes)
+        return EagerRunner(self._body, self.recorder)
+
+
+def move(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on `device`; in place, so that an optimizer made before keeps its parameters."""
+    places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    return model if places <= {device} else model.to(device)

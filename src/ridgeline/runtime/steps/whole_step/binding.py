@@ -1,0 +1,120 @@
+"""A compiled step program bound to its state; on a GPU captured, and replayed as one CUDA graph."""
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.capture.capturing import capturing, on_stream
+from ridgeline.errors import CaptureError
+from ridgeline.state.saved_state import preserved
+from ridgeline.tensors.copies import copy_into, is_noted
+
+Call = Callable[[list[Tensor]], Sequence[Tensor]]
+"""A compiled program: all inputs as one flat list, which it may empty; its outputs."""
+
+WARMUP_CALLS = 2
+"""Calls before a capture: Triton loads its kernels and libraries settle."""
+
+
+class BoundStep:
+    """A compiled program with its state, on the CPU: `loss = step(tensors of a batch)`.
+
+    Args:
+        call: The program.
+        state: Its first inputs; written in place.
+        examples: Batch tensors as it was compiled for; their strides count.
+    """
+
+    def __init__(self, call: Call, state: Sequence[Tensor], examples: Sequence[Tensor]) -> None:
+        self._call = call
+        self._state = list(state)
+        self._strides = [tensor.stride() for tensor in examples]
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
+        """One step; the loss, a tensor of its own.
+
+        Args:
+            inputs: Tensors of a batch of the compiled shapes; used as they are where their strides fit.
+        """
+        flat = self._state.copy()
+        for tensor, strides in zip(inputs, self._strides, strict=True):
+            if tensor.stride() == strides and not (tensor.requires_grad or is_noted(tensor)):
+                flat.append(tensor)
+            else:
+                laid_out = torch.empty_strided(
+                    tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+                )
+                flat.append(laid_out.copy_(tensor.detach()))
+        return self._call(flat)[0]
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+
+class ReplayedStep:
+    """A compiled program with its state, captured as a CUDA graph: a step costs the host one launch.
+
+    Args:
+        call: The program.
+        state: Its first inputs, on the GPU; written in place and never moved.
+        examples: Batch tensors as it was compiled for; copied.
+
+    Raises:
+        CaptureError: the program cannot be captured; nothing can run on the device afterwards.
+
+    Cost: Three steps, undone.
+    """
+
+    def __init__(self, call: Call, state: Sequence[Tensor], examples: Sequence[Tensor]) -> None:
+        misplaced = sorted({str(t.device) for t in (*state, *examples) if t.device.type != "cuda"})
+        if misplaced:
+            raise CaptureError(
+                f"wanted all of the step's tensors on the GPU, got some on {', '.join(misplaced)}; move what "
+                "the loss function brings along (class weights, masks) to the model's device"
+            )
+        self._inputs = [tensor.detach().clone() for tensor in examples]
+        arguments = [*state, *self._inputs]
+        stream = torch.cuda.Stream()
+        self._graph = torch.cuda.CUDAGraph()
+        with preserved([*state]), on_stream(stream), torch.no_grad():
+            for _ in range(WARMUP_CALLS):
+                call(arguments.copy())
+        torch.cuda.synchronize()
+        with capturing(self._graph, "the step's program", stream=stream), torch.no_grad():
+            self._loss = call(arguments.copy())[0]
+        self._call = call
+        self._arguments = arguments
+        self._release = weakref.finalize(self, _release, self._graph)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
+        """One step; the loss, a tensor of its own.
+
+        Cost: Copies the batch on the device; does not wait.
+        """
+        copy_into(self._inputs, inputs)
+        self._graph.replay()
+        return self._loss.clone()
+
+    def close(self) -> None:
+        """Release the graph and its memory.
+
+        Cost: Waits for the device.
+        """
+        self._release()
+        gc.collect()
+
+
+def bind(
+    call: Call, state: Sequence[Tensor], examples: Sequence[Tensor]
+) -> BoundStep | ReplayedStep:
+    """The program with its state, replayed as a CUDA graph where the state is on a GPU."""
+    on_gpu = any(tensor.is_cuda for tensor in (*state, *examples))
+    return ReplayedStep(call, state, examples) if on_gpu else BoundStep(call, state, examples)
+
+
+def _release(graph: torch.cuda.CUDAGraph) -> None:
+    torch.cuda.synchronize()
+    graph.reset()

@@ -1,0 +1,141 @@
+"""Keeping a trace away from the gradients of tensors that the step does not train.
+
+While a step is traced, `backward()` runs on tensors without data. It would leave such a tensor as `.grad` of
+every leaf that it reaches, the weights of another network too, and trace what already stands there.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ridgeline.errors import CaptureError
+from ridgeline.lint.python_state import changed_in_python
+from ridgeline.programs.compiling import LossFunction
+from ridgeline.reach.reach import Reach
+from ridgeline.reach.undo import Undo
+from ridgeline.state.random_state import HostGenerators
+
+
+class OutsideGradients:
+    """A loss function to be traced, after which gradients of leaves outside are as they were.
+
+    Args:
+        loss_fn: The user's loss function.
+    """
+
+    def __init__(self, loss_fn: LossFunction) -> None:
+        self._loss_fn = loss_fn
+        self._saved: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._inside: set[int] = set()
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss; gradients of leaves outside that it depends on are set aside."""
+        loss = self._loss_fn(model, batch)
+        if isinstance(loss, Tensor):
+            for leaf in _leaves(loss):
+                if id(leaf) not in self._inside and id(leaf) not in self._saved:
+                    self._saved[id(leaf)] = (leaf, leaf.grad)
+                    leaf.grad = None
+        return loss
+
+    def start_from(self, tensors: Sequence[Tensor]) -> None:
+        """Make these the tensors inside; they begin without gradients, as in a step."""
+        self._inside = set(map(id, tensors))
+        for tensor in tensors:
+            tensor.grad = None
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put the gradients that were set aside inside back at the end."""
+        try:
+            yield
+        finally:
+            for leaf, gradient in self._saved.values():
+                leaf.grad = gradient
+            self._saved.clear()
+
+
+def check_kept(*roots: Any) -> None:
+    """Refuse a step that keeps tensors of its trace where the next step, or the script, would look for them.
+
+    A program computes, and puts nothing into lists, closures and attributes: a hidden state that is carried
+    on there would stay what it was, and so would a loss that is shown.
+
+    Args:
+        roots: Model, loss function and optimizer, after the trace.
+
+    Raises:
+        CaptureError: there is a tensor without data in what they can get at.
+    """
+    kept = next((t for t in Reach(*roots).tensors if isinstance(t, FakeTensor)), None)
+    if kept is not None:
+        raise CaptureError(
+            "wanted a step that leaves tensors in the model's buffers and the optimizer only, got one of "
+            f"shape {tuple(kept.shape)} that its code keeps elsewhere (an attribute, a list, a closure), "
+            "where one program would not renew it; use execution='compiled' or 'eager'"
+        )
+
+
+def check_changed(before: Undo) -> None:
+    """Refuse a step that counts in Python: its program would count no further.
+
+    Raises:
+        CaptureError: names what the trace has changed.
+    """
+    what = changed_in_python(before)
+    if what:
+        raise CaptureError(
+            f"wanted a step that changes tensors only, got one that changes {what} in Python, which one "
+            "program would never do again; do it after each training step, or use execution='compiled' or "
+            "'eager'"
+        )
+
+
+def check_drawn(before: HostGenerators) -> None:
+    """Refuse a step that draws random numbers outside of torch: they would be constants of its program.
+
+    Args:
+        before: The generators before the trace.
+
+    Raises:
+        CaptureError: names the generator.
+    """
+    whose = before.drawn()
+    if whose:
+        raise CaptureError(
+            f"wanted a step that draws random numbers with torch only, got numbers from {whose}, which one "
+            "program would never draw again; use torch.rand, or execution='compiled' or 'eager'"
+        )
+
+
+def check_constants(graph: fx.GraphModule) -> None:
+    """Refuse a graph that holds tensors without data.
+
+    Raises:
+        CaptureError: the traced code kept a tensor of the trace and read it later.
+    """
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and isinstance(getattr(graph, str(node.target)), FakeTensor):
+            reader = next(iter(node.users), None)
+            raise CaptureError(
+                "wanted a step whose tensors all have data, got one that reads a tensor kept from a trace, "
+                f"in {getattr(reader, 'target', 'no operator')}; keep what a later step reads in buffers of "
+                "the model, or use execution='eager'"
+            )
+
+
+def _leaves(loss: Tensor) -> Iterator[Tensor]:
+    """The tensors in whose `.grad` a backward pass from the loss would add."""
+    pending, seen = [loss.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf
+        pending.extend(following for following, _ in node.next_functions)

@@ -1,0 +1,214 @@
+"""A whole training step as one symbolic program.
+
+Forward, loss, backward, clipping and the optimizer's own `step()` are traced into one FX graph of aten
+operators. Its inputs are the lifted state and the batch; it writes new state into its inputs and returns
+the loss. The graph can be run as it is, compiled, replayed as a CUDA graph, or packaged.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from ridgeline.capture.lifted_constants import lift_constants
+from ridgeline.capture.unchecked import unchecked
+from ridgeline.plan import Plan, Precision
+from ridgeline.reach.undo import Undo
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import LossFunction, StepBody
+from ridgeline.runtime.steps.whole_step.hooks import check_hooks
+from ridgeline.runtime.steps.whole_step.lifting import LiftedState, StateTensor
+from ridgeline.runtime.steps.whole_step.outside import (
+    OutsideGradients,
+    check_changed,
+    check_constants,
+    check_drawn,
+    check_kept,
+)
+from ridgeline.runtime.steps.whole_step.random_order import draw_in_memory_order
+from ridgeline.runtime.steps.whole_step.scalar_gathering import gather_scalars
+from ridgeline.runtime.steps.whole_step.trace import TracedOptimizer, trace_graph
+from ridgeline.state.random_state import HostGenerators
+from ridgeline.tensors import batch as batches
+
+
+class StepProgram:
+    """One training step for batches of one shape: `loss, = program.graph(*state, *batch tensors)`.
+
+    Made by `trace_step`. The graph updates the state tensors in place.
+
+    Attributes:
+        graph: FX graph of aten operators; forward, backward and optimizer.
+        state: The lifted tensors in the order of the graph's first inputs.
+        inputs: Copies of the example batch's tensors, in the order of the last inputs.
+        batch: The batch made of `inputs`.
+        signature: Structure, shapes and dtypes of the batch that it is for.
+        lifted: Where the state comes from.
+        clip_norm: Total norm that gradients are clipped to, or None; a constant of the program.
+        accumulate: Micro-batches per step.
+        device: Where the step runs.
+    """
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        state: tuple[StateTensor, ...],
+        batch: Any,
+        lifted: LiftedState,
+        *,
+        clip_norm: float | None,
+        accumulate: int,
+    ) -> None:
+        self.graph = graph
+        self.state = state
+        self.batch = batch
+        self.inputs = tensors_of(batch)
+        self.signature = batches.signature(batch)
+        self.lifted = lifted
+        self.clip_norm = clip_norm
+        self.accumulate = accumulate
+        self.device = (*(entry.tensor for entry in state), *self.inputs)[0].device
+
+    @property
+    def loss(self) -> Tensor:
+        """The loss as tracing saw it: shape and dtype without a value."""
+        output = next(node for node in self.graph.graph.nodes if node.op == "output")
+        return output.args[0][0].meta["val"]
+
+    def arguments(self) -> list[Tensor]:
+        """All inputs of the graph: the state, then the example batch's tensors."""
+        return [*(entry.tensor for entry in self.state), *self.inputs]
+
+    def run(self, inputs: Sequence[Tensor]) -> Tensor:
+        """One step, operator by operator; the loss.
+
+        Args:
+            inputs: The batch's tensors, shaped as in `inputs`.
+        """
+        with torch.no_grad():
+            return self.graph(*(entry.tensor for entry in self.state), *inputs)[0]
+
+    @property
+    def num_random_ops(self) -> int:
+        """Operators that draw random numbers."""
+        tag = torch.Tag.nondeterministic_seeded
+        return sum(
+            isinstance(node.target, torch._ops.OpOverload) and tag in node.target.tags  # noqa: SLF001
+            for node in self.graph.graph.nodes
+        )
+
+    def __repr__(self) -> str:
+        nodes = sum(node.op == "call_function" for node in self.graph.graph.nodes)
+        return f"StepProgram({nodes} operators, {len(self.state)} state tensors)"
+
+
+def trace_step(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    optimizer: Optimizer,
+    batch: Any,
+    *,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    precision: Precision = "as-is",
+    lifted: LiftedState | None = None,
+) -> StepProgram:
+    """The training step as one program; nothing is executed and nothing changed.
+
+    The maths is that of `StepBody`, whose code is what is traced. Numbers of Python (weight decay, momentum,
+    the clipping norm) become constants of the program; learning rates, step counts and all other state
+    are inputs. The optimizer must have its state: run one eager step before (`StepGraphRunner` does).
+
+    Args:
+        model: Its training flags are those of the program.
+        loss_fn: `loss_fn(model, batch)` gives the mean loss as a scalar tensor.
+        optimizer: Any optimizer whose `step()` consists of torch operators without reading values.
+        batch: An example on the model's device; its tensors are copied.
+        clip_norm: Total norm that gradients are clipped to, or None.
+        accumulate: Micro-batches per step.
+        precision: As in plans.
+        lifted: State lifted before from the same model and optimizer; None to lift it now.
+
+    Raises:
+        CaptureError: the step cannot be expressed without running it (it reads a value, for example), or
+            the optimizer has no state yet; names the operator and the line. Or there are hooks that no
+            program calls, see `check_hooks`, or the step keeps tensors, counts or draws random numbers where
+            no program does, see `check_kept`, `check_changed` and `check_drawn`.
+        PlanError: the optimizer has parameters that are not the model's.
+        WorkloadError: the loss is not a scalar that depends on the parameters.
+
+    Cost: About as long as ten eager steps; no computation, no random numbers.
+    """
+    check_hooks(model, optimizer)
+    flat, structure = pytree.tree_flatten(batch)
+    flat = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in flat]
+    example = pytree.tree_unflatten(flat, structure)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    lifted = lifted or LiftedState(model, optimizer, device)
+    plan, loss = Plan(accumulate=accumulate, precision=precision), OutsideGradients(loss_fn)
+
+    def body() -> StepBody:
+        traced: Any = TracedOptimizer(optimizer)
+        return StepBody(model, loss, traced, plan, None, clip_norm=clip_norm, device=device)
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        """Gives the loss; runs on tensors without data, and is what becomes the graph."""
+        state, leaves = tensors[: len(lifted.entries)], iter(tensors[len(lifted.entries) :])
+        loss.start_from(tensors)
+        inner = [next(leaves) if isinstance(leaf, Tensor) else leaf for leaf in flat]
+        inner_batch = pytree.tree_unflatten(inner, structure)
+        return [lifted.run_substituted(state, lambda: body()(inner_batch, Recorder(HostClock())))]
+
+    # Operators on tensors outside that need nothing of the trace are executed while it is made.
+    before = Undo(model, loss_fn, optimizer, spared=lifted.tensors())
+    host = HostGenerators.now()
+    try:
+        with loss.kept(), unchecked():
+            graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
+        check_kept(model, loss_fn, optimizer)
+        check_changed(before)
+        check_drawn(host)
+    finally:
+        before.restore()
+    state = (*lifted.entries, *_constants(graph, len(lifted.entries)))
+    return StepProgram(graph, state, example, lifted, clip_norm=clip_norm, accumulate=accumulate)
+
+
+def _constants(graph: fx.GraphModule, position: int) -> list[StateTensor]:
+    """Make inputs of the tensors that the trace found outside, and tidy the graph up."""
+    check_constants(graph)
+    constants = [
+        StateTensor(f"constant/{index}", "constant", tensor)
+        for index, tensor in enumerate(lift_constants(graph, position))
+    ]
+    gather_scalars(graph.graph)
+    draw_in_memory_order(graph.graph)
+    graph.recompile()
+    return constants
+
+
+def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) -> StepProgram:
+    """`trace_step` of a step body.
+
+    Raises:
+        CaptureError: see `trace_step`.
+    """
+    return trace_step(
+        body.model,
+        body.loss_fn,
+        body.optimizer,
+        batch,
+        clip_norm=body.clip_norm,
+        accumulate=body.plan.accumulate,
+        precision=body.plan.precision,
+        lifted=lifted,
+    )
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """The tensors of a batch, in order."""
+    return [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]

@@ -1,0 +1,121 @@
+"""What model and loss function of a traced step read, and take for granted of the batch and of all else."""
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import CaptureError
+from ridgeline.guards.guards import Guards
+from ridgeline.guards.host_draws import host_draws_read
+from ridgeline.guards.layouts import LayoutReads
+from ridgeline.guards.spoken import spoken
+from ridgeline.runtime.steps.body.body import LossFunction, StepBody
+from ridgeline.tensors.batch import split
+
+_BUFFERS = re.compile(r"L\['model'\](\._modules\['\w+'\])*\._buffers$")
+
+
+def loss_program(loss_fn: LossFunction, model: nn.Module, batch: Any) -> Tensor:
+    """The program that is read."""
+    return loss_fn(model, batch)
+
+
+def cast_loss_program(loss_fn: LossFunction, model: nn.Module, batch: Any, kind: str) -> Tensor:
+    """The same in bf16, as `StepBody` calls it."""
+    with torch.autocast(kind, torch.bfloat16, cache_enabled=False):
+        return loss_fn(model, batch)
+
+
+class StepReads(LayoutReads):
+    """The guards of a step, but for those of its optimizer.
+
+    Args:
+        body: The step.
+        batch: An example, as the step was traced or captured with.
+        kind: The device's type.
+        is_lifted: The program's state follows the model's tensors to wherever they lie.
+        has_idle_draws: Random numbers that it draws on the host are known to decide nothing.
+
+    Raises:
+        UnreadableError: torch's compiler cannot read the step in one piece.
+
+    Cost: Tenths of a second to a few seconds.
+    """
+
+    def __init__(
+        self,
+        body: StepBody,
+        batch: Any,
+        kind: str,
+        *,
+        is_lifted: bool,
+        has_idle_draws: bool = False,
+    ) -> None:
+        self._draws = host_draws_read if has_idle_draws else contextlib.nullcontext
+        fixed: dict[str, Any] = {"loss_fn": body.loss_fn, "model": body.model}
+        program: Any = loss_program
+        if body.plan.precision == "bf16":
+            fixed["kind"] = kind
+            program = cast_loss_program
+        self._accumulate = body.plan.accumulate
+        self._readings = body.findings.readings
+        self._marks = (program, is_lifted, has_idle_draws)
+        followed = [*body.model.parameters(), *body.model.buffers()] if is_lifted else []
+        super().__init__(program, fixed, self._brought(batch), followed)
+
+    def check_writes(self) -> None:
+        """Refuse a step that changes more than the values of tensors and the model's buffers.
+
+        Raises:
+            CaptureError: names what it changes.
+        """
+        written = [w for w in self.guards[0].writes if not _BUFFERS.match(w.what)]
+        if written:
+            listed = ", ".join(f"{spoken(w.what)} (a {w.kind})" for w in written)
+            raise CaptureError(
+                f"wanted a step that changes tensors only, got one that changes {listed}, which one program "
+                "would never do again; do it after each training step, or use execution='compiled' or "
+                "'eager'"
+            )
+
+    def serves(self, batch: Any) -> bool:
+        """Whether the program computes the step of this batch, see `fit`."""
+        return self.fit(self._brought(batch))
+
+    @property
+    def text(self) -> str:
+        """What was read, the same in every process: operators, code and writes."""
+        return self.guards[0].text
+
+    @property
+    def takes_host(self) -> bool:
+        """Whether it takes tensors that lie on the host, and does not make all of those itself."""
+        return self.guards[0].takes_host
+
+    def is_still_read(self, batch: Any) -> bool:
+        """Whether its code would be read alike for this batch, wherever tensors lie by now."""
+        arguments = {**self._fixed, **self._brought(batch)}
+        return self._holding(self.guards, arguments) is not None
+
+    def _read(self, brought: Mapping[str, Any]) -> Guards:
+        """Guards that were read for another plan of the same step, where they hold now; or new ones."""
+        alike = [guards for marks, guards in self._readings if marks == self._marks]
+        known = self._holding(alike, {**self._fixed, **brought})
+        if known is None:
+            with self._draws():
+                known = super()._read(brought)
+            self._readings.append((self._marks, known))
+        return known
+
+    def _holding(self, known: Sequence[Guards], arguments: Mapping[str, Any]) -> Guards | None:
+        """Guards that hold for these arguments, those that tell of tensors that were moved made anew."""
+        held = next((guards for guards in known if guards.holds({**arguments})), None)
+        moved = (guards.moved(arguments, self._followed) for guards in known)
+        return held or next((guards for guards in moved if guards is not None), None)
+
+    def _brought(self, batch: Any) -> dict[str, Any]:
+        return {"batch": split(batch, self._accumulate)[0][0] if self._accumulate > 1 else batch}

@@ -1,0 +1,1 @@
+"""Buckets: which gradients share one, when it is full, and when it leaves."""

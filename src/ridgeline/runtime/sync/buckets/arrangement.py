@@ -1,0 +1,92 @@
+"""How gradients are laid out for sending: their order, the buckets cut by it, and each one's place."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ridgeline.plan import Sync, cut_buckets
+from ridgeline.runtime.sync.buckets.buckets import Allocate, Bucket, zeros
+from ridgeline.simulator.frames import step_frames
+from ridgeline.synchronisation import is_bucket_frame, num_shards
+
+Named = tuple[str, nn.Parameter]
+NUM_SIGNALS = 10
+"""Of the first bucket; see `outside_writes`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """The buckets of some parameters; parameters are known by their position among all.
+
+    Attributes:
+        order: Parameters as their gradients are expected.
+        buckets: In launch order.
+        members: The parameters of each bucket.
+        places: Bucket, and position in it, by parameter.
+        views: The gradient's place in its bucket, by parameter.
+        backward_names: Frames of backward: until the first bucket leaves, and after each.
+        exchange_names: Frames in which the buckets are exchanged.
+    """
+
+    order: tuple[int, ...]
+    buckets: tuple[Bucket, ...]
+    members: tuple[tuple[int, ...], ...]
+    places: Mapping[int, tuple[Bucket, int]]
+    views: Mapping[int, Tensor]
+    backward_names: tuple[str, ...]
+    exchange_names: tuple[str, ...]
+
+
+def arrange(
+    parameters: Sequence[Named],
+    order: Sequence[int],
+    bucket_bytes: Sequence[int],
+    *,
+    workers: int,
+    has_buffers: bool,
+    sync: Sync | None = None,
+    allocate: Allocate = zeros,
+) -> Arrangement:
+    """Cut buckets and allocate them.
+
+    Args:
+        parameters: (name, parameter) of all that require gradients.
+        order: Their positions as their gradients are expected.
+        bucket_bytes: Limits as in `cut_buckets`.
+        workers: At least 2.
+        has_buffers: Whether buffers are sent too, which has a frame of its own.
+        sync: Names the frames of the buckets, and says whether they have parts; None takes the default.
+        allocate: Makes the memory of each.
+    """
+    named = [parameters[index] for index in order]
+    sizes = [(p.numel() * p.element_size(), f"{p.dtype} {p.device}") for _, p in named]
+    cuts = cut_buckets(sizes, tuple(bucket_bytes))
+    parts = 1 if sync is None else num_shards(sync, workers)
+    buckets = tuple(
+        Bucket(n, [named[place] for place in cut], 0 if n else NUM_SIGNALS, parts, allocate)
+        for n, cut in enumerate(cuts)
+    )
+    places = {
+        order[place]: (buckets[number], position)
+        for number, cut in enumerate(cuts)
+        for position, place in enumerate(cut)
+    }
+    frames = step_frames(workers=workers, num_buckets=len(cuts), has_buffers=has_buffers, sync=sync)
+    return Arrangement(
+        order=tuple(order),
+        buckets=buckets,
+        members=tuple(tuple(order[place] for place in cut) for cut in cuts),
+        places=places,
+        views={index: bucket.views[at] for index, (bucket, at) in places.items()},
+        backward_names=tuple(f.name for f in frames if f.name.startswith("backward/")),
+        exchange_names=tuple(f.name for f in frames if is_bucket_frame(f.name)),
+    )
+
+
+def expected_order(parameters: Sequence[Named], names: Sequence[str] | None) -> list[int]:
+    """Positions by the names in which gradients are expected, then the others from the last one on."""
+    index_of = {name: index for index, (name, _) in enumerate(parameters)}
+    expected = [index_of[name] for name in names or () if name in index_of]
+    known = set(expected)
+    return [*expected, *(i for i in reversed(range(len(parameters))) if i not in known)]

@@ -1,0 +1,76 @@
+"""Hooks that tell a reducer of its gradients: of each one, or of the last one of every bucket.
+
+Autograd calls a hook in Python, which costs the host 10 to 20 us a gradient: a tenth of a ResNet-18 step
+of 10 ms on an H200, operator by operator. Where gradients come in the same order in every step, the last one
+of a bucket tells of all in it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+
+
+class GradientHooks:
+    """The hooks on some parameters.
+
+    Args:
+        parameters: That a gradient may be made for.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = tuple(parameters)
+        self._handles: list[RemovableHandle] = []
+
+    def listen(self, calls: Mapping[int, Callable[[Tensor], None]]) -> None:
+        """Call these, by position of the parameter, when its gradient is complete; no others any more."""
+        self.close()
+        self._handles = [
+            self._parameters[index].register_post_accumulate_grad_hook(call)
+            for index, call in calls.items()
+        ]
+
+    def close(self) -> None:
+        """Remove all."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def last_of_each(members: Sequence[Sequence[int]], arrivals: Sequence[int]) -> dict[int, int]:
+    """The parameter whose gradient came last, by bucket; buckets of which some did not come are left out.
+
+    Args:
+        members: Parameters of each bucket.
+        arrivals: Parameters in the order in which their gradients came.
+    """
+    rank = {index: place for place, index in enumerate(arrivals)}
+    return {
+        number: max(bucket, key=rank.__getitem__)
+        for number, bucket in enumerate(members)
+        if all(index in rank for index in bucket)
+    }
+
+
+class Sent:
+    """A bucket as it was sent, to notice a gradient that came after that.
+
+    Autograd adds a second gradient to the first one in place, which the bucket's version tells, or puts the
+    sum where the first one was.
+    """
+
+    __slots__ = ("_bucket", "_gradients", "_version")
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._gradients = [parameter.grad for parameter in bucket.parameters]
+        self._version = bucket.flat._version  # noqa: SLF001
+
+    def has_changed(self) -> bool:
+        """Whether a gradient came since."""
+        if self._bucket.flat._version != self._version:  # noqa: SLF001
+            return True
+        pairs = zip(self._bucket.parameters, self._gradients, strict=True)
+        return any(parameter.grad is not gradient for parameter, gradient in pairs)

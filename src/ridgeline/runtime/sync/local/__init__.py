@@ -1,0 +1,1 @@
+"""Workers that train alone and exchange parameters every few steps."""

@@ -1,0 +1,74 @@
+"""Exchanges that are on their way while steps go on: from their start until their means are used."""
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.transports.transport import Transport
+
+FLYING = "flying."
+
+
+class Flights:
+    """Starts the reduction of buckets, and waits for it later.
+
+    Args:
+        transport: Reduces them.
+        device: Where they are. On a GPU what is to go on beside steps runs on a stream of its own.
+        is_beside: Whether steps go on meanwhile.
+    """
+
+    def __init__(self, transport: Transport, device: torch.device, *, is_beside: bool) -> None:
+        self._transport = transport
+        on_stream = is_beside and device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_stream else None
+        self._futures: dict[int, Future[Any]] = {}
+
+    def start(self, bucket: Bucket) -> None:
+        """Start the reduction of a bucket, which is not to be read or written until `wait`."""
+        with self._aside():
+            future = self._transport.reduce(bucket)
+        if future is not None:
+            self._futures[bucket.index] = future
+
+    def wait(self, buckets: Iterable[Bucket]) -> None:
+        """Wait until some buckets are reduced; on a GPU, the stream waits."""
+        for bucket in buckets:
+            if (future := self._futures.pop(bucket.index, None)) is not None:
+                future.wait()
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+    def state_dict(self, buckets: Sequence[Bucket]) -> dict[str, Tensor]:
+        """`flying.<parameter>` to what the workers' mean amounts to in these buckets, not copied.
+
+        Cost: Waits for them.
+        """
+        self.wait(buckets)
+        return {name: place for bucket in buckets for name, place in _places(bucket)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
+        """Have these buckets reduced to that; what is missing has changed nothing."""
+        for bucket in buckets:
+            for name, place in _places(bucket):
+                if (saved := state.get(name)) is None:
+                    place.zero_()
+                else:
+                    place.copy_(saved)
+
+    def _aside(self) -> AbstractContextManager[Any]:
+        if self._stream is None:
+            return contextlib.nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._stream)
+
+
+def _places(bucket: Bucket) -> Iterable[tuple[str, Tensor]]:
+    for position, name in enumerate(bucket.names):
+        yield f"{FLYING}{name}", bucket.place(position, bucket.payload)

@@ -1,0 +1,1 @@
+"""Workers that each update a part of the parameters."""

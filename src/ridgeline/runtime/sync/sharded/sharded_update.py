@@ -1,0 +1,233 @@
+"""Each worker updates its part of the parameters alone, and keeps the optimizer's state of it alone.
+
+Gradients leave as under any transport (see `reducer`), but a worker gets the mean of its part of each bucket
+alone. Between backward and the end of the update the optimizer's groups hold the worker's parts (see `parts`)
+in place of the parameters, so the user's own optimizer updates these, with the settings of their groups, and
+remembers what it remembers by part. Then all workers gather the updated parts.
+
+Anything else sees the optimizer as it was made: groups of whole parameters. State that was loaded for these,
+at any time, is cut to the parts at the next update. The state of all parts as one is `optimizer_state`.
+
+Parts are cut through the middle of parameters, so they are equal whatever the model is, and a bucket needs
+one reduce-scatter. That wants optimizers that update each element by itself. torch's ZeroRedundancyOptimizer
+gives whole parameters to workers instead, wants its own optimizer in place of the user's, and all-reduces.
+
+Source: Rajbhandari et al., "ZeRO", SC 2020, stage 1.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ridgeline.errors import WorkloadError
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.sharded.sharded_state import cut_state, refuse_shards, whole_state
+from ridgeline.runtime.sync.sharded.shards import ParameterShard, check_dense, is_shard, make_shards
+from ridgeline.runtime.sync.transports.sharded import Sharded
+from ridgeline.synchronisation import GATHERING
+from ridgeline.workers import attendance
+from ridgeline.workers.world import World
+
+
+class ShardedUpdate:
+    """Exchanges gradients in every step, and the parameters that they have updated; a `Synchronizer`.
+
+    Args:
+        optimizer: Of all parameters that are trained; see `check_can_shard`.
+        reducer: Averages gradients by `transport`.
+        transport: Gives each worker the mean of its part.
+        world: This worker's place; size at least 2.
+
+    Attributes:
+        overhead_ns: Host time spent since `arm`, without copies and collective calls.
+    """
+
+    trains_apart = False
+
+    def __init__(
+        self, optimizer: Optimizer, *, reducer: Reducer, transport: Sharded, world: World
+    ) -> None:
+        self._optimizer, self._reducer = optimizer, reducer
+        self._transport, self._world = transport, world
+        self._shards: dict[nn.Parameter, ParameterShard] = {}
+        self._whole: list[list[Any]] = []
+        self.overhead_ns = 0
+        self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(refuse_shards)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The present buckets, in launch order."""
+        return self._reducer.buckets
+
+    def arm(self, recorder: Recorder) -> None:
+        """The next backward's gradients are to be averaged; `recorder` is told of the frames.
+
+        Raises:
+            WorkloadError: see `Reducer.arm`.
+        """
+        self._recorder = recorder
+        self._reducer.arm(recorder)
+
+    def finish(self) -> None:
+        """Wait for the means, and have the optimizer find this worker's parts and their gradients.
+
+        Raises:
+            WorkloadError: a parameter was moved since the first step; see also `Reducer.finish`.
+        """
+        self._reducer.finish()
+        begin = time.perf_counter_ns()
+        if not self._shards:
+            # The first step has measured the order of gradients: from here on buckets are as they are.
+            self._shards = make_shards(self.buckets, self._transport.rank, self._transport.size)
+            self._transport.has_settled = True
+        for shard in self._shards.values():
+            _take_gradient(shard)
+        cut_state(self._optimizer, self._shards)
+        self._show_parts()
+        self.overhead_ns = self._reducer.overhead_ns + time.perf_counter_ns() - begin
+
+    def after_step(self) -> None:
+        """Bring the updated parts to all workers.
+
+        Raises:
+            AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
+
+        Cost: On the CPU, blocks until they are there; on GPUs, only the stream waits.
+        """
+        self._show_whole()
+        recorder = self._recorder
+        recorder.mark("wait")
+        start = recorder.clock.stamp() if recorder.current.is_sampled else None
+        with torch.no_grad(), attendance.meeting(GATHERING, self._world):
+            for bucket in self.buckets:
+                self._gather(bucket)
+        if start is not None:
+            stop = recorder.clock.stamp()
+            recorder.current.closed.append((GATHERING, "communication", start, stop))
+
+    def forget_order(self) -> None:
+        """Keeps the order: each worker has its parts of the buckets as they are."""
+
+    def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """See `Synchronizer`.
+
+        Args:
+            groups: The `param_groups` of this optimizer.
+        """
+        self._show_whole()  # the last step may have failed in its update
+        self._reducer.check_covers(groups)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The optimizer's `state_dict()` of all parts as one, on the first worker; others get no state.
+
+        All workers call this, between two steps. Tensors are on the CPU.
+
+        Cost: A small exchange, and one gathering to the first worker for each kind of state and bucket, of
+            which it holds one at a time on its device. Waits for the device.
+        """
+        return whole_state(optimizer, self._shards, self.buckets, self._world)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `Synchronizer`; what the optimizer remembers is no part of it."""
+        return self._reducer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `Synchronizer`."""
+        self._reducer.load_state_dict(state)
+
+    def close(self) -> None:
+        """Release what is held. The optimizer's state stays in parts, and it refuses to show or to use it."""
+        self._show_whole()
+        if self._hook is not None and not any(map(is_shard, self._optimizer.state)):
+            self._hook.remove()
+        elif self._hook is not None:
+            self._optimizer.register_step_pre_hook(lambda optimizer, *_: refuse_shards(optimizer))
+        self._hook = None
+        self._reducer.close()
+
+    def _show_parts(self) -> None:
+        """Have the groups hold this worker's parts; of what it has none, the whole, without a gradient."""
+        for group in self._optimizer.param_groups:
+            self._whole.append(group["params"])
+            group["params"] = [self._shown(parameter) for parameter in group["params"]]
+
+    def _shown(self, parameter: nn.Parameter) -> nn.Parameter:
+        shard = self._shards.get(parameter)
+        return parameter if shard is None or shard.part is None else shard.part
+
+    def _show_whole(self) -> None:
+        """Have the groups hold what they held before, the very same lists."""
+        if not self._whole:
+            return
+        for group, parameters in zip(self._optimizer.param_groups, self._whole, strict=True):
+            group["params"] = parameters
+        self._whole.clear()
+        for shard in self._shards.values():
+            if shard.part is not None:
+                shard.part.grad = None
+
+    def _gather(self, bucket: Bucket) -> None:
+        """Bring the updated parameters of a bucket to all, by its payload: the gradients are used."""
+        members = [self._shards[parameter] for parameter in bucket.parameters]
+        pairs = [
+            (shard.of(bucket.views[shard.position]), shard.part)
+            for shard in members
+            if shard.part is not None
+        ]
+        _copy(pairs)
+        self._transport.gather(bucket.payload)
+        _copy([(p.detach(), view) for p, view in zip(bucket.parameters, bucket.views, strict=True)])
+
+
+def _take_gradient(shard: ParameterShard) -> None:
+    """Give a part the mean of its gradient; the parameter itself has none from here on."""
+    parameter, part = shard.parameter, shard.part
+    if parameter.data_ptr() != shard.address:
+        raise WorkloadError(
+            "wanted the parameters where they were in memory when the step was made, got one of shape "
+            f"{tuple(parameter.shape)} that was moved; write into it in place, or make the step again"
+        )
+    gradient = parameter.grad
+    if part is not None:
+        part.grad = None if gradient is None else shard.of(gradient)
+    parameter.grad = None
+
+
+def _copy(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+    """Copy the second of each pair into the first."""
+    if pairs:
+        places, values = zip(*pairs, strict=True)
+        torch._foreach_copy_(list(places), list(values))
+
+
+def check_can_shard(
+    parameters: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer, algorithm: str
+) -> None:
+    """See that an optimizer's update can be divided among workers.
+
+    Args:
+        parameters: (name, parameter) of all that are trained.
+        optimizer: That of the step.
+        algorithm: Of the plan, for messages.
+
+    Raises:
+        WorkloadError: a parameter is not the optimizer's, or has gaps in its memory; or the optimizer has the
+            state of parts from an earlier step.
+    """
+    refuse_shards(optimizer)
+    check_dense(parameters, algorithm)
+    known = {p for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in parameters:
+        if parameter not in known:
+            raise WorkloadError(
+                f"wanted all trained parameters in the optimizer for sync.algorithm={algorithm!r}, got "
+                f"{type(optimizer).__name__} without {name}, of which no worker has the whole gradient; give "
+                "it to the optimizer, freeze it, or use another algorithm"
+            )

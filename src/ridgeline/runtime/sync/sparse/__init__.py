@@ -1,0 +1,1 @@
+"""Sparse gradients: rows that are gathered and summed."""

@@ -1,0 +1,1 @@
+"""A run: epochs of steps, evaluation, checkpoints, and the start of its workers."""

@@ -1,0 +1,53 @@
+"""Evaluation: the task's metric over the test data, each worker taking its part."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ridgeline.runtime.training.fetching import fetch
+from ridgeline.runtime.training.sampler import equal_parts, length
+from ridgeline.tensors.batch import to_device
+from ridgeline.workers.agree import sum_over_workers
+from ridgeline.workers.world import World
+
+
+def evaluate(
+    model: nn.Module,
+    metric: Callable[[nn.Module, Any], Tensor],
+    dataset: Dataset[Any],
+    *,
+    batch_size: int,
+    world: World,
+) -> float:
+    """Mean metric per sample over the whole data set, the same on every worker.
+
+    The model is put into eval mode for the time being; the random state is not touched by it.
+
+    Args:
+        model: On the worker's device.
+        metric: `metric(model, batch)` returns the sum over the batch, as a scalar tensor.
+        dataset: Map-style; every sample is used once, whatever the number of workers.
+        batch_size: Samples at a time, per worker.
+        world: This worker's place.
+
+    Raises:
+        DataError: the data set is empty or has no length.
+
+    Cost: One all-reduce at the end; waits for the device.
+    """
+    count = length(dataset, "test data")
+    mine = equal_parts(count, world.size)[world.rank]
+    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for begin in range(mine.start, mine.stop, batch_size):
+                indices = torch.arange(begin, min(begin + batch_size, mine.stop), device="cpu")
+                total += metric(model, to_device(fetch(dataset, indices), world.device))
+    finally:
+        model.train(was_training)
+    return float(sum_over_workers(total, world)) / count

@@ -1,0 +1,59 @@
+"""Why a loss stopped being finite: today's weights first, then the last ones known to be good.
+
+By the time a bad loss is seen the optimizer has usually spread it into every parameter. Then the same
+batch is run again with the weights of the last checkpoint (or the initial ones), which tells a bad
+batch or operator from weights that ran away in between.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ridgeline.runtime.training import training_state
+from ridgeline.runtime.training.diagnose import find_non_finite
+from ridgeline.runtime.training.task import Task
+from ridgeline.state import random_state
+from ridgeline.tensors.batch import to_device
+
+
+def explain(
+    task: Task,
+    model: nn.Module,
+    batch: Any,
+    *,
+    seed: int,
+    last_good: Path | None,
+    device: torch.device,
+) -> str:
+    """The cause in words, from one or two watched steps on a copy of the model.
+
+    Args:
+        task: Makes the copy, free of hooks.
+        model: Holds the weights after the bad step.
+        batch: The batch whose loss was not finite.
+        seed: Of the run, for the initial weights.
+        last_good: The newest good checkpoint, or None.
+        device: Where to run.
+
+    Raises:
+        CheckpointError: the last good checkpoint is damaged.
+    """
+    batch = to_device(batch, device)
+    random_state.seed_all(seed)
+    copy = task.model().to(device)
+    initial = {name: value.clone() for name, value in copy.state_dict().items()}
+    copy.load_state_dict(model.state_dict())
+    now = find_non_finite(copy, task.loss_fn, batch)
+    if now is None:
+        return "the step is finite when run again; its randomness (dropout, say) decides"
+    if not now.startswith(("parameter", "buffer")):
+        return now
+    state = training_state.model_state(last_good) if last_good is not None else initial
+    which = f"the weights of {last_good.name}" if last_good is not None else "the initial weights"
+    copy.load_state_dict(state)
+    before = find_non_finite(copy, task.loss_fn, batch)
+    if before is None:
+        return f"{now}; with {which} the same batch is finite, so the weights ran away since then"
+    return f"with {which} already, {before}"

@@ -1,0 +1,132 @@
+"""The saver: checkpoints written on the disk lane while training goes on.
+
+What must happen at the step boundary is the staging copy; hashing, writing and renaming are done by a
+task of the engine. One checkpoint is on its way at a time. A failure is kept until the run asks for
+it, at its next meeting point, so that all workers stop together.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.engine import Engine
+from ridgeline.errors import CheckpointError
+from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
+
+
+class Saver:
+    """Writes the checkpoints of one run, on rank 0.
+
+    Args:
+        directory: Where they go; made when the first is written.
+        engine: Its disk lane does the writing.
+        keep: Newest checkpoints to keep.
+
+    Attributes:
+        last: The newest checkpoint that this run wrote or goes on from, or None.
+        staging_s: Seconds for which training stood still for the last one.
+    """
+
+    def __init__(self, directory: Path, engine: Engine, *, keep: int) -> None:
+        self._directory = directory
+        self._engine = engine
+        self._keep = keep
+        self._written = engine.variable("checkpoint")
+        self._failure: CheckpointError | None = None
+        self._skipped: set[Path] = set()
+        self.last: Path | None = None
+        self.staging_s = 0.0
+
+    def take_up(self, path: Path, skipped: Collection[Path]) -> None:
+        """Go on from a checkpoint, and start deleting what killed runs left.
+
+        Args:
+            path: Whole.
+            skipped: Newer ones, which are not; they are replaced or deleted when the run gets there.
+        """
+        self.last, self._skipped = path, set(skipped)
+        self._start(lambda: self._tidy(path), "tidy")
+
+    def save(
+        self,
+        position: checkpoint.Position,
+        *,
+        workers: int,
+        model: dict[str, Tensor],
+        training: dict[str, Tensor],
+        state: dict[str, Any],
+        begun_s: float,
+    ) -> None:
+        """Start writing a staged state; the tensors must not change any more.
+
+        Args:
+            position: Where the run continues.
+            workers: Workers of the run.
+            model: Staged tensors of the model.
+            training: Staged tensors of the rest.
+            state: Plain JSON values.
+            begun_s: `time.perf_counter()` when staging began.
+
+        Raises:
+            CheckpointError: the checkpoint before this one could not be written.
+
+        Cost: Waits for the checkpoint before this one.
+        """
+        self.finish()
+
+        def write() -> None:
+            path = checkpoint.write(
+                self._directory,
+                position,
+                workers=workers,
+                model=model,
+                training=training,
+                state=state,
+            )
+            self.last = path
+            self._skipped.discard(path)
+            self._tidy(path)
+
+        self._start(write, "checkpoint")
+        self.staging_s = time.perf_counter() - begun_s
+
+    @property
+    def failure(self) -> CheckpointError | None:
+        """Why the last checkpoint could not be written, as far as is known; does not wait."""
+        return self._failure
+
+    def finish(self) -> None:
+        """Wait until what was started is on the disk.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self._engine.wait(self._written)
+        if self._failure is not None:
+            raise self._failure
+
+    def _start(self, work: Callable[[], None], name: str) -> None:
+        """Have something done on the disk lane; what goes wrong is kept until the run asks."""
+
+        def attempt() -> None:
+            try:
+                work()
+            except CheckpointError as error:
+                self._failure = error
+
+        self._engine.push(attempt, writes=(self._written,), lane="disk", name=name)
+
+    def _tidy(self, newest: Path) -> None:
+        try:
+            checkpoint_directory.tidy(
+                self._directory, newest=newest, keep=self._keep, skipped=self._skipped
+            )
+        except OSError as error:
+            raise CheckpointError(
+                f"wanted to delete checkpoints older than the newest {self._keep} and what killed runs left, "
+                f"got {error.strerror or error} in {self._directory}; mend its permissions and go on with "
+                "--resume"
+            ) from error

@@ -1,0 +1,263 @@
+"""The state of a training run, taken to and from checkpoints.
+
+Staging happens at a step boundary on all workers, for each has its own random state; rank 0 keeps the
+rest. Restoring reads on rank 0 and hands everything to the others, so that only one host needs the file.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ridgeline.codec import Value
+from ridgeline.errors import CheckpointError
+from ridgeline.history import EpochPoint, Outage, StepPoint
+from ridgeline.plan import Plan
+from ridgeline.runtime.checkpoints import checkpoint, resuming
+from ridgeline.runtime.checkpoints.checkpointing import OWN, gathered, gathered_own, of_worker
+from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
+from ridgeline.runtime.sync.synchronizer import Synchronizer
+from ridgeline.runtime.training import schedule
+from ridgeline.runtime.training.saver import Saver
+from ridgeline.state import random_state
+from ridgeline.workers.agree import gather_bytes, share_bytes, share_tensors
+from ridgeline.workers.world import World
+
+
+class Identity(Value, frozen=True, kw_only=True):
+    """What must be equal for a run to be continued."""
+
+    task: str
+    batch_size: int
+    seed: int
+    num_samples: int
+
+
+class Course(Value, frozen=True, kw_only=True):
+    """How far a run has come, and how it went so far."""
+
+    position: checkpoint.Position
+    loss_sum: float = 0.0
+    """Sum of the mean losses of the current epoch's steps."""
+    train_s: float = 0.0
+    """Seconds of training in the current epoch."""
+    steps: tuple[StepPoint, ...] = ()
+    epochs: tuple[EpochPoint, ...] = ()
+    outages: tuple[Outage, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The objects whose state is saved; `total_steps` is what the scheduler was made for."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    total_steps: int
+
+
+class _Header(Value, frozen=True, kw_only=True):
+    """What rank 0 tells the others before the tensors; `error` ends the restoring on all of them."""
+
+    error: str = ""
+    path: str = ""
+    state: dict[str, Any] = {}
+    specs: dict[str, tuple[list[int], str]] = {}
+
+
+class Resumed(NamedTuple):
+    """How far the run had come.
+
+    Attributes:
+        course: As it was saved.
+        found: On rank 0 what was found in the run's directory.
+        remembered: For this worker's synchronizer; nothing where the checkpoint is of other workers.
+        own: The JSON form of what else was this worker's own, for `take_own`; None: nothing, or the same.
+        own_tensors: The tensors of it.
+    """
+
+    course: Course
+    found: resuming.Found | None
+    remembered: dict[str, Tensor]
+    own: Any
+    own_tensors: dict[str, Tensor]
+
+
+def save(
+    saver: Saver | None,
+    trained: Trained,
+    course: Course,
+    identity: Identity,
+    plan: Plan,
+    world: World,
+    synchronizer: Synchronizer | None = None,
+) -> None:
+    """Stage the state of all workers and start writing it; `saver` is None but on rank 0.
+
+    Each worker's random state is saved, what its synchronizer remembers, and where workers train alone
+    between two exchanges, what each has come to.
+
+    Raises:
+        CheckpointError: some state is not plain, or the checkpoint before could not be written.
+
+    Cost: Copies the state to the host; waits for the device; one gathering of random states.
+    """
+    begun = time.perf_counter()
+    random_states = gather_bytes(random_state.capture(world), world)
+    tensors = gathered(synchronizer, world)
+    own = gathered_own(synchronizer, trained.model, trained.optimizer, world)
+    if synchronizer is None:
+        optimizer = trained.optimizer.state_dict()
+    else:  # whole on the first worker, also where each has a part
+        optimizer = synchronizer.optimizer_state(trained.optimizer)
+    if saver is None:
+        return
+    state: dict[str, Any] = {
+        "identity": msgspec.to_builtins(identity),
+        "plan": msgspec.to_builtins(plan.settings),
+        "course": msgspec.to_builtins(course),
+        "model": flatten(dict(trained.model.state_dict()), "model", tensors),
+        "optimizer": flatten(optimizer, "optimizer", tensors),
+    }
+    if own.trees:
+        state["own"] = own.trees
+        tensors |= own.tensors
+    if trained.scheduler is not None:
+        state["scheduler"] = flatten(trained.scheduler.state_dict(), "scheduler", tensors)
+        state["total_steps"] = trained.total_steps
+    for rank, data in enumerate(random_states):
+        tensors[f"random.{rank}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    model = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    training = {n: t for n, t in tensors.items() if not n.startswith("model.")}
+    saver.save(
+        course.position,
+        workers=world.size,
+        model=model,
+        training=training,
+        state=state,
+        begun_s=begun,
+    )
+
+
+def load(directory: Path, trained: Trained, identity: Identity, world: World) -> Resumed | None:
+    """Put the newest whole checkpoint into the model, optimizer, scheduler and generators of every worker.
+
+    Args:
+        directory: Of the run's checkpoints; looked at on rank 0, which chooses and reads for all.
+        trained: On the worker's device.
+        identity: Of the run that continues.
+        world: This worker's place; the number of workers may differ from that of the checkpoint.
+
+    Returns:
+        None where no checkpoint was ever completed; nothing is changed then.
+
+    Raises:
+        CheckpointError: none is whole though there are some; or the newest whole one is of another run, or
+            does not fit the model. On all workers.
+    """
+    header, tensors, found = _share(directory, world)
+    if not header.path:
+        return None
+    path = Path(header.path)
+    saved = msgspec.convert(header.state["identity"], Identity)
+    if saved != identity:
+        mine, its_own = _differing(identity, saved), _differing(saved, identity)
+        raise CheckpointError(
+            f"wanted to go on with {mine}, got a checkpoint of {its_own} in {path}; use the same "
+            "arguments, task and data with --resume, or another run directory"
+        )
+    try:
+        trained.model.load_state_dict(restore(header.state["model"], tensors))
+        parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
+        optimizer = restore(header.state["optimizer"], tensors)
+        trained.optimizer.load_state_dict(like_parameters(optimizer, parameters))
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"wanted a checkpoint that fits the task, got a mismatch in {path}: {error}; go on with the "
+            "task as it was, or train into another run directory"
+        ) from error
+    saved = None
+    if "scheduler" in header.state:
+        saved = restore(header.state["scheduler"], tensors)
+    planned = header.state.get("total_steps", trained.total_steps)
+    schedule.load(trained.scheduler, saved, steps=trained.total_steps, planned=planned, path=path)
+    course = msgspec.convert(header.state["course"], Course, strict=False)
+    own = tensors.get(f"random.{world.rank}")
+    if own is not None:
+        random_state.apply(own.numpy().tobytes(), world)
+    else:  # the checkpoint is of fewer workers
+        random_state.seed_worker(identity.seed, world.rank, step=course.position.step)
+    # What one of another number of workers remembers of its gradients fits none of these.
+    same_workers = f"random.{world.size - 1}" in tensors and f"random.{world.size}" not in tensors
+    if not same_workers:
+        return Resumed(course, found, {}, None, {})
+    trees = header.state.get("own")
+    return Resumed(
+        course,
+        found,
+        of_worker(tensors, world.rank),
+        None if trees is None else trees[world.rank],
+        of_worker(tensors, world.rank, OWN),
+    )
+
+
+def _differing(one: Identity, other: Identity) -> str:
+    """What a run has and the other has not, for people."""
+    words = {
+        "task": "task",
+        "batch_size": "batch size",
+        "seed": "seed",
+        "num_samples": "training samples",
+    }
+    found = [(word, getattr(one, name)) for name, word in words.items()
+             if getattr(one, name) != getattr(other, name)]  # fmt: skip
+    return ", ".join(
+        f"{value} {word}" if word == "training samples" else f"{word} {value}"
+        for word, value in found
+    )
+
+
+def model_state(path: Path) -> dict[str, Any]:
+    """The model's state dict in a checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    _, model, _, state = checkpoint.read(path)
+    result: dict[str, Any] = restore(state["model"], _prefixed(model))
+    return result
+
+
+def _share(
+    directory: Path, world: World
+) -> tuple[_Header, dict[str, Tensor], resuming.Found | None]:
+    """What rank 0 found and read, on every worker."""
+    header, tensors, found = _Header(), None, None
+    if world.rank == 0:
+        try:
+            found = resuming.find(directory)
+            if found is not None:
+                model, training, state = checkpoint.content(found.path)
+                tensors = {**_prefixed(model), **training}
+                specs = {
+                    name: (list(t.shape), str(t.dtype).removeprefix("torch."))
+                    for name, t in tensors.items()
+                }
+                header = _Header(path=str(found.path), state=state, specs=specs)
+        except CheckpointError as error:
+            header = _Header(error=str(error))
+    header = msgspec.json.decode(share_bytes(msgspec.json.encode(header), world), type=_Header)
+    if header.error:
+        raise CheckpointError(header.error)
+    return header, share_tensors(tensors, header.specs, world), found
+
+
+def _prefixed(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"model.{name}": tensor for name, tensor in model.items()}

@@ -1,0 +1,1 @@
+"""What torch's compiler makes of a step, foreseen or read off its programs."""

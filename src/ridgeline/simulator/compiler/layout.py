@@ -1,0 +1,63 @@
+"""In which memory format torch's compiler runs the convolutions of a step, and what the change costs it.
+
+On a GPU it lays out images with their channels innermost by itself, unless it finds convolutions that are
+slower so. What the user lays out so beforehand it leaves, and spares the change.
+
+Source: `GraphLowering.decide_layout_opt` in torch/_inductor/graph.py, for graphs that train.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import msgspec
+
+from ridgeline.simulator.compiler.untranslated import untranslated
+from ridgeline.simulator.pricing.costs import IdentityKey
+from ridgeline.simulator.pricing.dataflow import spec_bytes
+from ridgeline.workload import Op, Workload
+
+_MOST_NODES = 300
+"""Operators for each convolution, from which on there are too few convolutions to lay out anything for."""
+
+
+def lays_out(workload: Workload) -> bool:
+    """Whether the compiler changes the memory format of a step's convolutions by itself."""
+    return _lays_out(IdentityKey(workload))
+
+
+@lru_cache(maxsize=32)
+def _lays_out(workload: IdentityKey[Workload]) -> bool:
+    load = workload.value
+    convolutions = list(_convolutions(load))
+    nodes = len(load.parameters) + sum(op.phase == "forward" for op in load.ops)
+    if load.device != "cuda" or nodes >= _MOST_NODES * len(convolutions):
+        return False
+    is_left = untranslated(load)
+    if any(_is_grouped(op) or _narrows(op) or is_left(op) for op in convolutions):
+        return False
+    return not all(max(op.inputs[1].shape[:2]) <= 64 for op in convolutions)
+
+
+def conversion_bytes(workload: Workload) -> int:
+    """Bytes that move where the compiler changes the format of images, weights and weights' gradients."""
+    weights = sum(spec_bytes(op.inputs[1]) for op in _convolutions(workload))
+    images = sum(spec_bytes(spec) for spec in workload.batch if len(spec.shape) == 4)
+    return 2 * images + 4 * weights
+
+
+def _convolutions(workload: Workload) -> Iterator[Op]:
+    return (
+        op for op in workload.ops if op.phase == "forward" and op.name == "aten.convolution.default"
+    )
+
+
+def _is_grouped(op: Op) -> bool:
+    """Whether there are groups of more than one channel; depthwise convolutions like channels innermost."""
+    groups = msgspec.json.decode(op.arguments)["args"][-1]
+    return groups > 1 and op.inputs[1].shape[1] > 1
+
+
+def _narrows(op: Op) -> bool:
+    """Whether the result has at most half as many channels as the image, and more than a point is seen."""
+    given, taken, *window = op.inputs[1].shape
+    return 2 * given <= taken and window[0] > 1

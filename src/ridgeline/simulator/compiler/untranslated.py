@@ -1,0 +1,54 @@
+"""Parts of a model that torch's compiler leaves as they were written, whatever it is asked."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from ridgeline.simulator.pricing.costs import IdentityKey
+from ridgeline.simulator.pricing.dataflow import operator_name
+from ridgeline.workload import Op, Workload
+
+RECURRENT = ("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh", "rnn_relu")
+DEPENDS_ON_VALUES = (
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "_local_scalar_dense",
+    "item",
+)
+
+
+def untranslated(workload: Workload) -> Callable[[Op], bool]:
+    """Tells which operators run as they were written when loss and model are compiled.
+
+    Those of a module that holds a recurrent layer, and of one in which values decide about shapes or go to
+    the host; and of all modules beneath.
+
+    Source: torch/_dynamo (2.11 to 2.13): functions that reach a recurrent layer are not translated unless
+    `allow_rnn` is set, nor are those of torch's own containers; a loop with a break runs as it was written.
+    A mixture of experts, a network with packed sequences and one of convolutions and a GRU took as long
+    compiled as eager (one H200).
+    """
+    paths = _left_alone(IdentityKey(workload))
+    if not paths:
+        return lambda op: False
+    return lambda op: any(_is_beneath(op.module, path) for path in paths)
+
+
+@lru_cache(maxsize=64)
+def _left_alone(workload: IdentityKey[Workload]) -> frozenset[str]:
+    """Paths of modules whose code is not translated; the empty one is the whole model."""
+    found = set()
+    for op in workload.value.ops:
+        if op.phase != "forward" or not op.module:
+            continue
+        name = operator_name(op)
+        if name in RECURRENT:
+            found.add(op.module.rpartition(".")[0])
+        elif name in DEPENDS_ON_VALUES:
+            found.add(op.module)
+    return frozenset(found)
+
+
+def _is_beneath(module: str, path: str) -> bool:
+    return not path or module == path or module.startswith(f"{path}.")

@@ -1,0 +1,1 @@
+"""Predictions for other machines and numbers of workers, each with its interval."""

@@ -1,0 +1,1 @@
+"""What exchanging gradients costs: collectives, codecs, links between hosts."""

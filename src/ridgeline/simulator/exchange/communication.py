@@ -1,0 +1,216 @@
+"""Seconds of collective operations on a machine, from its measured size tables, and what they slow."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ridgeline.errors import MachineError
+from ridgeline.laws.collectives import (
+    AT_MOST,
+    CollectiveOperation,
+    bus_bandwidth_factor,
+)
+from ridgeline.laws.curves import Point, table_seconds
+from ridgeline.machine import Collective, Machine, Overlap, Setting
+from ridgeline.machine.cluster import Crossing, crossings
+from ridgeline.plan import Sync
+from ridgeline.simulator.exchange.between_hosts import points_between_hosts
+from ridgeline.simulator.pricing.settings import nearest_setting
+from ridgeline.synchronisation import uses_kernels
+from ridgeline.timeline import Lane
+
+
+class CommunicationCost(NamedTuple):
+    """Seconds of one operation; `note` says what was assumed, empty when it was measured."""
+
+    seconds: float
+    note: str
+
+
+class CostTable(NamedTuple):
+    """A measured size table, and how it is scaled to the workers that are asked for."""
+
+    points: tuple[Point, ...]
+    latency_s: float
+    hop_ratio: float
+    factor_ratio: float
+    note: str
+
+
+def collective_seconds(
+    machine: Machine, operation: CollectiveOperation, num_bytes: float, setting: Setting
+) -> CommunicationCost:
+    """Seconds of `operation` on `num_bytes` over `setting.workers` workers.
+
+    Between measured sizes it is interpolated. Where the machine describes a cluster, and the workers do not
+    fit into one of its hosts, see `between_hosts`. Else a number of workers that was not measured scales the
+    table of the largest number that was, by the ring: latency with 2 (n-1) messages, the rest with the
+    bytes that cross each link. A missing broadcast is taken to cost no more than an all-reduce.
+
+    Args:
+        machine: Its `collectives` are used.
+        operation: What is done.
+        num_bytes: Payload on each worker.
+        setting: Workers and threads; one worker costs nothing.
+
+    Raises:
+        MachineError: no such operation was measured.
+
+    Source: tables are measured; scaling over workers by Patarasuk, Yuan 2009 (see `laws`).
+    """
+    if setting.workers == 1:
+        return CommunicationCost(0.0, "")
+    return table_cost(find_table(machine, operation, setting), num_bytes)
+
+
+def find_table(machine: Machine, operation: CollectiveOperation, setting: Setting) -> CostTable:
+    """The size table to use, and how it must be scaled.
+
+    Raises:
+        MachineError: no such operation was measured.
+    """
+    crossed = crossings(machine.cluster, setting.workers)
+    for name in dict.fromkeys((operation, AT_MOST.get(operation, operation))):
+        found = [
+            entry
+            for entry in machine.collectives
+            if entry.operation == name and entry.setting.device == setting.device and entry.table
+        ]
+        if crossed and (found or crossed[0].devices == 1):
+            return _between_hosts(operation, found, setting, crossed)
+        if found:
+            table = _scaled(found, setting)
+            if name != operation:
+                table = table._replace(
+                    note=_join(table.note, f"{operation} was not measured: assumed as {name}")
+                )
+            return table
+    known = ", ".join(f"{c.operation} at {c.setting}" for c in machine.collectives) or "none"
+    raise MachineError(
+        f"wanted the time of {operation} over {setting.workers} workers ({setting.device}), got a "
+        f"profile whose collectives are: {known} ({machine.fingerprint}); run `ridgeline measure` where "
+        "several workers can start"
+    )
+
+
+def table_cost(table: CostTable, num_bytes: float) -> CommunicationCost:
+    """Seconds for `num_bytes` by a table from `find_table`."""
+    seconds = table_seconds(table.points, num_bytes)
+    if table.factor_ratio != 1.0 or table.hop_ratio != 1.0:
+        moving = max(0.0, seconds - table.latency_s)
+        seconds = table.latency_s * table.hop_ratio + moving * table.factor_ratio
+    return CommunicationCost(seconds, table.note)
+
+
+def _scaled(found: Sequence[Collective], setting: Setting) -> CostTable:
+    same = [entry for entry in found if entry.setting.workers == setting.workers]
+    if same:
+        entry = min(same, key=lambda e: abs(e.setting.threads - setting.threads))
+        note = ""
+        if entry.setting.threads != setting.threads:
+            note = f"{entry.operation} over {setting} assumed as measured over {entry.setting}"
+        return CostTable(_points(entry), 0.0, 1.0, 1.0, note)
+    entry = max(found, key=lambda e: e.setting.workers)
+    measured, wanted = entry.setting.workers, setting.workers
+    points = _points(entry)
+    factor = bus_bandwidth_factor(entry.operation, wanted) / bus_bandwidth_factor(
+        entry.operation, measured
+    )
+    note = (
+        f"{entry.operation} over {wanted} workers was not measured: assumed by the ring law from "
+        f"{measured} workers"
+    )
+    return CostTable(points, ring_latency(points), (wanted - 1) / (measured - 1), factor, note)
+
+
+def _between_hosts(
+    operation: CollectiveOperation,
+    found: Sequence[Collective],
+    setting: Setting,
+    crossed: Sequence[Crossing],
+) -> CostTable:
+    """The table of a job on several hosts of the described cluster, from that of one host."""
+    in_host = crossed[0].devices
+    fitting = [entry for entry in found if entry.setting.workers <= in_host]
+    entry = max(fitting, key=lambda e: e.setting.workers) if fitting else None
+    inside = () if entry is None else _points(entry)
+    measured = 1 if entry is None else entry.setting.workers
+    latency_s = ring_latency(inside) if inside else 0.0
+    where = "of one device" if in_host == 1 else f"measured over {measured} workers"
+    note = (
+        f"{operation} over {setting.workers} workers: by the laws of rings and trees from hosts "
+        f"{where}, and the cluster as described ({'; '.join(str(c.level) for c in crossed)})"
+    )
+    points = points_between_hosts(operation, setting.workers, crossed, inside, measured, latency_s)
+    return CostTable(points, 0.0, 1.0, 1.0, note)
+
+
+def ring_latency(points: Sequence[Point]) -> float:
+    """Seconds of a size table that do not depend on the size: least squares of relative errors.
+
+    Source: t = a + b S; weights 1 / t^2, because small sizes tell the latency and large ones would
+        drown them. Never more than the smallest measured time, never negative.
+    """
+    least = min(seconds for _, seconds in points)
+    if len(points) < 2:
+        return least
+    weights = [1.0 / (t * t) for _, t in points]
+    total = sum(weights)
+    mean_s = sum(w * s for w, (s, _) in zip(weights, points, strict=True)) / total
+    mean_t = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (s - mean_s) ** 2 for w, (s, _) in zip(weights, points, strict=True))
+    slope = (
+        sum(w * (s - mean_s) * (t - mean_t) for w, (s, t) in zip(weights, points, strict=True))
+        / spread
+    )
+    return min(max(mean_t - slope * mean_s, 0.0), least)
+
+
+def _points(entry: Collective) -> tuple[Point, ...]:
+    return tuple((float(p.num_bytes), p.seconds.value) for p in entry.table)
+
+
+def _join(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
+
+
+def overlap_slowdown(
+    machine: Machine, setting: Setting, kernels_s: Sequence[float], sync: Sync
+) -> tuple[dict[Lane, float], str]:
+    """How much computing and communicating hinder each other, and what was assumed about it.
+
+    Args:
+        machine: Its overlaps are read, of those at one setting the one measured with kernels of about the
+            length that one has which is running at a moment.
+        setting: How the device is shared.
+        kernels_s: Seconds of each kernel that communication runs beside.
+        sync: Copies hinder nobody.
+    """
+    if not uses_kernels(sync):
+        return {}, ""
+    known: dict[Setting, list[Overlap]] = {}
+    for entry in machine.overlaps:
+        known.setdefault(entry.setting, []).append(entry)
+    nearest = nearest_setting(known, setting)
+    if nearest is None:
+        return {}, (
+            "overlap was not measured: assumed that computing and communicating do not slow each other"
+        )
+    total_s = sum(kernels_s)
+    usual_s = sum(length**2 for length in kernels_s) / total_s if total_s else 0.0
+    entry = min(known[nearest], key=partial(_distance, usual_s))
+    slowdown: dict[Lane, float] = {
+        "compute": max(1.0, entry.compute_slowdown.value),
+        "communication": max(1.0, entry.communication_slowdown.value),
+    }
+    if nearest == setting:
+        return slowdown, ""
+    return slowdown, f"overlap at {setting} was not measured: assumed as at {nearest}"
+
+
+def _distance(kernel_s: float, entry: Overlap) -> float:
+    """How unlike two lengths of kernels are: the logarithm of their ratio."""
+    if entry.kernel is None or not kernel_s:
+        return 0.0
+    return abs(math.log(entry.kernel.value / kernel_s))

@@ -1,0 +1,337 @@
+"""What exchanging the gradients costs on a machine: collectives, the codec's work beside them, bytes sent.
+
+What a bucket needs is told by the entries of the plan's `Sync` (see `synchronisation`); what that takes, by
+the machine's size tables and its memory bandwidth.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ridgeline import units
+from ridgeline.laws.collectives import CollectiveOperation
+from ridgeline.machine import Machine, Setting
+from ridgeline.plan import Plan, Sync
+from ridgeline.simulator.exchange.codecs import CodecCost, CodecPrices
+from ridgeline.simulator.exchange.communication import (
+    CommunicationCost,
+    CostTable,
+    find_table,
+    overlap_slowdown,
+    table_cost,
+)
+from ridgeline.simulator.pricing.costs import prices
+from ridgeline.simulator.pricing.pieces import BucketCut, Piece, cut_workload, memory_piece
+from ridgeline.simulator.pricing.sparse_rows import SparseGradient, rows_note
+from ridgeline.synchronisation import (
+    GATHERING,
+    SPARSE_ROWS,
+    CollectiveTraffic,
+    codec_bytes,
+    cut_fragments,
+    delay_of,
+    flags_of,
+    frame_names,
+    gathering_bytes,
+    gathering_of,
+    handed_bytes,
+    outer_bytes,
+    rows_memory_bytes,
+    rows_traffic,
+    serving_bytes,
+    shards_update,
+    traffic_of,
+    trains_apart,
+    values_of,
+)
+from ridgeline.timeline import Lane
+from ridgeline.workload import Workload
+
+
+class BucketPrices:
+    """Seconds in which a bucket is reduced over the workers, by its size; on a GPU without its codec."""
+
+    def __init__(self, machine: Machine, sync: Sync, setting: Setting) -> None:
+        self.sync = sync
+        self._machine = machine
+        self._setting = setting
+        self._codec = CodecPrices(machine, sync, setting)
+        self._tables: dict[CollectiveOperation, CostTable] = {}
+
+    def whole_seconds(self, num_bytes: int, element_bytes: int) -> float:
+        """Seconds on the communication lane, with encoding where a CPU does it there; arguments as in `cost`.
+
+        Raises:
+            MachineError: no table of a collective was measured, or nothing that tells what encoding takes.
+        """
+        seconds = self.cost(num_bytes, element_bytes).seconds
+        if self._setting.device == "cuda":
+            return seconds
+        return seconds + self._codec.seconds(num_bytes)
+
+    def cost(
+        self, num_bytes: int, element_bytes: int, shapes: Sequence[tuple[int, ...]] = ()
+    ) -> CommunicationCost:
+        """The cost of a bucket: its collectives, one after the other.
+
+        Args:
+            num_bytes: Gradients in it.
+            element_bytes: Of one element of them.
+            shapes: Of the parameters in it, where they are known.
+
+        Raises:
+            MachineError: no table of a collective was measured.
+        """
+        num_elements = -(-num_bytes // element_bytes)
+        return self._priced(
+            traffic_of(self.sync, num_elements, element_bytes, self._setting.workers, shapes)
+        )
+
+    def gathering_cost(self, num_bytes: int) -> CommunicationCost:
+        """The cost of bringing the updated parameters of a bucket of so many bytes to all workers.
+
+        Raises:
+            MachineError: no table of a collective was measured.
+        """
+        return self._priced(gathering_of(self.sync, num_bytes, self._setting.workers))
+
+    def _priced(self, parts: Sequence[CollectiveTraffic]) -> CommunicationCost:
+        costs = [table_cost(self._table(part.operation), part.num_bytes) for part in parts]
+        notes = dict.fromkeys(cost.note for cost in costs if cost.note)
+        return CommunicationCost(sum(cost.seconds for cost in costs), "; ".join(notes))
+
+    def _table(self, operation: CollectiveOperation) -> CostTable:
+        if operation not in self._tables:
+            self._tables[operation] = find_table(self._machine, operation, self._setting)
+        return self._tables[operation]
+
+
+def communication_seconds(
+    machine: Machine,
+    plan: Plan,
+    setting: Setting,
+    cuts: Sequence[BucketCut],
+    buffer_bytes: int,
+    rows: Sequence[SparseGradient] = (),
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Seconds of every frame on the communication lane, and what was assumed.
+
+    Args:
+        machine: Its size tables are read.
+        plan: How gradients are synchronised.
+        setting: Workers, several.
+        cuts: The buckets.
+        buffer_bytes: Of the model's buffers, which follow worker 0.
+        rows: Sparse gradients, which travel beside the buckets.
+
+    Raises:
+        MachineError: no table of a collective was measured.
+    """
+    seconds: dict[str, float] = {}
+    notes: dict[str, None] = {}
+    bucket = BucketPrices(machine, plan.sync, setting)
+    for name, cut in zip(frame_names(plan, len(cuts)), cuts, strict=True):
+        seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes)
+        if moved := serving_bytes(plan.sync, cut.num_bytes, plan.workers):
+            seconds[name] += prices(machine, setting).copy_seconds(moved)
+        notes[note] = None
+    for part in flags_of(plan.sync, sum(len(cut.shapes) for cut in cuts)):
+        cost = table_cost(find_table(machine, part.operation, setting), part.num_bytes)
+        seconds[frame_names(plan, len(cuts))[-1]] += cost.seconds
+        notes[cost.note] = None
+    if shards_update(plan.sync):
+        gathered = [bucket.gathering_cost(cut.num_bytes) for cut in cuts]
+        moved = sum(gathering_bytes(plan.sync, cut.num_bytes, plan.workers) for cut in cuts)
+        copying_s = prices(machine, setting).copy_seconds(moved)
+        seconds[GATHERING] = copying_s + sum(cost.seconds for cost in gathered)
+        notes |= dict.fromkeys(cost.note for cost in gathered)
+    if buffer_bytes:
+        cost = table_cost(find_table(machine, "broadcast", setting), buffer_bytes)
+        seconds["broadcast_buffers"] = cost.seconds
+        notes[cost.note] = None
+    if rows:
+        seconds[SPARSE_ROWS], told = _rows_seconds(machine, plan, setting, rows)
+        notes |= dict.fromkeys(told)
+    return seconds, tuple(note for note in notes if note)
+
+
+def _rows_seconds(
+    machine: Machine, plan: Plan, setting: Setting, rows: Sequence[SparseGradient]
+) -> tuple[float, tuple[str, ...]]:
+    """Seconds in which sparse gradients are exchanged, and what was assumed of them.
+
+    Raises:
+        MachineError: no table of a collective was measured.
+    """
+    sent = [one.to_send for one in rows]
+    costs = [
+        table_cost(find_table(machine, part.operation, setting), part.num_bytes)
+        for part in rows_traffic(sent, plan.workers)
+    ]
+    copying_s = prices(machine, setting).copy_seconds(rows_memory_bytes(sent, plan.workers))
+    seconds = copying_s + sum(cost.seconds for cost in costs)
+    return seconds, (rows_note(rows), *(cost.note for cost in costs))
+
+
+def local_steps_seconds(
+    machine: Machine,
+    plan: Plan,
+    setting: Setting,
+    cuts: Sequence[BucketCut],
+    buffer_bytes: int,
+    computing_s: float,
+    kernels_s: Sequence[float] = (),
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Seconds of a step for the exchange of parameters every `every` steps, and what that is a share of.
+
+    Args:
+        machine: Its size tables, its codecs and its memory bandwidth are read.
+        plan: How parameters are exchanged, and how often.
+        setting: Workers, several.
+        cuts: The parameters as they travel.
+        buffer_bytes: Of the model's buffers, which follow worker 0 at each exchange.
+        computing_s: Seconds of a step without exchange; those of a delay hide what travels meanwhile.
+        kernels_s: Of each kernel of such a step.
+
+    Raises:
+        MachineError: no table of a collective, or no ceiling in bytes per second, was measured.
+
+    Source: collectives by their tables, the outer optimizer by the bytes that it moves.
+    """
+    seconds, assumed = communication_seconds(machine, plan, setting, cuts, buffer_bytes)
+    whole_s = sum(seconds.values()) + prices(machine, setting).copy_seconds(
+        sum(outer_bytes(plan.sync, cut.num_bytes) for cut in cuts)
+    )
+    (name,) = frame_names(plan, 1)
+    notes = list(assumed)
+    if setting.device == "cpu":
+        codec = CodecPrices(machine, plan.sync, setting)
+        whole_s += sum(codec.seconds(cut.num_bytes, cut.shapes) for cut in cuts)
+        notes += codec.notes
+    else:
+        moved = sum(sum(codec_bytes(plan.sync, cut.num_bytes, plan.workers)) for cut in cuts)
+        whole_s += prices(machine, setting).copy_seconds(moved)
+    every, delay = plan.sync.every, delay_of(plan.sync)
+    note = (
+        f"parameters are exchanged every {every} steps, which takes {units.seconds(whole_s)}: each step "
+        f"is given 1/{every} of it, while a measured median step has none of it"
+    )
+    if delay:
+        travelling_s = sum(seconds[name] for name in frame_names(plan, len(cuts)))
+        slowdown, told = overlap_slowdown(machine, setting, kernels_s, plan.sync)
+        shares = [travelling_s * share for share in fragment_shares(plan.sync, cuts)]
+        parts = [hidden_behind(share_s, delay * computing_s, slowdown) for share_s in shares]
+        beside = Beside(sum(p.hidden_s for p in parts), sum(p.lost_s for p in parts))
+        notes.append(told)
+        note = (
+            f"{note}, and {units.seconds(beside.hidden_s)} of it hide behind the {delay} steps of the delay, "
+            f"which take {units.seconds(beside.lost_s)} longer beside it"
+        )
+        whole_s += beside.lost_s - beside.hidden_s
+    return {name: whole_s / every}, (*filter(None, notes), note)
+
+
+def fragment_shares(sync: Sync, cuts: Sequence[BucketCut]) -> list[float]:
+    """Which part of all bytes each fragment of the parameters has, in the order of their exchanges."""
+    sizes = [size for cut in cuts for _, size in cut.members]
+    fragments = cut_fragments(sizes, int(values_of(sync)["fragments"]))
+    total = max(1, sum(sizes))
+    return [sum(sizes[place] for place in places) / total for places in fragments]
+
+
+class Beside(NamedTuple):
+    """Of what travels beside steps: the seconds that are hidden, and by how many the steps are longer."""
+
+    hidden_s: float
+    lost_s: float
+
+
+def hidden_behind(travelling_s: float, steps_s: float, slowdown: Mapping[Lane, float]) -> Beside:
+    """What of an exchange is hidden behind some steps, where each slows the other while both go on.
+
+    Args:
+        travelling_s: Of the exchange with nothing beside it.
+        steps_s: Of the steps that it may take, with nothing beside them.
+        slowdown: How many times as long computing and communicating take beside each other.
+    """
+    compute, communication = (slowdown.get(lane, 1.0) for lane in ("compute", "communication"))
+    both_s = min(travelling_s * communication, steps_s * compute)
+    return Beside(both_s / communication, both_s * (1.0 - 1.0 / compute))
+
+
+def encodings(
+    machine: Machine, plan: Plan, setting: Setting, cuts: Sequence[BucketCut]
+) -> tuple[dict[str, CodecCost], tuple[str, ...]]:
+    """What encodes for each collective of a step in the thread of its lane, and what was assumed.
+
+    Nothing on a GPU, without a codec, and where parameters are exchanged: see `local_steps_seconds`.
+
+    Raises:
+        MachineError: neither the codec nor a ceiling in bytes per second was measured.
+    """
+    codec = CodecPrices(machine, plan.sync, setting)
+    if setting.device == "cuda" or not codec.is_needed or trains_apart(plan.sync):
+        return {}, ()
+    names = frame_names(plan, len(cuts))
+    found = {
+        name: codec.encoding(cut.num_bytes, cut.shapes)
+        for name, cut in zip(names, cuts, strict=True)
+    }
+    return found, codec.notes
+
+
+def encoding_pieces(
+    machine: Machine, plan: Plan, setting: Setting, cut: BucketCut, number: int
+) -> tuple[tuple[int, Piece], ...]:
+    """What encoding a bucket on a GPU adds to backward: (op after which it happens, piece).
+
+    Raises:
+        MachineError: no ceiling in bytes per second was measured.
+
+    Source: bytes read and written, at the machine's measured memory bandwidth.
+    """
+    num_bytes, _ = codec_bytes(plan.sync, cut.num_bytes, plan.workers)
+    piece = _codec_piece(machine, setting, "bucket_encode", num_bytes, number)
+    return tuple((cut.closing_op, found) for found in piece)
+
+
+def decoding_pieces(
+    machine: Machine, plan: Plan, setting: Setting, cuts: Sequence[BucketCut]
+) -> tuple[Piece, ...]:
+    """What decoding the buckets on a GPU adds before the optimizer; nothing without a codec.
+
+    Raises:
+        MachineError: no ceiling in bytes per second was measured.
+    """
+    found: list[Piece] = []
+    for number, cut in enumerate(cuts):
+        _, num_bytes = codec_bytes(plan.sync, cut.num_bytes, plan.workers)
+        found += _codec_piece(machine, setting, "bucket_decode", num_bytes, number)
+    return tuple(found)
+
+
+def _codec_piece(
+    machine: Machine, setting: Setting, name: str, num_bytes: int, number: int
+) -> tuple[Piece, ...]:
+    """One kernel that moves so many bytes; on a CPU the communication lane has it, see `encodings`."""
+    if not num_bytes or setting.device == "cpu":
+        return ()
+    list_ = prices(machine, setting)
+    piece = memory_piece(list_, name, f"bucket/{number}", num_bytes)
+    return (piece._replace(host_s=list_.dispatch("forward")),)
+
+
+def sent_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
+    """Bytes that a worker hands to the collectives at once, by bucket, to be held against a run's count.
+
+    In a step, or where parameters are exchanged, in an exchange of all of them.
+
+    Args:
+        workload: The step of one worker.
+        plan: Its workers, bucket sizes, algorithm and compression are used.
+    """
+    if plan.workers == 1:
+        return ()
+    return tuple(
+        handed_bytes(plan.sync, cut.num_elements, cut.element_bytes, plan.workers, cut.shapes)
+        for cut in cut_workload(workload, plan.sync)
+    )

@@ -1,0 +1,1 @@
+"""Layers: what they compute, and what splitting them or their samples would send."""

@@ -1,0 +1,1 @@
+"""What each operator of a step costs on a machine."""

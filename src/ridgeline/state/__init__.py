@@ -1,0 +1,1 @@
+"""State that is saved and put back: random numbers, tensors, whole networks with their optimizer."""

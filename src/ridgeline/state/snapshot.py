@@ -1,0 +1,186 @@
+"""Snapshots: put a model, its optimizer and the random state back exactly as they were.
+
+Trials, warm-up and equivalence checks run real steps; a snapshot makes them leave no trace.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from ridgeline.errors import CaptureError
+from ridgeline.reach.reach import Reach
+from ridgeline.reach.undo import ValueChange, has_changed
+from ridgeline.state.random_state import HostGenerators
+from ridgeline.tensors.copies import overlaps
+
+if TYPE_CHECKING:
+    from ridgeline.runtime.sync.synchronizer import Synchronizer
+
+Name = tuple[int, str]
+"""The number of a network, the model first, and a path in it."""
+
+
+class Snapshot:
+    """A copy of parameters, buffers, optimizer state and settings, and random state.
+
+    Args:
+        model: Gradients of what the optimizer holds become None when it is put back.
+        optimizer: Made from the model's parameters.
+        loss_fn: Other networks that it can get at (a teacher, say) are copied too, with their gradients.
+        synchronizer: What it remembers from step to step is copied.
+
+    Raises:
+        CaptureError: a network that the loss function reads has parameters without shapes yet.
+
+    Cost: Doubles the memory of what it copies, as long as it lives.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss_fn: Callable[..., Any] | None = None,
+        synchronizer: "Synchronizer | None" = None,
+    ) -> None:
+        self._synchronizer = synchronizer
+        self._remembered = {} if synchronizer is None else _copy(synchronizer.state_dict())
+        others = () if loss_fn is None else _networks(loss_fn)
+        self._networks = (model, *(other for other in others if other is not model))
+        self._optimizer = optimizer
+        self._tensors = {name: tensor.detach().clone() for name, tensor in self._named()}
+        self._gradients = [(p, _copy(p.grad)) for p in self._parameters_outside()]
+        self._state = {p: _copy(state) for p, state in optimizer.state.items()}
+        self._groups = [
+            {key: _copy(value) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        self._paths = {
+            (number, path)
+            for number, network in enumerate(self._networks)
+            for path, _ in network.named_buffers(remove_duplicate=False)
+        }
+        self._cpu_rng = torch.get_rng_state()
+        self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        self._host_rng = HostGenerators.now()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors whose values are kept, as they are now."""
+        yield from (tensor for _, tensor in self._named())
+        for state in self._optimizer.state.values():
+            yield from (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
+
+    def untrained_changes(self) -> Iterator[ValueChange]:
+        """Buffers, and parameters that are not the optimizer's, with other values than they had.
+
+        Cost: Waits for the device, once for each of them.
+        """
+        held = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        for (number, path), tensor in self._named():
+            saved = self._tensors.get((number, path))
+            if saved is not None and id(tensor) not in held and has_changed(saved, tensor):
+                where = " of a network that the loss reads" if number else ""
+                yield ValueChange(f"{path}{where}", saved, tensor)
+
+    def restore(self, *, keep_settings: bool = False) -> None:
+        """Put everything back, in place wherever a tensor still exists; trained gradients become None.
+
+        Args:
+            keep_settings: Leave the optimizer's settings (learning rate and so on) as they are now.
+        """
+        with torch.no_grad():
+            self._forget_new_buffers()
+            for name, tensor in self._named():
+                tensor.copy_(self._tensors[name])
+            self._restore_state()
+            if not keep_settings:
+                self._restore_groups()
+            for parameter, saved in self._gradients:
+                parameter.grad = _put_back({"": parameter.grad}, {"": saved})[""]
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._synchronizer is not None:
+            self._synchronizer.load_state_dict(self._remembered)
+        torch.set_rng_state(self._cpu_rng)
+        if self._cuda_rng is not None:
+            torch.cuda.set_rng_state(self._cuda_rng)
+        self._host_rng.restore()
+
+    def _named(self) -> list[tuple[Name, Tensor]]:
+        """Parameters and buffers, each tensor once; nobody writes one whose elements share memory."""
+        found = {
+            id(tensor): ((number, path), tensor)
+            for number, network in reversed([*enumerate(self._networks)])
+            for path, tensor in (*network.named_parameters(), *network.named_buffers())
+            if not overlaps(tensor)
+        }
+        return [*found.values()]
+
+    def _parameters_outside(self) -> list[nn.Parameter]:
+        """Those in which a backward pass adds gradients that no step forgets."""
+        held = {p for group in self._optimizer.param_groups for p in group["params"]}
+        found = dict.fromkeys(p for network in self._networks for p in network.parameters())
+        return [p for p in found if p not in held]
+
+    def _forget_new_buffers(self) -> None:
+        """Buffers that a network registered in a step since: it will do so again."""
+        for number, network in enumerate(self._networks):
+            for prefix, module in network.named_modules(remove_duplicate=False):
+                buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+                for name, _ in list(buffers):
+                    if (number, f"{prefix}.{name}" if prefix else name) not in self._paths:
+                        delattr(module, name)
+
+    def _restore_state(self) -> None:
+        state = self._optimizer.state
+        for parameter in list(state):
+            if parameter not in self._state:
+                del state[parameter]
+        for parameter, saved in self._state.items():
+            state[parameter] = _put_back(state.get(parameter, {}), saved)
+
+    def _restore_groups(self) -> None:
+        for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
+            for key in [key for key in group if key != "params" and key not in saved]:
+                del group[key]
+            for key, value in saved.items():
+                group[key] = _put_back({"": group.get(key)}, {"": value})[""]
+
+
+def _networks(loss_fn: Callable[..., Any]) -> list[nn.Module]:
+    reach = Reach(loss_fn)
+    if reach.lazy:
+        raise CaptureError(
+            f"wanted networks whose parameters have their shapes, got {len(reach.lazy)} in the loss function "
+            "that have none yet; call it once with an example before"
+        )
+    return reach.networks()
+
+
+def _copy(value: Any) -> Any:
+    return pytree.tree_map(_copy_leaf, value)
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+
+
+def _put_back(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """The saved values, written into the present tensors where shape and dtype still fit."""
+    result = {}
+    for key, value in saved.items():
+        present = now.get(key)
+        if (
+            isinstance(value, Tensor)
+            and isinstance(present, Tensor)
+            and (present.shape, present.dtype, present.device)
+            == (value.shape, value.dtype, value.device)
+        ):
+            present.copy_(value)
+            result[key] = present
+        else:
+            result[key] = _copy(value)
+    return result

@@ -1,0 +1,1 @@
+"""Batches and tensors: recognised, copied, laid out."""

@@ -1,0 +1,49 @@
+"""For which shapes of batches programs are made that serve one each: making one costs seconds."""
+
+from collections import Counter
+from typing import Any
+
+from ridgeline.tensors.batch import Signature, signature
+
+MOST_SHAPES = 2
+"""Programs: for the usual shape, and for the last batch of an epoch if it comes again."""
+MOST_OTHERS = 3
+"""Further shapes; where there are more, batches vary, and which of them comes twice means nothing."""
+REPEATS = 4
+"""A shape that is met as often before there is a program becomes the usual one."""
+OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
+OTHER_LAYOUTS = (
+    "batches that the code takes otherwise, because of strides or a tensor that stands twice, ran without a "
+    "graph"
+)
+
+
+class UsualShapes:
+    """The shapes of batches that were met, and what they are worth."""
+
+    def __init__(self) -> None:
+        self._usual: Signature | None = None
+        self._others: Counter[Signature] = Counter()
+
+    def is_usual(self, batch: Any) -> bool:
+        """Whether the first program is to be made for such batches: like the first one, or most."""
+        found = signature(batch)
+        if self._usual is None:
+            self._usual = found
+        if found == self._usual:
+            return True
+        self._others[found] += 1
+        if self._others[found] < REPEATS:
+            return False
+        self._usual = found
+        self._others.clear()
+        return True
+
+    def is_worth_another(self, found: Signature, num_programs: int) -> bool:
+        """Whether a further program is to be made for such batches, by a worker alone.
+
+        Several workers may see different shapes, and make programs together.
+        """
+        self._others[found] += 1
+        is_repeated = self._others[found] > 1 and len(self._others) <= MOST_OTHERS
+        return is_repeated and num_programs < MOST_SHAPES

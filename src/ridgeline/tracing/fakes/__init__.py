@@ -1,0 +1,1 @@
+"""Tensors without data that stand in for the user's."""

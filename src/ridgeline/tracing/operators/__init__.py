@@ -1,0 +1,1 @@
+"""What is known of a single operator: work, bytes, family, operands."""

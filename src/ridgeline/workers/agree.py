@@ -1,0 +1,150 @@
+"""How the workers of a world agree: small collectives on numbers and bytes, at moments all of them reach.
+
+A world of one answers at once, without a process group. Every call is collective: all workers make it
+in the same order; where one fails because a worker did not come, `AbsentWorkerError` says who.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ridgeline.workers import attendance
+from ridgeline.workers.mesh import Axis
+from ridgeline.workers.world import World
+
+
+def sum_over_workers(values: Tensor, world: World, axis: Axis | None = None) -> Tensor:
+    """Elementwise sum over the workers, in place and returned.
+
+    Args:
+        values: A tensor on the worker's device, of one shape on all workers.
+        world: This worker's place.
+        axis: Over the workers along this axis; None: over all that train together.
+
+    Cost: One all-reduce; on CUDA it is only enqueued.
+    """
+    if world.size > 1:
+        with attendance.meeting("a sum over the workers", world):
+            dist.all_reduce(values, group=world.group(axis))
+    return values
+
+
+def largest_of_workers(value: float, world: World) -> float:
+    """The largest of the workers' numbers, on every worker.
+
+    Cost: One all-reduce; waits for the device.
+    """
+    if world.size == 1:
+        return value
+    largest = torch.tensor([value], dtype=torch.float64, device=world.device)
+    with attendance.meeting("a maximum over the workers", world):
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=world.group())
+        return float(largest)
+
+
+@contextlib.contextmanager
+def failing_together(world: World, otherwise: Exception) -> Iterator[None]:
+    """What fails inside on one worker fails on all, before any of them goes on to what they do together.
+
+    Args:
+        world: This worker's place.
+        otherwise: Raised on workers on which nothing failed.
+
+    Cost: One all-reduce; waits for the device.
+    """
+    mine: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - raised again once the others know
+        mine = error
+    if largest_of_workers(float(mine is not None), world):
+        raise mine or otherwise
+
+
+def gather_bytes(data: bytes, world: World, axis: Axis | None = None) -> list[bytes]:
+    """What each worker gave, by position, on every worker; lengths may differ.
+
+    Args:
+        data: Of this worker.
+        world: Its place.
+        axis: Of the workers along this axis; None: of all that train together.
+
+    Cost: Two all-gathers; waits for the device.
+    """
+    if world.size == 1:
+        return [data]
+    group = world.group(axis)
+    length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
+    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group=group))]
+    with attendance.meeting("an exchange between all workers", world):
+        dist.all_gather(lengths, length, group=group)
+        sizes = [int(size) for size in lengths]
+        longest = max(*sizes, 1)
+        mine = _to_tensor(data, longest, world.device)
+        gathered = [torch.empty_like(mine) for _ in lengths]
+        dist.all_gather(gathered, mine, group=group)
+    return [_to_bytes(part, size) for part, size in zip(gathered, sizes, strict=True)]
+
+
+def share_bytes(data: bytes, world: World) -> bytes:
+    """The bytes of the first worker, on every worker; what the others give is ignored.
+
+    Cost: Two broadcasts; waits for the device.
+    """
+    if world.size == 1:
+        return data
+    length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
+    with attendance.meeting(f"a broadcast from rank {world.root()}", world):
+        dist.broadcast(length, group=world.group(), group_src=0)
+        size = int(length)
+        content = _to_tensor(data if world.rank == 0 else b"", max(size, 1), world.device)
+        dist.broadcast(content, group=world.group(), group_src=0)
+    return _to_bytes(content, size)
+
+
+def share_text(text: str, world: World) -> str:
+    """The text of the first worker, on every worker; what the others give is ignored. See `share_bytes`."""
+    return share_bytes(text.encode(), world).decode()
+
+
+def share_tensors(
+    tensors: dict[str, Tensor] | None, specs: dict[str, tuple[list[int], str]], world: World
+) -> dict[str, Tensor]:
+    """The tensors of the first worker, on the CPU of every worker.
+
+    Args:
+        tensors: On the first worker, CPU tensors by name; None elsewhere.
+        specs: Shape and dtype (as torch prints it, without the prefix) by name, on every worker.
+        world: This worker's place.
+
+    Cost: One broadcast a tensor, through the worker's device.
+    """
+    if world.size == 1:
+        return tensors or {}
+    shared = {}
+    for name, (shape, dtype) in specs.items():
+        if tensors is not None:
+            carrier = tensors[name].to(world.device).contiguous()
+        else:
+            carrier = torch.empty(shape, dtype=getattr(torch, dtype), device=world.device)
+        if carrier.numel():
+            # As bytes: the backends do not reduce to one list of dtypes, and none is changed here.
+            with attendance.meeting(f"the broadcast of {name}", world):
+                data = carrier.reshape(-1).view(torch.uint8)
+                dist.broadcast(data, group=world.group(), group_src=0)
+        shared[name] = carrier.cpu()
+    return shared
+
+
+def _to_tensor(data: bytes, size: int, device: torch.device) -> Tensor:
+    content = torch.zeros(size, dtype=torch.uint8, device="cpu")
+    if data:
+        content[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return content.to(device)
+
+
+def _to_bytes(content: Tensor, size: int) -> bytes:
+    return content[:size].cpu().numpy().tobytes()

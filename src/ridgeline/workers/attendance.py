@@ -1,0 +1,365 @@
+"""Attendance: every worker says how far it is, so that a missing one is named and not only missed.
+
+What a step does for it is to count, in this process alone. A thread writes the count into the store of the
+process group (see `Attendance`), twice a second. Whoever waits in vain reads what the others wrote, names
+those that did not come, and says what they do instead. After half a minute without progress that is told on
+stderr, too: collectives on GPUs never fail where Python could catch it.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Collection, Iterator
+from datetime import timedelta
+from typing import NoReturn
+
+import msgspec
+import psutil
+import torch.distributed as dist
+
+from ridgeline import units
+from ridgeline.errors import AbsentWorkerError, EngineError, RidgelineError, first_line
+from ridgeline.recording.recorder import Recorder
+from ridgeline.workers import leaving
+from ridgeline.workers.bounded import within
+from ridgeline.workers.roll_call import Absence, Row, absence_text, absent
+from ridgeline.workers.world import World
+
+EVERY_S = 0.5
+"""Seconds between two words of a worker. One takes about 10 us of another thread."""
+PATIENCE_S = 5.0
+"""So long an answer is waited for, once something has failed: ten times what one takes."""
+TOLD_AFTER_S = 30.0
+"""Seconds without progress after which those that are behind are told on stderr; then twice as long."""
+_POLL_S = 0.02
+_IN_STEP = "in a step"
+_GONE = "its process is gone"
+_STORE = "the store"
+_OF_GLOO = ("gloo", "Application timeout caused pair closure")
+"""In its errors: the first to time out has the file where it did, what waited behind it only these words."""
+_STORE_TIMEOUT = timedelta(seconds=10)
+
+_present: "weakref.WeakKeyDictionary[dist.ProcessGroup, Attendance]" = weakref.WeakKeyDictionary()
+
+
+class Attendance:
+    """This worker's word, and the others'.
+
+    Args:
+        store: Shared by all workers.
+        rank: Of this worker in the job.
+        ranks: Of all workers that train together.
+        group: A name that these have in common, and no others of the job that this worker trains with.
+
+    Cost: A thread that writes some 200 bytes to the store twice a second.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, ranks: Collection[int], group: str = ""
+    ) -> None:
+        self._store = store
+        self._rank, self._ranks, self._group = rank, ranks, group
+        self._rounds = self._calls = self._serial = 0
+        self._completed: dict[str, int] = {}
+        self._doing, self._step = "before its first step", ""
+        self._recorder: Recorder | None = None
+        self._phases: list[str] = []
+        self._end, self._has_raised, self._is_waiting = "", False, False
+        self._pid, self._host = os.getpid(), socket.gethostname()
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self.publish()
+        self._thread = threading.Thread(target=self._run, name="ridgeline-attendance", daemon=True)
+        self._thread.start()
+
+    def enroll(self, name: str) -> str:
+        """Count the steps of a new `TrainStep`; the name they are counted under, empty for one on trial."""
+        if self._phases:
+            return ""
+        taken, number = name, 1
+        while taken in self._completed:
+            number += 1
+            taken = f"{name} ({number})"
+        self._completed[taken] = 0
+        return taken
+
+    def begin_step(self, name: str, recorder: Recorder) -> None:
+        """This worker is in its next step, whose frames `recorder` is told of."""
+        self._rounds += 1
+        self._calls = 0
+        self._step, self._recorder = name, recorder
+        self._doing, self._end = _IN_STEP, ""
+        self._has_raised = self._is_waiting = False
+
+    def end_step(self, name: str) -> None:
+        """The step is over, as far as the host is concerned."""
+        self._doing = "between two steps"
+        if name:
+            self._completed[name] += 1
+
+    def call(self) -> None:
+        """A collective begins."""
+        self._calls += 1
+
+    def stopped(self, error: BaseException) -> None:
+        """An error of this worker's own ends its step; the others are told at once."""
+        if not isinstance(error, AbsentWorkerError):
+            self._end, self._has_raised = _raised(error), True
+            self.publish()
+
+    def closed(self, name: str) -> None:
+        """A `TrainStep` was closed."""
+        if name:
+            self._doing = f"after closing its TrainStep {name!r}"
+
+    @contextlib.contextmanager
+    def phase(self, doing: str) -> Iterator[None]:
+        """Collectives inside, torch's own too, belong to `doing`, e.g. `the choice of a plan`.
+
+        Raises:
+            AbsentWorkerError: one failed, since another worker did not come.
+        """
+        self._rounds += 1
+        self._calls = 0
+        before, self._doing = self._doing, f"in {doing}"
+        self._end, self._has_raised = "", False
+        self._phases.append(doing)
+        try:
+            with self.meeting("a collective"):
+                yield
+        except BaseException as error:
+            self.stopped(error)
+            raise
+        finally:
+            self._phases.pop()
+            self._doing = before
+
+    @contextlib.contextmanager
+    def meeting(self, what: str) -> Iterator[None]:
+        """All workers come to the collective inside.
+
+        Raises:
+            AbsentWorkerError: it failed, since another worker did not.
+        """
+        self._calls += 1
+        try:
+            yield
+        except (RuntimeError, EngineError) as error:
+            self.explain(what, error)
+
+    def explain(self, what: str, error: Exception) -> NoReturn:
+        """Raise what an error means that may be of a collective that failed.
+
+        Raises:
+            AbsentWorkerError: other workers did not come; names them.
+            Exception: `error`, where all came, or where it is of something else.
+
+        Cost: Up to `PATIENCE_S` where a worker neither answers nor is seen to be gone.
+        """
+        if isinstance(error, AbsentWorkerError) or not _is_of_collective(error):
+            raise error
+        self._is_waiting = True
+        self.publish()
+        mine = self.row()
+        rows, absences = self._call_roll(mine)
+        if not absences:
+            self._is_waiting = False
+            raise error
+        text = absence_text(f"{what} of {self._where()}", mine, absences, rows, len(self._ranks))
+        raise AbsentWorkerError(text) from error
+
+    def row(self) -> Row:
+        """This worker's word now."""
+        doing = self._doing
+        if doing is _IN_STEP:
+            frame = self._recorder.frame if self._recorder is not None else ""
+            doing = f"in {self._where()}" + (f", {frame}" if frame else "")
+        return Row(
+            rank=self._rank,
+            rounds=self._rounds,
+            calls=self._calls,
+            completed=dict(self._completed),
+            doing=doing,
+            end=self._end,
+            has_raised=self._has_raised,
+            is_waiting=self._is_waiting,
+            serial=self._serial,
+            pid=self._pid,
+            host=self._host,
+        )
+
+    def publish(self) -> None:
+        """Write this worker's word to the store; one that cannot be written is left out.
+
+        Cost: Up to `PATIENCE_S` where the network to the store is gone.
+        """
+        with contextlib.suppress(RuntimeError):
+            within(PATIENCE_S, self._write, _STORE)
+
+    def _write(self) -> None:
+        with self._lock:
+            self._serial += 1
+            self._store.set(self._key(self._rank), msgspec.json.encode(self.row()).decode())
+
+    def close(self, *, wait: bool = True) -> None:
+        """Say that this worker leaves, and end the thread. Safe to call twice.
+
+        Args:
+            wait: Here it changes nothing.
+
+        Cost: Up to `PATIENCE_S` twice where the network to the store is gone.
+        """
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        # An interpreter that ends while the thread is inside of the store ends the process with SIGABRT.
+        self._thread.join(PATIENCE_S)
+        last = getattr(sys, "last_value", None)
+        if last is not None and not isinstance(last, RidgelineError):
+            # A collective of the script's own that failed is no cause: others may have been elsewhere.
+            self._end, self._has_raised = _raised(last), not _is_of_collective(last)
+        self._end = self._end or "it left the process group"
+        self.publish()
+
+    def _where(self) -> str:
+        if self._phases:
+            return self._phases[-1]
+        number = self._completed.get(self._step, 0) + 1
+        return f"step {number}" + (f" of {self._step!r}" if len(self._completed) > 1 else "")
+
+    def _run(self) -> None:
+        place, since_s, due_s = (-1, -1), 0.0, TOLD_AFTER_S
+        while not self._is_over.wait(EVERY_S):
+            with contextlib.suppress(RuntimeError):
+                self._write()  # here, in a thread of its own, it may wait as long as it takes
+            now_s, here = time.monotonic(), (self._rounds, self._calls)
+            if here != place:
+                place, since_s, due_s = here, now_s, TOLD_AFTER_S
+            elif now_s - since_s >= due_s:
+                due_s *= 2
+                self._tell_of_absent(now_s - since_s)
+
+    def _tell_of_absent(self, waited_s: float) -> None:
+        """Say on stderr who is behind; of all that wait, the first worker does."""
+        mine = self.row()
+        with contextlib.suppress(RuntimeError):
+            rows = self._read()
+            silent = {rank: _GONE for rank, row in rows.items() if self._is_gone(row)}
+            absences = absent(mine, rows, self._ranks, silent)
+            missing = {absence.rank for absence in absences}
+            if absences and missing.issuperset(r for r in self._ranks if r < self._rank):
+                where = mine.doing.removeprefix("in ")
+                text = absence_text(where, mine, absences, rows, len(self._ranks))
+                sys.stderr.write(f"ridgeline: no progress for {units.seconds(waited_s)}: {text}\n")
+                sys.stderr.flush()
+
+    def _call_roll(self, mine: Row) -> tuple[dict[int, Row], list[Absence]]:
+        """What all others say, each as of now if it still speaks, and who of them is absent."""
+        end_s, first = time.monotonic() + PATIENCE_S, None
+        while True:
+            try:
+                rows = within(PATIENCE_S, self._read, _STORE)
+            except RuntimeError as error:
+                return {}, [_without_store(error)]
+            first = rows if first is None else first
+            fresh = {r for r, row in rows.items() if row.serial > first.get(r, row).serial}
+            told = {r for r, row in rows.items() if row.end or row.is_waiting}
+            pending = set(self._ranks) - fresh - told - {self._rank}
+            silent = {r: _GONE for r in pending if r in rows and self._is_gone(rows[r])}
+            is_clear = bool(silent) or any(row.has_raised for row in rows.values())
+            is_over = time.monotonic() > end_s
+            if is_clear or not pending:
+                absences = absent(mine, rows, self._ranks, silent)
+                # Who gave up closes its connections at once, and says only later that it leaves.
+                gave_up = any(row.is_waiting and not row.end for row in rows.values())
+                if absences or is_over or not gave_up:
+                    return rows, absences
+            elif is_over:
+                silent = {r: f"no sign of life for {units.seconds(PATIENCE_S)}" for r in pending}
+                return rows, absent(mine, rows, self._ranks, silent)
+            time.sleep(_POLL_S)
+
+    def _read(self) -> dict[int, Row]:
+        """The last word of each other worker that ever gave one."""
+        keys = {rank: self._key(rank) for rank in self._ranks if rank != self._rank}
+        there = {rank: key for rank, key in keys.items() if self._store.check([key])}
+        return {
+            rank: msgspec.json.decode(self._store.get(key), type=Row) for rank, key in there.items()
+        }
+
+    def _key(self, rank: int) -> str:
+        """Of a worker's word in the store; it may train in several groups, each of which has its rounds."""
+        return f"ridgeline/attendance/{self._group}/{rank}"
+
+    def end_with(self, group: dist.ProcessGroup) -> None:
+        """End the thread once the group is no more: that of some workers may go long before the job's own."""
+        over = self._is_over
+        self._on_end = weakref.ref(group, lambda _: over.set())
+
+    def _is_gone(self, row: Row) -> bool:
+        """Whether a process of this host has ended."""
+        if row.host != self._host:
+            return False
+        try:
+            return psutil.Process(row.pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+
+def of(world: World) -> Attendance | None:
+    """The attendance of this process in the group of its world; None for a worker alone."""
+    group = world.process_group if world.size > 1 and leaving.is_open() else None
+    if group is None or not leaving.is_open(group):
+        return None
+    found = _present.get(group)
+    if found is None:
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
+        # On a connection of its own no word waits for a worker that waits at the store, e.g. for a new group.
+        with contextlib.suppress(AttributeError, RuntimeError):  # not every store can have one
+            store = getattr(store, "clone")()  # noqa: B009 - which torch's own types do not know of
+            store.set_timeout(_STORE_TIMEOUT)
+        ranks = world.ranks()
+        found = Attendance(store, ranks[world.rank], ranks, group.group_name)
+        _present[group] = found
+        leaving.close_before_leaving(found)
+        found.end_with(group)
+    return found
+
+
+def meeting(what: str, world: World) -> contextlib.AbstractContextManager[None]:
+    """See `Attendance.meeting`; nothing for a worker alone."""
+    present = of(world)
+    return contextlib.nullcontext() if present is None else present.meeting(what)
+
+
+def phase(doing: str, world: World) -> contextlib.AbstractContextManager[None]:
+    """See `Attendance.phase`; nothing for a worker alone."""
+    present = of(world)
+    return contextlib.nullcontext() if present is None else present.phase(doing)
+
+
+def _kind_and_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error, '')}".removesuffix(": ")
+
+
+def _raised(error: BaseException) -> str:
+    return f"it raised {_kind_and_line(error)}"
+
+
+def _is_of_collective(error: BaseException) -> bool:
+    """Whether torch's collectives raised it: gloo's errors have no type of their own."""
+    text = str(error)
+    return isinstance(error, dist.DistError) or any(words in text for words in _OF_GLOO)
+
+
+def _without_store(error: Exception) -> Absence:
+    return Absence(
+        rank=0,
+        what="the store of the process group, which it or its launcher keeps, is gone "
+        f"({_kind_and_line(error)})",
+        advice="see the log of rank 0 and of the launcher",
+    )

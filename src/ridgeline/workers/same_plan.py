@@ -1,0 +1,55 @@
+"""Workers train by the same plan: another one is refused, not found as a hang or a wrong mean."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import PlanError
+from ridgeline.plan import Plan
+from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.world import World
+
+MAY_DIFFER = ("threads", "feed", "choices")
+"""What is a worker's own affair: its cores, its loader, and why the plan is as it is."""
+MOST_NAMED = 3
+
+
+def check_same_plan(plan: Plan, world: World) -> None:
+    """Every worker must have the same plan, but for `MAY_DIFFER`.
+
+    Raises:
+        PlanError: on all workers, naming what differs from the first one.
+
+    Cost: Two small all-gathers.
+    """
+    mine = msgspec.to_builtins(plan)
+    for name in MAY_DIFFER:
+        mine.pop(name, None)
+    everyone = [
+        msgspec.json.decode(told) for told in gather_bytes(msgspec.json.encode(mine), world)
+    ]
+    first = dict(_fields(everyone[0]))
+    for rank, other in zip(world.ranks(), everyone, strict=True):
+        theirs = dict(_fields(other))
+        differing = [
+            f"{name}={theirs.get(name)!r} on rank {rank} and {first.get(name)!r} on rank {world.ranks()[0]}"
+            for name in dict.fromkeys((*first, *theirs))
+            if theirs.get(name) != first.get(name)
+        ]
+        if differing:
+            more = len(differing) - MOST_NAMED
+            got = "; ".join(differing[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+            raise PlanError(
+                f"wanted the same plan on all {world.size} workers, got {got}; give every worker the "
+                "same plan"
+            )
+
+
+def _fields(value: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a plan, those of what it holds by their path."""
+    for name, held in value.items():
+        if isinstance(held, dict) and held:
+            yield from _fields(held, f"{head}{name}.")
+        else:
+            yield f"{head}{name}", held

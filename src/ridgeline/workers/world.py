@@ -1,0 +1,257 @@
+"""`World`: which worker this process is, of how many that train together, on which device.
+
+A script started by hand is a world of one. Started by `torchrun` (or by `ridgeline train`), the
+environment names rank and size, and joining initialises the process group over NCCL or gloo. A script that
+has a mesh or a process group of some of its workers may name that: these alone train together then.
+"""
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from ridgeline.errors import LaunchError, PlanError
+from ridgeline.host.memory import keep_freed_memory
+from ridgeline.host.message_threads import calm_message_threads
+from ridgeline.machine import Setting
+from ridgeline.workers import leaving
+from ridgeline.workers.host_threads import set_threads
+from ridgeline.workers.mesh import Axis, given_group, mesh_over
+
+JOIN = "RIDGELINE_KVSTORE_JOIN"
+"""Variable of the environment that names a running training, for a process of its own to take part in."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This worker's place: `rank` of `size` workers, `local_rank` on this host, its device.
+
+    The workers are those that train together: where they are some of a job, `rank` is not the rank in the
+    job (see `ranks`).
+
+    Attributes:
+        mesh: The workers along named axes; None for a worker alone, outside of any process group.
+        joins: Address of a training that runs, in which this worker takes part though it is in no group with
+            those who began it; empty: it is none of that kind.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    mesh: DeviceMesh | None = field(default=None, repr=False, compare=False)
+    joins: str = ""
+
+    @staticmethod
+    def join(
+        threads: int = 0,
+        device: str | torch.device | None = None,
+        *,
+        mesh: DeviceMesh | None = None,
+        process_group: ProcessGroup | None = None,
+    ) -> "World":
+        """Find this worker's place and join the process group if there is one to join.
+
+        An already initialised process group is used as it is. A worker that takes part in a training that
+        runs (see `joins`, which the environment says) is in a group of its own. A group initialised here is
+        left at interpreter exit. Captured graphs are closed before either is destroyed, and at exit. On the
+        CPU this process keeps the memory that it frees (see `host_memory`), and the threads that carry
+        messages preempt nobody (see `message_threads`).
+
+        Args:
+            threads: Threads for torch on the CPU; 0 leaves the number as it is.
+            device: `cpu` or `cuda`, with this worker's own number or none; None takes that of the mesh, or
+                `cuda` where there is a GPU.
+            mesh: Its workers along the data axis train together, and not all of the job; see `given_group`.
+            process_group: Likewise, its workers.
+
+        Raises:
+            LaunchError: `cuda` is wanted where there are fewer GPUs than local workers, another kind of
+                device, or a GPU that is not this worker's.
+            PlanError: the mesh or group cannot be trained over, or the mesh is of another device.
+
+        Cost: Blocks until all workers have joined, where the group is initialised here.
+        """
+        group = given_group(mesh, process_group)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        named = None if device is None else _kind(device, local_rank)
+        if mesh is not None and named not in (None, mesh.device_type):
+            raise PlanError(
+                f"wanted device={mesh.device_type!r}, as the mesh has it, got device={named!r}; leave the "
+                "device out, or make the mesh for it"
+            )
+        if threads:
+            set_threads(threads)
+        wanted = named if mesh is None else mesh.device_type
+        kind = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+        place = _device(kind, local_rank)
+        joins = os.environ.get(JOIN, "")
+        is_started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+        if not dist.is_initialized() and (is_started or joins):
+            alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+            dist.init_process_group(
+                "nccl" if kind == "cuda" else "gloo",
+                device_id=place if kind == "cuda" else None,
+                **({} if is_started else alone),
+            )
+            leaving.own()
+        group = group or dist.group.WORLD
+        if group is None:
+            return World(0, 1, local_rank, place)
+        if kind == "cpu":
+            calm_message_threads()
+        over = mesh_over(group, "cuda" if kind == "cuda" else "cpu")
+        rank, size = dist.get_rank(group=group), dist.get_world_size(group=group)
+        return World(rank, size, local_rank, place, over, joins)
+
+    @cached_property
+    def process_group(self) -> ProcessGroup | None:
+        """The group of all that train together; None for a worker alone, outside of any process group."""
+        return None if self.mesh is None else self.mesh.get_group()
+
+    def group(self, axis: Axis | None = None) -> ProcessGroup:
+        """The group of those that train together, or of those among them along one axis with this worker.
+
+        A worker alone must not ask.
+
+        Args:
+            axis: None for all of them.
+        """
+        group = (
+            self.process_group if self.mesh is None or axis is None else self.mesh.get_group(axis)
+        )
+        assert group is not None, "a worker alone has no group"
+        return group
+
+    @property
+    def is_among_others(self) -> bool:
+        """Whether others train with this worker, in its group or as those whom it joined."""
+        return self.size > 1 or bool(self.joins)
+
+    def axis_size(self, axis: Axis) -> int:
+        """Workers along an axis; 1 where the mesh does not have it."""
+        names = _names(self.mesh)
+        if self.mesh is None or axis not in names:
+            return self.size if axis == "data" else 1
+        return self.mesh.size(names.index(axis))
+
+    def axis_rank(self, axis: Axis) -> int:
+        """This worker's position along an axis; 0 where the mesh does not have it."""
+        if self.mesh is None or axis not in _names(self.mesh):
+            return self.rank if axis == "data" else 0
+        return self.mesh.get_local_rank(axis)
+
+    def ranks(self, axis: Axis | None = None) -> tuple[int, ...]:
+        """Ranks in the job, by position, of all that train together or of those along an axis.
+
+        Args:
+            axis: None for all of them.
+        """
+        if self.mesh is None:
+            return tuple(range(self.size))
+        part = self.mesh if axis is None or self.mesh.ndim == 1 else self.mesh[axis]
+        return tuple(part.mesh.flatten().tolist())
+
+    def root(self, axis: Axis | None = None) -> int:
+        """Rank in the job of the first of `ranks`."""
+        return self.ranks(axis)[0]
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        """The kind of the device."""
+        return "cuda" if self.device.type == "cuda" else "cpu"
+
+    @property
+    def threads(self) -> int:
+        """Threads that torch uses on the CPU in this process; 0 when the device is a GPU."""
+        return 0 if self.device.type == "cuda" else torch.get_num_threads()
+
+    @property
+    def setting(self) -> Setting:
+        """How the devices are shared while all workers train."""
+        return Setting(device=self.kind, workers=self.size, threads=self.threads)
+
+    def check_open(self) -> None:
+        """See that the process group of several workers has not been destroyed.
+
+        Raises:
+            PlanError: it has.
+        """
+        if self.size == 1:
+            return
+        group = self.process_group
+        if group is None or not leaving.is_open(group):
+            raise PlanError(
+                f"wanted an open process group of {self.size} workers, got one that was destroyed (rank "
+                f"{self.ranks()[self.rank]}); train and choose before destroy_process_group(), or join a "
+                "group and make a new TrainStep"
+            )
+
+    @staticmethod
+    def close_before_leaving(resource: leaving.Closable) -> None:
+        """Have `resource` closed before the group is left, unless it is gone by then.
+
+        A captured graph that outlives the group whose collectives it holds makes the process hang.
+        """
+        leaving.close_before_leaving(resource)
+
+    @staticmethod
+    def abandon(reason: str) -> None:
+        """After a failed capture the device refuses all work: the group will be aborted, not left."""
+        leaving.abandon(reason)
+
+    @staticmethod
+    def leave() -> None:
+        """Leave the process group, if any; safe to call twice. While an error is handled, abort it."""
+        leaving.leave()
+
+
+def _kind(device: str | torch.device, local_rank: int) -> str:
+    """`cpu` or `cuda`, of what a user may write for this worker's device.
+
+    Raises:
+        LaunchError: it is something else, or another worker's GPU.
+    """
+    try:
+        named = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise LaunchError(f"wanted device='cpu' or 'cuda', got {device!r}") from error
+    if named.type not in ("cpu", "cuda"):
+        raise LaunchError(
+            f"wanted device='cpu' or 'cuda', got {str(named)!r}; Ridgeline trains on these two"
+        )
+    if named.type == "cuda" and named.index not in (None, local_rank):
+        raise LaunchError(
+            f"wanted device='cuda', which is cuda:{local_rank} for local rank {local_rank}, got "
+            f"{str(named)!r}; start with CUDA_VISIBLE_DEVICES={named.index} to train on that GPU alone"
+        )
+    return named.type
+
+
+def _device(kind: str, local_rank: int) -> torch.device:
+    """The device of a worker, made the current one if it is a GPU.
+
+    Raises:
+        LaunchError: there are fewer GPUs than local workers.
+    """
+    if kind == "cpu":
+        keep_freed_memory()
+    if kind != "cuda":
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise LaunchError(
+            f"wanted one GPU per worker, got {torch.cuda.device_count()} GPUs for local rank "
+            f"{local_rank}; start at most {torch.cuda.device_count()} workers on this host"
+        )
+    place = torch.device("cuda", local_rank)
+    torch.cuda.set_device(place)
+    return place
+
+
+def _names(mesh: DeviceMesh | None) -> tuple[str, ...]:
+    return () if mesh is None else mesh.mesh_dim_names or ()

@@ -7,7 +7,9 @@ Source: torch/optim, releases 2.11 to 2.13. Capturable: Adadelta, Adam, AdamW, A
 RMSprop, Rprop. Fused only: SGD, Adagrad. Neither: Adafactor, LBFGS, Muon, SparseAdam.
 """
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,8 +63,40 @@ def sparse_modules(model: Any) -> tuple[str, ...]:
 
 def calls_model(optimizer: Any) -> bool:
     """Whether the optimizer calls the loss itself, as often as it wants: its `step` needs a closure."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+    step = type(optimizer).step
+    closure = inspect.signature(step).parameters.get("closure")
+    is_required = closure is not None and closure.default is inspect.Parameter.empty
+    return is_required or (closure is not None and _refuses_none(step))
+
+
+def begins_with_gradients(optimizer: Any) -> bool:
+    """Whether an optimizer that `calls_model` finds gradients when its `step` begins, as SAM does.
+
+    `step(closure)` is for one that computes them first (LBFGS). One with `step(closure=None)` is called
+    behind `loss.backward()`, by torch's convention, also where its code then refuses None.
+    """
+    closure = inspect.signature(type(optimizer).step).parameters["closure"]
+    return closure.default is not inspect.Parameter.empty
+
+
+def _refuses_none(step: Any) -> bool:
+    """Whether the code of a method refuses to run without its argument `closure`; no, where it has none."""
+    try:
+        written = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(step))))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return any(
+        (
+            isinstance(node, ast.Assert)
+            and ast.unparse(node.test) in ("closure is not None", "closure")
+        )
+        or (
+            isinstance(node, ast.If)
+            and ast.unparse(node.test) in ("closure is None", "not closure")
+            and any(isinstance(done, ast.Raise) for done in node.body)
+        )
+        for node in ast.walk(written)
+    )
 
 
 def has_step_of_torch(optimizer: Any) -> bool:

@@ -161,7 +161,8 @@ def test_few_seconds_leave_the_machine_unmeasured(
         assert not asked
         assert step.machine is not None
         assert step.machine.warnings[0].startswith(
-            "not measured: that takes about 20.0 s, and the choice may take 30.0 s"
+            "not measured: that takes about 20.0 s, for which 10.5 s of the 30.0 s of the choice may be used; "
+            "rates that nobody measured are assumed"
         )
         assert any("s left)" in line for line in lines)
         assert step.machine.warnings[0] in step.notes

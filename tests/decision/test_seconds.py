@@ -157,15 +157,22 @@ def test_measuring_has_a_limit(
 def test_a_stale_profile_is_not_measured_again_without_time(
     machine: Machine, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That would take as long as measuring all of it for the first time."""
+    """That would take as long as measuring all of it for the first time; what it has stays."""
     refreshed: list[bool] = []
     old = msgspec.structs.replace(machine, measured_at=OLD)
     monkeypatch.setattr(profiling, "missing_seconds", lambda *_, refresh, **__: 1e3 * refresh)
     monkeypatch.setattr(profiling, "measure", lambda **how: refreshed.append(how["refresh"]) or old)
-    start(lines, seconds=100.0).close()
-    assert refreshed == [False]
-    assert any(line.endswith(": measuring again") for line in lines)
-    assert any(line.startswith("not measured: that takes about 1000 s, and") for line in lines)
+    with start(lines, seconds=100.0) as step:
+        assert refreshed == [False]
+        assert any(line.endswith(": measuring again") for line in lines)
+        (kept,) = [line for line in lines if line.startswith("not measured again: ")]
+        assert kept.startswith("not measured again: that takes about 1000 s, for which ")
+        assert kept.endswith(
+            " s of the 100 s of the choice may be used; the rates of that profile are kept"
+        )
+        assert kept in step.notes
+        assert step.machine is not None
+        assert not any("assumed" in warning for warning in step.machine.warnings)
 
 
 def _out_of_time(*_: Any) -> Any:

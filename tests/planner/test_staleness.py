@@ -109,6 +109,21 @@ def test_the_new_profile_counts_and_no_trial_runs_twice() -> None:
     assert [line.endswith(": measuring again") for line in said] == [True]
 
 
+def test_a_profile_stands_where_no_time_is_left() -> None:
+    """Rates that were measured once tell more than assumed ones, and nothing is ranked again."""
+    slow = measured_at(datetime.timedelta(days=1))
+    asked: list[Machine] = []
+
+    def rank(machine: Machine) -> Ranking:
+        asked.append(machine)
+        return ranked(machine, 2.0)
+
+    machine, ranking = choose_by_profile(lambda refresh: None if refresh else slow, rank)
+    assert machine is slow
+    assert asked == [slow]
+    assert ranking.best.measured is not None
+
+
 def test_worker_0_decides() -> None:
     """Where the others' word differs, theirs is not heard."""
     slow = measured_at(datetime.timedelta(days=1))

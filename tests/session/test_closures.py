@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import ridgeline as rl
-from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.errors import CaptureError, PlanError, WorkloadError
 
 STEPS = 4
 
@@ -132,4 +132,88 @@ def test_an_optimizer_that_never_calls_the_loss_is_refused() -> None:
     assert str(refused.value) == (
         "wanted an optimizer that calls the loss in each step, got Idle that did not; call closure() in its "
         "step"
+    )
+
+
+class Climbing(optim.SGD):
+    """Steps by the gradients at the worst point nearby, as SAM does: twice the gradients, once the closure."""
+
+    def step(self, closure=None) -> None:
+        """Climb along the gradients that are there, have them computed again, go back and update."""
+        assert closure is not None, "wanted a closure"
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        climbed = [0.05 * p.grad / norm for p in parameters]
+        with torch.no_grad():
+            torch._foreach_add_(parameters, climbed)
+        closure()
+        with torch.no_grad():
+            torch._foreach_sub_(parameters, climbed)
+        super().step()
+
+
+class Raising(Climbing):
+    """The same, with an error of its own."""
+
+    def step(self, closure=None) -> None:
+        """Climb, or raise."""
+        if closure is None:
+            raise RuntimeError("wanted a closure")
+        super().step(closure)
+
+
+@pytest.mark.parametrize("plan", ["auto", rl.Plan()], ids=["auto", "eager"])
+@pytest.mark.parametrize("kind", [Climbing, Raising])
+def test_one_that_refuses_to_go_without_a_closure_finds_gradients_too(kind, plan) -> None:
+    """`step(closure=None)` is called behind `backward`; dropout shows how often the loss is computed."""
+
+    def trained(step) -> list[float]:
+        torch.manual_seed(0)
+        return [step().item() for _ in range(STEPS)]
+
+    model, batch = made(dropout=0.5)
+    optimizer = kind(model.parameters(), 0.1, momentum=0.9)
+
+    def gradients() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_fn(model, batch)
+        loss.backward()
+        return loss
+
+    def plain() -> Tensor:
+        loss = gradients()
+        optimizer.step(gradients)
+        return loss
+
+    other, _ = made(dropout=0.5)
+    with rl.TrainStep(other, loss_fn, kind(other.parameters(), 0.1, momentum=0.9), plan) as step:
+        assert trained(lambda: step(batch)) == trained(plain)
+    for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+class Around(optim.Optimizer):
+    """Holds another optimizer, whose groups have the learning rates."""
+
+    def __init__(self, inner: optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {})
+
+    def step(self, closure=None) -> None:
+        """Step the other."""
+        self.inner.step()
+
+
+def test_one_program_wants_learning_rates() -> None:
+    """A program takes them as inputs, so that one without would keep what it was when it was captured."""
+    model, batch = made()
+    optimizer = Around(optim.SGD(model.parameters(), 0.1))
+    step = rl.TrainStep(model, loss_fn, optimizer, rl.Plan(execution="step-graph"))
+    with step:
+        step(batch)  # before the program is made
+        with pytest.raises(CaptureError) as refused:
+            step(batch)
+    assert str(refused.value) == (
+        "wanted a learning rate 'lr' in each parameter group, which one program for the whole step takes as "
+        "an input, got group 0 of Around without; put it there, or use execution='compiled' or 'eager'"
     )

@@ -1,5 +1,6 @@
 """`trace` as its user meets it: nothing is touched, every kind of batch works, errors say what to do."""
 
+import copy
 import random
 from typing import Any, NamedTuple
 
@@ -266,13 +267,43 @@ def test_shapes_must_not_depend_on_values() -> None:
 def test_loss_must_use_the_model_it_is_given() -> None:
     """A loss that reaches for another model is stopped before that model gets a fake gradient."""
     model, _, optimizer, batch = step()
-    assert message_of(model, lambda m, b: image_loss(model, b), optimizer, batch) == (
+    other = copy.deepcopy(model)
+    assert message_of(model, lambda m, b: image_loss(other, b), optimizer, batch) == (
         "wanted a step that trains only the model it is given, got a tensor of shape (5, 6) that requires "
         "grad and is not in that model, in aten.t.default; use the model that is passed to loss_fn, make a "
         "trained loss its submodule, and freeze another network (a GAN's) with requires_grad_(False) while "
         "this step is called"
     )
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(parameter.grad is None for parameter in other.parameters())
+
+
+class Keeping(nn.Module):
+    """Keeps its layer in a function, which a copy of the module shares with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = layer = nn.Linear(6, 5)
+        self.apply_layer = lambda x: 2.0 * layer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.apply_layer(x)
+
+
+def test_a_parameter_reached_past_the_model_is_named() -> None:
+    """By the script's own name for the model, or by a function that keeps a module: it is no foreign tensor."""
+    model, rows = nn.Sequential(nn.Linear(6, 5)), torch.randn(4, 6)
+    keeping = Keeping()
+    for found, loss, name in (
+        (model, lambda m, b: model(b).mean(), "0.weight"),
+        (keeping, lambda m, b: m(b).mean(), "layer.weight"),
+    ):
+        assert message_of(found, loss, sgd(found), rows) == (
+            "wanted a step that finds its parameters in the model that is passed to loss_fn, got "
+            f"'{name}' in aten.t.default by another way, where no copy of the model has its own; use "
+            "loss_fn's argument instead of the script's name for the model, and methods instead of "
+            "functions that keep a module (a lambda in __init__)"
+        )
+        assert all(parameter.grad is None for parameter in found.parameters())
 
 
 def test_another_network_may_be_frozen_for_a_step() -> None:

@@ -103,11 +103,13 @@ class Profiling:
         except OutOfTimeError:
             return None
 
-    def _retaken(self, group: Group | None, refresh: bool) -> Machine:
-        """The profile, measured again for a doubt, which is counted."""
+    def _retaken(self, group: Group | None, refresh: bool) -> Machine | None:
+        """The profile, measured again for a doubt, which is counted; None where there is no time."""
         before = known_machine().machine
         machine = self._profile(group, refresh)
-        if machine.measured_at == before.measured_at:  # there was no time after all
+        if (
+            machine is None or machine.measured_at == before.measured_at
+        ):  # there was no time after all
             return machine
         return self._marked(machine, "", before.retakes + 1)
 
@@ -118,25 +120,34 @@ class Profiling:
         self.heartbeat.tell(line)
         self.note([line])
 
-    def _profile(self, group: Group | None, refresh: bool) -> Machine:
+    def _profile(self, group: Group | None, refresh: bool) -> Machine | None:
         """This machine, measured where its saved profile has gaps, assumed where that cannot be.
+
+        None where all of it is to be measured again and there is no time.
 
         `group` measures, and is ended in either case: nothing is to run beside trials.
         """
         workload = self._to_measure()
         with group or contextlib.nullcontext(), importing_compiler(self.world.kind):
             machine = self._measured(workload, group, refresh)
-        return self._held_against_step(machine)
+        return None if machine is None else self._held_against_step(machine)
 
-    def _measured(self, workload: Workload, group: Group | None, refresh: bool) -> Machine:
+    def _measured(self, workload: Workload, group: Group | None, refresh: bool) -> Machine | None:
         setting = self.world.setting
         wanted_s, limit_s = self._wanted_s(workload, refresh=refresh)
         if wanted_s > limit_s:
+            most, given = units.seconds(max(limit_s, 0.0)), units.seconds(self.seconds or 0.0)
             why = (
-                f"not measured: that takes about {units.seconds(wanted_s)}, and the choice may take "
-                f"{units.seconds(self.seconds or 0.0)}; rates that nobody measured are assumed"
+                f"that takes about {units.seconds(wanted_s)}, for which {most} of the {given} of the choice "
+                "may be used"
             )
-            return self._assumed(setting, why)
+            if not refresh:
+                return self._assumed(
+                    setting, f"not measured: {why}; rates that nobody measured are assumed"
+                )
+            # What was measured once tells more of a machine than what is assumed of any.
+            self._tell(f"not measured again: {why}; the rates of that profile are kept")
+            return None
         before = () if refresh else known_machine().machine.warnings
         try:
             with self.heartbeat.during("measuring", wanted_s):
@@ -199,9 +210,12 @@ class Profiling:
 
     def _assumed(self, setting: Setting, why: str) -> Machine:
         """What is known of this machine, with assumed rates for the rest, and a note that says why."""
+        self._tell(why)
+        return with_assumed_rates(known_machine().machine, setting, why)
+
+    def _tell(self, why: str) -> None:
         self.heartbeat.tell(why)
         self.note([why])
-        return with_assumed_rates(known_machine().machine, setting, why)
 
     def _to_measure(self) -> Workload:
         """The traces whose operators are timed.

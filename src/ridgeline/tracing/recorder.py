@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -102,6 +103,7 @@ class TracingMode(TorchDispatchMode):
         *,
         alone: References,
         is_fake: bool = True,
+        originals: Mapping[int, str] = MappingProxyType({}),
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """A recorder with no records.
@@ -111,6 +113,7 @@ class TracingMode(TorchDispatchMode):
             storages: Knows the tensors of the model and the batch.
             alone: References to a gradient that only autograd holds, see `lone_references`.
             is_fake: Whether the step's tensors are fake; gradients may then reach no others.
+            originals: Names of the parameters that fake ones stand for, by their `id`.
             check: Called before every operator; what it raises ends the recording.
         """
         super().__init__()
@@ -126,6 +129,7 @@ class TracingMode(TorchDispatchMode):
         self.uncounted: dict[str, None] = {}
         self.collectives: dict[str, None] = {}
         self._is_fake = is_fake
+        self._originals = originals
         self._foreign = ForeignWrites()
         self._path = path
 
@@ -151,7 +155,7 @@ class TracingMode(TorchDispatchMode):
                 self._record(func, args, kwargs, None)
                 return number
         if self._is_fake:
-            refuse_foreign(func, args)
+            refuse_foreign(func, args, self._originals)
             self._foreign.expect(func, args, kwargs)
         self.storages.now = len(self.records)
         if self._adds_in_place(func, args, kwargs):

@@ -120,6 +120,7 @@ class StepRecorder(TracingMode):
             storages,
             alone=lone_references(subject.mode, subject.device),
             is_fake=subject.is_fake,
+            originals=subject.originals,
             check=check,
         )
         for parameter in (*trained_parameters(subject.optimizer), *subject.model.parameters()):

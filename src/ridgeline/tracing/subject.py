@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ class Subject:
         batch: The batch, on the device of the model.
         parameters: Parameters of `model` by their first name.
         is_fake: Whether tensors have no data.
+        originals: Of a twin: names of the user's own parameters, by their `id`.
     """
 
     mode: AbstractContextManager[Any]
@@ -31,6 +32,7 @@ class Subject:
     batch: Any
     parameters: Mapping[str, Tensor]
     is_fake: bool = True
+    originals: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:

@@ -22,7 +22,7 @@ YOUNG = datetime.timedelta(minutes=10)
 
 
 def choose_by_profile(
-    profile: Callable[[bool], Machine],
+    profile: Callable[[bool], Machine | None],
     rank: Callable[[Machine], Ranking],
     *,
     agree: Callable[[str], str] = str,
@@ -35,7 +35,8 @@ def choose_by_profile(
     A profile that was measured again is believed, whatever the trials say.
 
     Args:
-        profile: The machine: saved, as far as it is, or with True all measured again.
+        profile: The machine: saved, as far as it is, or with True all measured again, or None where there is
+            no time for that: the saved one then stands.
         rank: The plans by a machine, with `remembered` trials: they are not run again.
         agree: Takes rank 0's word, where there are several workers; their clocks may differ.
         say: Takes a line that tells why the machine is measured again.
@@ -44,16 +45,18 @@ def choose_by_profile(
     """
     if again:
         say(f"{again}: measuring again")
-        machine = profile(True)
-        return machine, rank(machine)
+        retaken = profile(True)
+        if retaken is not None:
+            return retaken, rank(retaken)
     machine = profile(False)
+    assert machine is not None, "a profile has rates, be they assumed"
     ranking = rank(machine)
     why = agree(why_stale(machine, ranking, datetime.datetime.now(datetime.UTC)) or "")
     if not why:
         return doubt(machine, ranking), ranking
     say(f"{why}: measuring again")
-    machine = profile(True)
-    return machine, rank(machine)
+    anew = profile(True)
+    return (machine, ranking) if anew is None else (anew, rank(anew))
 
 
 def remembered(trial: Trial) -> Trial:

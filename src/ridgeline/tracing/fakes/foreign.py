@@ -38,18 +38,30 @@ class ForeignWrites:
         self._saved.clear()
 
 
-def refuse_foreign(func: OpOverload, args: Iterable[Any]) -> None:
+def refuse_foreign(func: OpOverload, args: Iterable[Any], originals: Mapping[int, str]) -> None:
     """Stop before a gradient could reach a real tensor that is not the model's.
 
+    Args:
+        func: The operator.
+        args: Its arguments.
+        originals: Names of the parameters that fake ones stand for, by their `id`.
+
     Raises:
-        WorkloadError: names its shape and the operator.
+        WorkloadError: names the parameter, or the shape of another tensor, and the operator.
     """
     for value in args:
         if isinstance(value, (list, tuple)):
-            refuse_foreign(func, value)
+            refuse_foreign(func, value, originals)
         elif (
             isinstance(value, Tensor) and not isinstance(value, FakeTensor) and value.requires_grad
         ):
+            if id(value) in originals:
+                raise WorkloadError(
+                    "wanted a step that finds its parameters in the model that is passed to loss_fn, got "
+                    f"{originals[id(value)]!r} in {func} by another way, where no copy of the model has "
+                    "its own; use loss_fn's argument instead of the script's name for the model, and methods "
+                    "instead of functions that keep a module (a lambda in __init__)"
+                )
             raise WorkloadError(
                 "wanted a step that trains only the model it is given, got a tensor of shape "
                 f"{tuple(value.shape)} that requires grad and is not in that model, in {func}; "

@@ -62,6 +62,7 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTens
         optimizer=stepper,
         batch=pytree.tree_map_only(Tensor, move, batch),
         parameters=dict(twin.named_parameters()),
+        originals={id(parameter): name for name, parameter in model.named_parameters()},
     )
 
 

@@ -18,7 +18,7 @@ from ridgeline.capture.unchecked import unchecked
 from ridgeline.errors import WorkloadError
 from ridgeline.execution import MODES, is_compiled_in_parts
 from ridgeline.model_graphs.step_forms import make_form
-from ridgeline.optimizer_forms import calls_model, sparse_modules
+from ridgeline.optimizer_forms import begins_with_gradients, calls_model, sparse_modules
 from ridgeline.optimizers.optimizer_calls import clear_gradients, update, update_in_order
 from ridgeline.plan import Plan, Precision
 from ridgeline.programs.compiling import CompiledForms, Form, LossFunction
@@ -143,7 +143,7 @@ class StepBody:
             self.synchronizer.after_step()
 
     def _called_back(self, batch: Any, recorder: Recorder) -> Tensor:
-        """A step whose optimizer computes the gradients as often as it wants; the loss of the first time.
+        """A step whose optimizer has gradients computed as often as it wants; the loss of the first time.
 
         The frames are those of the first time: the others count as the optimizer's.
         """
@@ -155,8 +155,11 @@ class StepBody:
                 losses.append(self._checked_gradients(batch, told))
             return losses[-1]
 
+        if begins_with_gradients(self.optimizer):
+            closure()
+        num_before = len(losses)
         self.optimizer.step(closure)  # type: ignore[arg-type] - torch means a number or a tensor
-        if not losses:
+        if len(losses) == num_before:
             raise WorkloadError(
                 f"wanted an optimizer that calls the loss in each step, got {type(self.optimizer).__name__} "
                 "that did not; call closure() in its step"

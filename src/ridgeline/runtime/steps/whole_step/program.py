@@ -20,6 +20,7 @@ from ridgeline.reach.undo import Undo
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
+from ridgeline.runtime.steps.whole_step.forked_draws import is_draw, refusing_forked_draws
 from ridgeline.runtime.steps.whole_step.hooks import check_hooks
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, StateTensor
 from ridgeline.runtime.steps.whole_step.outside import (
@@ -95,11 +96,7 @@ class StepProgram:
     @property
     def num_random_ops(self) -> int:
         """Operators that draw random numbers."""
-        tag = torch.Tag.nondeterministic_seeded
-        return sum(
-            isinstance(node.target, torch._ops.OpOverload) and tag in node.target.tags  # noqa: SLF001
-            for node in self.graph.graph.nodes
-        )
+        return sum(map(is_draw, self.graph.graph.nodes))
 
     def __repr__(self) -> str:
         nodes = sum(node.op == "call_function" for node in self.graph.graph.nodes)
@@ -137,7 +134,7 @@ def trace_step(
         CaptureError: the step cannot be expressed without running it (it reads a value, for example), or
             the optimizer has no state yet; names the operator and the line. Or there are hooks that no
             program calls, see `check_hooks`, or the step keeps tensors, counts or draws random numbers where
-            no program does, see `check_kept`, `check_changed` and `check_drawn`.
+            no program does, see `check_kept`, `check_changed`, `check_drawn` and `refusing_forked_draws`.
         PlanError: the optimizer has parameters that are not the model's.
         WorkloadError: the loss is not a scalar that depends on the parameters.
 
@@ -167,7 +164,7 @@ def trace_step(
     before = Undo(model, loss_fn, optimizer, spared=lifted.tensors())
     host = HostGenerators.now()
     try:
-        with loss.kept(), unchecked():
+        with loss.kept(), unchecked(), refusing_forked_draws():
             graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
         check_kept(model, loss_fn, optimizer)
         check_changed(before)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ridgeline.errors import CaptureError
+
 
 class LearningRateInputs:
     """One learning-rate tensor for each group, holding what the optimizer's groups say.
@@ -11,6 +13,9 @@ class LearningRateInputs:
     A group's own tensor is used as it is where it lies on the device; for a float there is a tensor beside
     it, written when the float changes. The optimizer itself is left alone, so it also steps eagerly. On the
     CPU the tensor has 64 bits, as Python's numbers have.
+
+    Raises:
+        CaptureError: a group has no learning rate (an optimizer around others, whose groups have them).
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
@@ -18,7 +23,13 @@ class LearningRateInputs:
         self._known: list[float | None] = []
         self.tensors: list[Tensor] = []
         dtype = torch.float64 if device.type == "cpu" else torch.float32
-        for group in optimizer.param_groups:
+        for index, group in enumerate(optimizer.param_groups):
+            if "lr" not in group:
+                raise CaptureError(
+                    "wanted a learning rate 'lr' in each parameter group, which one program for the whole "
+                    f"step takes as an input, got group {index} of {type(optimizer).__name__} without; put "
+                    "it there, or use execution='compiled' or 'eager'"
+                )
             rate = group["lr"]
             if isinstance(rate, Tensor) and rate.device == device:
                 self.tensors.append(rate.detach())

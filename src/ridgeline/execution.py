@@ -10,8 +10,10 @@ from typing import Literal, NamedTuple
 from ridgeline.errors import PlanError
 from ridgeline.plan import Execution, Plan, Precision
 from ridgeline.synchronisation import (
+    HELD,
     changing_options,
     check_sync,
+    holds,
     is_exact,
     replaces_update,
     shards_update,
@@ -249,6 +251,11 @@ def check_plan(plan: Plan, device: str) -> None:
         raise PlanError(
             f"wanted sync.every=1 for execution={plan.execution!r}, got {plan.sync.every} in the plan; a "
             "captured step is the same in every replay: exchange in every step, or use another mode"
+        )
+    if plan.workers > 1 and holds(plan.sync) and plan.execution != "eager":
+        raise PlanError(
+            f"wanted execution='eager' for sync.options[{HELD.name!r}], got {plan.execution!r} in the plan; "
+            "programs and captured steps read parameters without telling: hold none, or run eagerly"
         )
     is_parted = plan.workers > 1 and shards_update(plan.sync)
     if is_parted and not runs_uncaptured(plan.execution, device):

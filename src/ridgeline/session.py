@@ -30,8 +30,7 @@ from ridgeline.programs.compiling import CompiledForms
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.steps.body import requirements
-from ridgeline.runtime.steps.step import CLOSED, move
-from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.runtime.steps.step import CLOSED, PlannedStep, move
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from ridgeline.tracing.capture import trace

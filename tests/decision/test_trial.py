@@ -19,7 +19,7 @@ from ridgeline.planner.exchanges.periods import EXCHANGED_SHARE, MOST_KEPT, has_
 from ridgeline.planner.trials.trial_steps import first_steps, least_steps, trial_steps
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import WINDOW, Recorder
-from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.timeline import Timeline
 from ridgeline.workers.world import World
 

@@ -19,7 +19,7 @@ from ridgeline.errors import OutOfTimeError
 from ridgeline.machine import Machine, OperatorTiming, Setting
 from ridgeline.plan import Plan
 from ridgeline.probe.measure import Known
-from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.workers.world import World
 from strategies import make_machine, measured
 from torchrun import torchrun

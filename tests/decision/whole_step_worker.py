@@ -13,7 +13,7 @@ from ridgeline.decision.trial import taken_back
 from ridgeline.decision.whole_step import OtherFailedError, phase_seconds
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan
-from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.workers.world import World
 
 

@@ -50,7 +50,7 @@ PLAIN = "with algorithm='all_reduce' and compression='none'"
         ),
         (
             {"options": {"rank": 4}},
-            f"wanted sync.options to be empty {PLAIN}, got 'rank' in the plan; leave it out",
+            f"wanted sync.options to be one of 'held' {PLAIN}, got 'rank' in the plan; leave it out",
         ),
         (
             {"options": None},
@@ -59,7 +59,7 @@ PLAIN = "with algorithm='all_reduce' and compression='none'"
         (
             {"compression": "topk", "options": {"rank": 4}},
             (
-                "wanted sync.options to be one of 'density', 'momentum', 'warmup_steps' with "
+                "wanted sync.options to be one of 'held', 'density', 'momentum', 'warmup_steps' with "
                 "algorithm='all_reduce' and compression='topk', got 'rank' in the plan; leave it out"
             ),
         ),

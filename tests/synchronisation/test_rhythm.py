@@ -69,7 +69,7 @@ def planned(every: int, **options: Any) -> Plan:
         (
             {"every": 4, "options": {"rank": 4}},
             (
-                "wanted sync.options to be one of 'outer', 'fragments', 'delay' with algorithm='all_reduce' and "
+                "wanted sync.options to be one of 'held', 'outer', 'fragments', 'delay' with algorithm='all_reduce' and "
                 "compression='none', got 'rank' in the plan; leave it out"
             ),
         ),

@@ -187,7 +187,7 @@ def test_options_choose_what_has_them() -> None:
         (
             {"options": {"hop": 2}},
             (
-                "wanted sync.options to be empty with algorithm='all_reduce' and compression='none', got 'hop' in "
+                "wanted sync.options to be one of 'held' with algorithm='all_reduce' and compression='none', got 'hop' in "
                 "the plan; leave it out"
             ),
         ),

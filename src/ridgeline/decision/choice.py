@@ -31,7 +31,7 @@ from ridgeline.planner.trials import staleness
 from ridgeline.probe.measure import Known, known_machine
 from ridgeline.programs.compiling import CompiledForms
 from ridgeline.reach.side_effects import refuse_streams
-from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.runtime.steps.step_identity import step_identity
 from ridgeline.simulator.compiler.compile_time import compile_seconds
 from ridgeline.timeline import Timeline

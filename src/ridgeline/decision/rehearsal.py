@@ -18,7 +18,7 @@ from ridgeline.planner.preparation import is_compiled
 from ridgeline.programs.compiling import CompiledForms
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.reach.undo import undone
-from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.workers.agree import gather_bytes
 from ridgeline.workers.world import World
 

@@ -36,7 +36,7 @@ from ridgeline.planner.trials.trial_steps import (
 )
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.reach.undo import undone
-from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.timeline import Timeline
 from ridgeline.workers.agree import gather_bytes, share_text
 from ridgeline.workers.world import World

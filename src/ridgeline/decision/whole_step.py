@@ -14,7 +14,7 @@ from ridgeline.errors import OutOfTimeError, RidgelineError
 from ridgeline.host.speed import HOST_SPEED, MOST_WAIT_S
 from ridgeline.planner.trials.trial_steps import FEWEST_STEPS, SETTLED
 from ridgeline.reach.side_effects import refusing_writes
-from ridgeline.runtime.steps.step import PlannedStep as PlannedStep
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.workers.agree import failing_together, gather_bytes, largest_of_workers
 from ridgeline.workers.world import World
 

@@ -39,7 +39,13 @@ from ridgeline.simulator.pricing.pieces import (
     handed_out_by_part,
 )
 from ridgeline.simulator.pricing.sparse_rows import SparseGradient, check_rows, sent_by_rows
-from ridgeline.synchronisation import num_shards, replaces_update, sends_buffers, trains_apart
+from ridgeline.synchronisation import (
+    holds,
+    num_shards,
+    replaces_update,
+    sends_buffers,
+    trains_apart,
+)
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 
@@ -51,6 +57,10 @@ CUT_IN_PARTS = (
 runtime cuts it. A GPU that replays the step is told of each gradient by an event of its own."""
 
 
+HELD_BUCKETS = (
+    "assumed: held buckets take as long as if the step waited for them; what the next forward pass hides of "
+    "them is not predicted"
+)
 PUSHED_ROWS = "the time in which sparse gradients are pushed to a store is not predicted"
 
 
@@ -198,6 +208,8 @@ def _communication(
     )
     if replaces_update(plan.sync) and sent_by_rows(workload, plan.sync):
         notes.append(PUSHED_ROWS)
+    if holds(plan.sync):
+        notes.append(HELD_BUCKETS)
     kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
     slowdown, note = overlap_slowdown(machine, setting, kernels_s, plan.sync)
     return seconds, slowdown, [*notes, *assumed, *([note] if note else [])]

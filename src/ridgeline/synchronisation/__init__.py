@@ -44,6 +44,7 @@ from ridgeline.synchronisation.entries import (
     Option,
     OptionValue,
 )
+from ridgeline.synchronisation.holding import HELD, holds, launch_order, num_held
 from ridgeline.synchronisation.names import (
     GATHERING,
     SPARSE_ROWS,
@@ -104,6 +105,7 @@ __all__ = [
     "COMPRESSIONS",
     "DEFAULT_ALGORITHM",
     "GATHERING",
+    "HELD",
     "LEAST_EXCHANGES",
     "LEAST_GAIN",
     "REHEARSAL",
@@ -137,12 +139,15 @@ __all__ = [
     "gathering_bytes",
     "gathering_of",
     "handed_bytes",
+    "holds",
     "is_bucket_frame",
     "is_exact",
     "is_exchange_frame",
     "kept_elements",
     "landing_fragment",
+    "launch_order",
     "link_bytes",
+    "num_held",
     "num_shards",
     "offered",
     "offered_compressions",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ridgeline.errors import PlanError
 from ridgeline.synchronisation.entries import Algorithm, Compression, Option
+from ridgeline.synchronisation.holding import HELD, holds
 from ridgeline.synchronisation.rhythm import (
     DELAY,
     check_option_of_rhythm,
@@ -127,6 +128,8 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
     check_rhythm(sync, workers)
     if delay_of(sync):
         _check_delayed(sync)
+    if holds(sync):
+        _check_held(sync)
     if algorithm.shards_update or algorithm.replaces_update:
         _check_updated_elsewhere(sync, workers, _SHARDED if algorithm.shards_update else _REPLACED)
     if 1 < workers < algorithm.least_workers:
@@ -143,6 +146,17 @@ def _check_delayed(sync: "Sync") -> None:
             raise PlanError(
                 f"wanted sync.{field}={wanted!r} for sync.options[{DELAY.name!r}], got {got!r} in the plan; "
                 "that does not go on beside steps: leave one of both out"
+            )
+
+
+def _check_held(sync: "Sync") -> None:
+    """Refuse what cannot be received bucket by bucket, in any order, while the next step has begun."""
+    got = {"compression": (UNCOMPRESSED, sync.compression), "every": (1, sync.every)}
+    for field, (wanted, value) in got.items():
+        if value != wanted:
+            raise PlanError(
+                f"wanted sync.{field}={wanted!r} for sync.options[{HELD.name!r}], got {value!r} in the plan; "
+                "what is held is the mean of plain gradients: leave one of both out"
             )
 
 

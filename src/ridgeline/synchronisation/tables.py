@@ -18,6 +18,7 @@ from ridgeline.synchronisation.entries import (
     Options,
     OptionValue,
 )
+from ridgeline.synchronisation.holding import HELD
 from ridgeline.synchronisation.rhythm import rhythm_options
 from ridgeline.synchronisation.searched import (
     as_the_backend,
@@ -128,6 +129,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             frame="all_reduce",
             transport=f"{_TRANSPORTS}all_reduce:AllReduce",
             devices=("cpu", "cuda"),
+            options=(HELD,),
         ),
         Algorithm(
             name="ring",
@@ -339,9 +341,7 @@ rounding to fp8, take about twice as long), it is an underestimate.
 
 def offered(device: str) -> tuple[str, ...]:
     """The algorithms that run on `cpu` or `cuda`, in the order of the table."""
-    return tuple(
-        name for name, entry in ALGORITHMS.items() if entry.runs and device in entry.devices
-    )
+    return tuple(n for n, entry in ALGORITHMS.items() if entry.runs and device in entry.devices)
 
 
 def offered_compressions(device: str) -> tuple[str, ...]:

@@ -42,6 +42,10 @@ class LocalWrites:
             or self.is_loaded()
         )
 
+    def allow(self, num_writes: int) -> None:
+        """So many writes into parameters are none of a script's."""
+        self._versions += num_writes
+
     def is_loaded(self) -> bool:
         """Whether the optimizer was loaded since the last note."""
         optimizer = self._optimizer

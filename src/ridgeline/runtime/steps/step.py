@@ -35,6 +35,7 @@ from ridgeline.runtime.steps.body.requirements import (
     check_training,
 )
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
+from ridgeline.runtime.sync.held_update import HeldUpdate
 from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.local.local_steps import LocalSteps
 from ridgeline.runtime.sync.synchronizer import Synchronizer
@@ -255,6 +256,16 @@ class PlannedStep(Closing):
             present.end_step(self._enrolled)
         self._watching_ns = spent_ns + time.perf_counter_ns() - begin
         return loss
+
+    def wait(self) -> None:
+        """Where the plan holds buckets: update all parameters now; see `synchronisation.holding`.
+
+        Raises:
+            AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
+            EngineError: a collective failed otherwise.
+        """
+        if isinstance(self.synchronizer, HeldUpdate):
+            self.synchronizer.wait()
 
     def begin_warm_up(self) -> None:
         """Keep the coming steps out of the timeline, however many there are."""

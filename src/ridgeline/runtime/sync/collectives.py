@@ -45,12 +45,15 @@ class Collectives:
         self._on_device = on_device
         self._waits = blocks and not on_device
         self._tasks: list[EngineTask] = []
+        self._late: list[EngineTask] = []
         self._call_ns = 0
         self.overhead_ns = 0
 
     def begin(self, recorder: Recorder) -> None:
         """A step begins; `recorder` is told of its frames."""
         self._recorder = recorder
+        self._tell(self._late)  # of the step before: they end in this one
+        self._late = []
         self._tasks.clear()
         self.overhead_ns = 0
 
@@ -65,10 +68,17 @@ class Collectives:
         self._push(name, partial(self._broadcast, flats), variable)
 
     def record(self) -> None:
-        """Tell the recorder how long the transfers took; on GPUs it knows by events."""
+        """Tell the recorder how long the transfers took that are over, and of others as the next step begins.
+
+        On GPUs it knows by events.
+        """
+        self._late = [] if self._on_device else [task for task in self._tasks if not task.is_done]
+        self._tell([task for task in self._tasks if task not in self._late])
+
+    def _tell(self, tasks: Sequence[EngineTask]) -> None:
         if not self._on_device:
             self._recorder.current.closed += [
-                (task.name, task.record.kind, task.start_ns, task.stop_ns) for task in self._tasks
+                (task.name, task.record.kind, task.start_ns, task.stop_ns) for task in tasks
             ]
 
     def _push(self, name: str, fn: Callable[[], Any], variable: Variable) -> None:

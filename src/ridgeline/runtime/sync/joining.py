@@ -13,6 +13,7 @@ from ridgeline.engine.lanes.streams import StreamLane
 from ridgeline.errors import WorkloadError
 from ridgeline.history import Outage
 from ridgeline.plan import Plan
+from ridgeline.runtime.sync.held_update import HeldUpdate, HeldWatch
 from ridgeline.runtime.sync.loading import load, make_transport
 from ridgeline.runtime.sync.local.common_state import CommonState
 from ridgeline.runtime.sync.local.local_steps import LocalSteps
@@ -30,7 +31,7 @@ from ridgeline.runtime.sync.sparse.sparse_gradients import (
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.runtime.sync.transports.transport import Transport
-from ridgeline.synchronisation import ALGORITHMS, shards_update, trains_apart
+from ridgeline.synchronisation import ALGORITHMS, HELD, holds, shards_update, trains_apart
 from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.world import World
 
@@ -132,7 +133,31 @@ def join_others(
     if shards_update(plan.sync):
         assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
         synchronizer = ShardedUpdate(optimizer, reducer=reducer, transport=transport, world=world)
+    if holds(plan.sync):
+        return _joined_holding(model, optimizer, reducer, world, sparse=tuple(sparse))
     return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
+
+
+def _joined_holding(
+    model: nn.Module,
+    optimizer: Optimizer,
+    reducer: Reducer,
+    world: World,
+    *,
+    sparse: Sequence[str],
+) -> Joined:
+    """With parameters that are updated when they are read.
+
+    Raises:
+        WorkloadError: some gradients are sparse; see also `check_can_hold`.
+    """
+    if sparse:
+        raise WorkloadError(
+            f"wanted dense gradients for sync.options[{HELD.name!r}], got sparse ones of {sparse[0]}, which "
+            "have no bucket; make them dense, or hold none"
+        )
+    held = HeldUpdate(model, optimizer, reducer)
+    return Joined(held, HeldWatch(OutsideWrites(model, optimizer, reducer, world), held))
 
 
 def _check_no_max_norm(model: nn.Module) -> None:

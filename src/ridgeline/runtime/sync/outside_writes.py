@@ -109,6 +109,10 @@ class OutsideWrites:
             self._next = self._num_steps + self._apart
             self._apart = min(2 * self._apart, MOST_APART)
 
+    def allow(self, num_writes: int) -> None:
+        """So many writes into parameters are those of a step that updates some of them late."""
+        self._writes.allow(num_writes)
+
     def _compare(self, when: str, *, has_buffers: bool = False) -> None:
         check_same_state(
             self._model,

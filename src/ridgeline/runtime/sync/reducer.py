@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.optim import Optimizer
@@ -25,15 +24,16 @@ from ridgeline.engine import Engine, Variable
 from ridgeline.errors import EngineError, WorkloadError
 from ridgeline.plan import Sync
 from ridgeline.recording.recorder import Recorder
-from ridgeline.runtime.sync.buckets.arrangement import arrange, expected_order
+from ridgeline.runtime.sync.buckets.arrangement import agree_on_order, arrange, expected_order
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.buckets.departures import Departures, by_readiness
 from ridgeline.runtime.sync.buckets.flags import SharedFlags
-from ridgeline.runtime.sync.buckets.hooks import GradientHooks, Sent, last_of_each
+from ridgeline.runtime.sync.buckets.hooks import GradientHooks, Sent, last_of_each, second_gradient
 from ridgeline.runtime.sync.buckets.unused import UnusedParameters
 from ridgeline.runtime.sync.collectives import Collectives
 from ridgeline.runtime.sync.transports.transport import Transport
+from ridgeline.synchronisation import launch_order, num_held
 from ridgeline.workers import attendance
 from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.world import World
@@ -58,6 +58,8 @@ class Reducer:
 
     Attributes:
         overhead_ns: Host time spent in here since `arm`, without copies and collective calls.
+        knows_order: Whether the order of gradients was measured, and the buckets stay as they are.
+        num_held: How many of the last buckets leave when backward is over, in the opposite order.
     """
 
     trains_apart = False
@@ -92,13 +94,13 @@ class Reducer:
             blocks=transport.blocks,
             present=self._present,
         )
-        self._is_armed = False
-        self._order_is_measured = False
+        self._is_armed = self.knows_order = False
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
         self._unused = UnusedParameters(on_device=self._on_device)
         self._sent_versions: tuple[tuple[int, int], ...] = ()
         self._sent: list[Sent] = []
+        self._missing: dict[int, tuple[int, ...]] = {}
         self._is_regular = True
         self.overhead_ns = 0
         self._arrange(expected_order(self._parameters, order))
@@ -157,7 +159,18 @@ class Reducer:
 
         Cost: On the CPU, blocks until the means are there; on GPUs, only the stream waits.
         """
-        missing = self._launch_rest()
+        self.send_rest()
+        for bucket in self.buckets:
+            self.receive(bucket)
+        self.receive_others()
+        for bucket in self.buckets:
+            self.settle_unused(bucket)
+        if not self.knows_order:
+            self._measure_order()
+
+    def send_rest(self) -> None:
+        """Backward is over: launch what is left, without waiting for it."""
+        self._missing = self._launch_rest()
         self._check_sent()
         self._is_armed = False
         self._departures.end()
@@ -165,9 +178,14 @@ class Reducer:
             self._wait("broadcast_buffers", self._buffers_done)
             self._broadcast_buffers()  # recomputed activations wrote them again during backward
         self._recorder.mark("wait")
-        for bucket in self.buckets:
-            self._wait(self._layout.exchange_names[bucket.index], self._done[bucket.index])
-            self._transport.settle(bucket)
+
+    def receive(self, bucket: Bucket) -> None:
+        """Wait for the mean of a bucket; raises as `finish` does."""
+        self._wait(self._layout.exchange_names[bucket.index], self._done[bucket.index])
+        self._transport.settle(bucket)
+
+    def receive_others(self) -> None:
+        """Wait for flags and buffers, and note how long took what is over."""
         if self._flags is not None:
             self._flags.settle()
         if self._buffers.flats:
@@ -177,10 +195,11 @@ class Reducer:
         self._departures.join()
         self._collectives.record()
         self.overhead_ns += self._collectives.overhead_ns
-        for bucket, positions in missing.items():
-            self._unused.settle(self.buckets[bucket], positions)
-        if not self._order_is_measured:
-            self._measure_order()
+
+    def settle_unused(self, bucket: Bucket) -> None:
+        """Set the gradients that this worker had none of, as the others' flags say."""
+        if positions := self._missing.get(bucket.index):
+            self._unused.settle(bucket, positions)
 
     def _wait(self, name: str, done: Variable) -> None:
         try:
@@ -253,11 +272,11 @@ class Reducer:
                 "use one of these, make the gradient dense, or train on one worker (--workers 1)"
             )
         if bucket.arrived[position]:
-            raise _second(self._parameters[index][0])
+            raise second_gradient(self._parameters[index][0])
         told = self._departures.arrive(index, gradient, bucket.views[position])
         if told is not None:
             bucket.ready.append(told)
-        if not self._order_is_measured:
+        if not self.knows_order:
             self._arrivals.append((told, index))
         bucket.arrived[position] = True
         bucket.num_missing -= 1
@@ -271,21 +290,20 @@ class Reducer:
     def _launch_rest(self) -> dict[int, tuple[int, ...]]:
         """Launch the buckets that backward left open; the positions it left empty, by bucket."""
         missing = {}
-        while self._next < len(self.buckets):
-            bucket = self.buckets[self._next]
+        while self._next < len(self._turns):
+            bucket = self._turns[self._next]
             for position, parameter in enumerate(bucket.parameters):
                 # Nobody listened, or an earlier micro-batch alone used it: its gradient is as good as any.
                 if not bucket.arrived[position] and parameter.grad is not None:
                     self._take(self._layout.members[bucket.index][position])
-            positions = bucket.blank_missing()
-            if positions:
-                missing[bucket.index] = positions
+            positions = missing[bucket.index] = bucket.blank_missing()
             self._launch(bucket, positions)
         return missing
 
     def _launch_full(self) -> None:
-        while self._next < len(self.buckets) and self.buckets[self._next].num_missing == 0:
-            self._launch(self.buckets[self._next], ())
+        early = len(self._turns) - self.num_held
+        while self._next < early and self._turns[self._next].num_missing == 0:
+            self._launch(self._turns[self._next], ())
 
     def _launch(self, bucket: Bucket, missing: Sequence[int]) -> None:
         self._next += 1
@@ -296,7 +314,7 @@ class Reducer:
                 bucket.store_all(missing)
             else:
                 bucket.raise_flags(missing)
-            self._recorder.mark(self._layout.backward_names[bucket.index + 1])
+            self._recorder.mark(self._layout.backward_names[self._next])
             exchange = partial(self._exchange, bucket, is_last=is_last)
             self._collectives.run(name, exchange, self._done[bucket.index])
         if self._skips:
@@ -317,9 +335,9 @@ class Reducer:
         Raises:
             WorkloadError: one did.
         """
-        for bucket, sent in zip(self.buckets, self._sent, strict=False):
+        for bucket, sent in zip(self._turns, self._sent, strict=False):
             if sent.has_changed():
-                raise _second(f"one of {', '.join(bucket.names)}")
+                raise second_gradient(f"one of {', '.join(bucket.names)}")
         if self._skips and not self._is_regular:
             self._listen_to_each()  # the order changes from step to step
 
@@ -333,7 +351,7 @@ class Reducer:
 
     def forget_order(self) -> None:
         """The next backward pass is that of another form of the step: its order is measured."""
-        self._order_is_measured = False
+        self.knows_order = False
         self._listen_to_each()
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -350,19 +368,13 @@ class Reducer:
     def _measure_order(self) -> None:
         """Take worker 0's order for all and cut the buckets again if it is news.
 
-        Gradients that tell when they are ready come first, in the order of that, then the others as they
-        arrived.
-
-        Cost: One broadcast, once.
+        Gradients that tell when they are ready come first, then the others as they arrived. One broadcast.
         """
-        self._order_is_measured = True
+        self.knows_order = True
         arrived = by_readiness(self._arrivals)
         seen = set(arrived)
         order = [*arrived, *(i for i in self._layout.order if i not in seen)]
-        agreed = torch.tensor(order, dtype=torch.int64, device=self._world.device)
-        with attendance.meeting("the broadcast of the order of gradients", self._world):
-            dist.broadcast(agreed, group=self._group, group_src=0)
-        order = [int(index) for index in agreed.tolist()]
+        order = agree_on_order(order, self._world, self._group)
         if order != list(self._layout.order):
             self._arrange(order)
         if self._may_skip:
@@ -378,16 +390,11 @@ class Reducer:
             sync=self._sync,
             allocate=self._transport.allocate,
         )
+        self.num_held = num_held(self._sync, len(self.buckets))
+        self._turns = [self.buckets[n] for n in launch_order(len(self.buckets), self.num_held)]
         self._transport.arranged(self.buckets)
         if not self._transport.carries_flags:
             self._flags = SharedFlags(self.buckets, self._group)
         self._done = [self._engine.variable(bucket.names[0]) for bucket in self.buckets]
         self._buffers_done = self._engine.variable("buffers")
         self._next = 0
-
-
-def _second(name: str) -> WorkloadError:
-    return WorkloadError(
-        f"wanted one gradient for {name} in a backward pass, got a second after the first was sent; use "
-        "checkpoint(..., use_reentrant=False), or run the layer in one checkpoint"
-    )

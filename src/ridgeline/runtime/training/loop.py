@@ -202,6 +202,7 @@ class _Run:
             for batch in batches:
                 self._train_step(batch)
         self._read(self.reader.drain(wants_stop=self._wants_stop))
+        self.step.wait()
         self.box.frame("evaluate")
         metric = evaluate(
             self.trained.model,
@@ -223,6 +224,7 @@ class _Run:
             NonFiniteError: a parameter is not finite; nothing is written.
             CheckpointError: the checkpoint before this one could not be written.
         """
+        self.step.wait()
         self.settle(wait=True)
         parameters = [p.detach() for p in self.trained.model.parameters()]
         largest = float(nn.utils.get_total_norm(parameters, math.inf)) if parameters else 0.0

@@ -10,7 +10,14 @@ from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import CALLED, check_plan
 from ridgeline.optimizer_forms import BY_ELEMENT, calls_model, updates_by_element
 from ridgeline.plan import Plan
-from ridgeline.synchronisation import is_exact, replaces_update, shards_update, values_of
+from ridgeline.synchronisation import (
+    HELD,
+    holds,
+    is_exact,
+    replaces_update,
+    shards_update,
+    values_of,
+)
 from ridgeline.workers.world import JOIN, World
 
 _LOSSES = "torch.nn.modules."
@@ -109,11 +116,12 @@ def check_update(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> N
     """The way in which the plan exchanges and updates wants an optimizer that goes with it.
 
     Raises:
-        PlanError: see `check_momentum`, `check_sharded` and `check_replaced`.
+        PlanError: see `check_momentum`, `check_sharded`, `check_replaced` and `check_held`.
     """
     check_momentum(optimizer, plan)
     check_sharded(optimizer, plan)
     check_replaced(optimizer, plan, clip_norm)
+    check_held(optimizer, plan, clip_norm)
 
 
 def check_momentum(optimizer: Optimizer, plan: Plan) -> None:
@@ -172,6 +180,35 @@ def check_replaced(optimizer: Optimizer, plan: Plan, clip_norm: float | None) ->
             f"wanted clip_norm=None for sync.algorithm={algorithm!r}, got {clip_norm!r}: parameters are "
             "updated while gradients still come, whose total norm nobody knows yet; leave it out, or use "
             "another algorithm"
+        )
+
+
+def check_held(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
+    """Parameters that are updated some at a time want an optimizer, and gradients, that need no others.
+
+    Raises:
+        PlanError: the plan holds buckets, and the optimizer is not known to update each element by itself,
+            has fused groups, whose kernels look at all of a group, or its gradients are to be clipped.
+    """
+    if plan.workers == 1 or not holds(plan.sync):
+        return
+    name, field = type(optimizer).__name__, f"sync.options[{HELD.name!r}]"
+    if not updates_by_element(optimizer):
+        raise PlanError(
+            f"wanted an optimizer that updates each element by itself for {field} (torch's "
+            f"{', '.join(BY_ELEMENT)}), got {name}, which may look at all parameters; use one of those, or "
+            "hold none"
+        )
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    if is_fused or plan.optimizer == "fused":
+        raise PlanError(
+            f"wanted an optimizer that is not fused for {field}, got fused {name}: its kernels are chosen "
+            "for whole groups; leave one of both out"
+        )
+    if clip_norm is not None:
+        raise PlanError(
+            f"wanted clip_norm=None for {field}, got {clip_norm!r}: the next step begins before all "
+            "gradients have come, whose total norm nobody knows yet; leave one of both out"
         )
 
 

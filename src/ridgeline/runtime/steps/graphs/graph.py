@@ -30,20 +30,12 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.body.capture_watch import CaptureWatch
 from ridgeline.runtime.steps.body.graph_optimizer import GraphOptimizer
+from ridgeline.runtime.steps.checks import failed_attempts
 from ridgeline.runtime.steps.checks.equivalence import check_replay
-from ridgeline.runtime.steps.checks.failed_attempts import (
-    refused_if_not_compiled,
-    unchanged_if_it_fails,
-)
 from ridgeline.runtime.steps.checks.perturbed_runs import ONE_SHIFT, SHIFTS
-from ridgeline.runtime.steps.graphs import cleared
+from ridgeline.runtime.steps.graphs import clearance, cleared
 from ridgeline.runtime.steps.graphs.captured_step import CapturedStep
 from ridgeline.runtime.steps.graphs.checked import check_compiled
-from ridgeline.runtime.steps.graphs.clearance import (
-    Clearance,
-    check_gradient_hooks,
-    clear_for_capture,
-)
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors import batch as batches
 from ridgeline.tensors.copies import repeats
@@ -84,7 +76,7 @@ class GraphRunner:
         self._reads: StepReads | None = None
         self._watch: CaptureWatch | None = None
         self._let_go: Callable[[], None] | None = None
-        self._clearance = Clearance()
+        self._clearance = clearance.Clearance()
         self._is_compared = False
         self._has_waited = False
         self._optimizer = GraphOptimizer(body, world.device, notes)
@@ -99,8 +91,7 @@ class GraphRunner:
         begin = time.perf_counter_ns()
         step = self._last
         if step is not None and step.usual is not None and self._is_unchanged():
-            tensors = step.usual(batch)  # which lie on the device
-            if tensors is None:
+            if (tensors := step.usual(batch)) is None:  # they do not lie on the device
                 batch = self._body.placed(batch)
                 tensors = step.usual(batch)
             if tensors is not None:
@@ -234,7 +225,7 @@ class GraphRunner:
         """A batch without a graph in the form that is captured, which may have to be compiled."""
         if not MODES[self._body.plan.execution].is_compiled:
             return self._run_eagerly(batch)
-        with refused_if_not_compiled(self._body):
+        with failed_attempts.refused_if_not_compiled(self._body):
             return self._run_eagerly(batch)
 
     def _clear(self, batch: Any, known: cleared.Cleared | None) -> None:
@@ -244,12 +235,13 @@ class GraphRunner:
             CaptureError: see `clear_for_capture`, or the compiler fails.
             EquivalenceError: what was compiled, and would train before the capture, differs.
         """
-        check_gradient_hooks(self._body)
+        clearance.check_gradient_hooks(self._body)
         is_as_earlier = known is None and cleared.cleared_earlier(self._body, batch, self._world)
         if known is not None:
             self._clearance = known.clearance
         elif not is_as_earlier:
-            self._clearance = clear_for_capture(self._body, batch, self._world, self._notes)
+            found = clearance.clear_for_capture(self._body, batch, self._world, self._notes)
+            self._clearance = found
         is_compiled = MODES[self._body.plan.execution].is_compiled
         # What is captured of code as written is the same whoever captures it.
         is_checked = known is not None and (known.form is self._body.form or not is_compiled)
@@ -321,9 +313,10 @@ class GraphRunner:
         if self._optimizer.is_elsewhere():
             self._optimizer.make_fit()  # its parameters share memory now, or do no longer
         World.close_before_leaving(self)
-        check_gradient_hooks(self._body)  # some may have come since the first call
+        clearance.check_gradient_hooks(self._body)  # some may have come since the first call
         self._body.optimizer.zero_grad(set_to_none=True)
-        with unchanged_if_it_fails(self._body), left_as_found(self._body.model, self._body.loss_fn):
+        unchanged = failed_attempts.unchanged_if_it_fails(self._body)
+        with unchanged, left_as_found(self._body.model, self._body.loss_fn):
             step = self._checked_and_read(signature, batch)
         step.dropout.adopt()
         self._is_compared = False  # what is captured later is of another shape, or has changed

@@ -3,12 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ridgeline.plan import Sync, cut_buckets
 from ridgeline.runtime.sync.buckets.buckets import Allocate, Bucket, zeros
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import is_bucket_frame, num_shards
+from ridgeline.workers import attendance
+from ridgeline.workers.world import World
 
 Named = tuple[str, nn.Parameter]
 NUM_SIGNALS = 10
@@ -90,3 +94,11 @@ def expected_order(parameters: Sequence[Named], names: Sequence[str] | None) -> 
     expected = [index_of[name] for name in names or () if name in index_of]
     known = set(expected)
     return [*expected, *(i for i in reversed(range(len(parameters))) if i not in known)]
+
+
+def agree_on_order(order: Sequence[int], world: World, group: dist.ProcessGroup) -> list[int]:
+    """Worker 0's order, for all. Cost: one broadcast."""
+    agreed = torch.tensor(order, dtype=torch.int64, device=world.device)
+    with attendance.meeting("the broadcast of the order of gradients", world):
+        dist.broadcast(agreed, group=group, group_src=0)
+    return [int(index) for index in agreed.tolist()]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ridgeline.errors import WorkloadError
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 
 
@@ -74,3 +75,11 @@ class Sent:
             return True
         pairs = zip(self._bucket.parameters, self._gradients, strict=True)
         return any(parameter.grad is not gradient for parameter, gradient in pairs)
+
+
+def second_gradient(name: str) -> WorkloadError:
+    """What is raised where a gradient came after its bucket was sent."""
+    return WorkloadError(
+        f"wanted one gradient for {name} in a backward pass, got a second after the first was sent; use "
+        "checkpoint(..., use_reentrant=False), or run the layer in one checkpoint"
+    )

@@ -1,0 +1,291 @@
+"""Steps that return while the last buckets are on their way, whose parameters are updated when they are read.
+
+Of a reducer that holds buckets (see `synchronisation.holding`), the others are received and updated as ever.
+Those that were held leave with the first layers first; their parameters are `unread` from then on. The next
+forward pass so waits for the first layers alone, while later ones still travel, and computes beside them.
+
+An update takes the settings that the optimizer's groups had in its own step, whatever a scheduler did since.
+All is updated before the next backward pass, and before the optimizer's state is saved or loaded. Results are
+those of steps that wait, to the bit: each element is updated by the same operations with the same numbers.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ridgeline.errors import WorkloadError
+from ridgeline.optimizers.optimizer_calls import update
+from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.outside_writes import OutsideWrites
+from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.unread import make_plain, make_unread
+
+as_they_are: Callable[[], contextlib.AbstractContextManager[Any]] = (
+    torch._C.DisableTorchFunctionSubclass  # noqa: SLF001
+)
+"""Inside, parameters are looked at without being updated."""
+
+
+class HeldUpdate:
+    """Exchanges gradients in every step, and updates the parameters of held buckets late; a `Synchronizer`.
+
+    Args:
+        model: Plain parameters, and no TorchScript.
+        optimizer: Updates each element by itself.
+        reducer: Holds buckets.
+
+    Attributes:
+        overhead_ns: As of the reducer.
+        on_update: Called with the number of writes into parameters by each late update.
+
+    Raises:
+        WorkloadError: see `check_can_hold`.
+
+    Not seen: `optimizer.state[parameter]` read by a script directly; `optimizer.state_dict()` is new.
+    """
+
+    trains_apart = False
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, reducer: Reducer) -> None:
+        check_can_hold(model, optimizer)
+        self._optimizer, self._reducer = optimizer, reducer
+        self.overhead_ns = 0
+        self.on_update: Callable[[int], None] = lambda _: None
+        self._lock = threading.RLock()
+        self._late: dict[int, Bucket] = {}
+        self._whole: list[list[Any]] = []
+        self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._is_cleared = False
+        self._stream: torch.cuda.Stream | None = None
+        self._hooks = [
+            optimizer.register_state_dict_pre_hook(self._wait_first),
+            optimizer.register_load_state_dict_pre_hook(self._wait_first),
+        ]
+
+    def arm(self, recorder: Recorder) -> None:
+        """See `Synchronizer`; updates what the forward pass did not read."""
+        self.wait()
+        _check_hooks(self._optimizer)
+        self._reducer.arm(recorder)
+
+    def finish(self) -> None:
+        """Wait for the buckets that were not held, and hide the parameters of the others from the optimizer.
+
+        The first step of a form, in which the order of gradients is measured, waits for all.
+        """
+        reducer = self._reducer
+        if not reducer.knows_order:
+            reducer.finish()
+            self.overhead_ns = reducer.overhead_ns
+            return
+        reducer.send_rest()
+        early = len(reducer.buckets) - reducer.num_held
+        for bucket in reducer.buckets[:early]:
+            reducer.receive(bucket)
+            reducer.settle_unused(bucket)
+        reducer.receive_others()
+        self.overhead_ns = reducer.overhead_ns
+        self._late = {bucket.index: bucket for bucket in reducer.buckets[early:]}
+        self._is_cleared = False
+        late = {id(p) for bucket in self._late.values() for p in bucket.parameters}
+        groups = self._optimizer.param_groups
+        self._settings = [(group, _settings(group)) for group in groups]
+        for group in groups:
+            self._whole.append(group["params"])
+            group["params"] = [p for p in group["params"] if id(p) not in late]
+
+    def after_step(self) -> None:
+        """The optimizer has updated the parameters that were not held; the others are to be read."""
+        self._show_whole()
+        if self._late and torch.cuda.is_initialized():
+            self._stream = torch.cuda.current_stream()
+        for bucket in self._late.values():
+            make_unread(bucket.parameters, partial(self._bring_up_to_date, bucket))
+
+    def wait(self) -> None:
+        """Update all parameters whose update is due.
+
+        Raises:
+            AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
+            EngineError: a collective failed otherwise.
+        """
+        for bucket in list(self._late.values()):
+            self._bring_up_to_date(bucket)
+
+    def _wait_first(self, *_: Any) -> None:
+        self.wait()
+
+    @contextlib.contextmanager
+    def clearing(self) -> Iterator[None]:
+        """Inside, gradients are set to None for the next step; late updates have theirs all the same."""
+        with self._lock, as_they_are():
+            self._is_cleared = True
+            yield
+
+    def forget_order(self) -> None:
+        """See `Synchronizer`."""
+        self._reducer.forget_order()
+
+    def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """See `Synchronizer`."""
+        self._show_whole()  # the last step may have failed in its update
+        self._reducer.check_covers(groups)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Its `state_dict()`, with all updates."""
+        self.wait()
+        return optimizer.state_dict()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `Synchronizer`."""
+        self.wait()
+        return self._reducer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `Synchronizer`."""
+        self.wait()
+        self._reducer.load_state_dict(state)
+
+    def close(self) -> None:
+        """Update what is due, and release what is held."""
+        try:
+            self._show_whole()
+            self.wait()
+        finally:
+            for bucket in self._late.values():
+                make_plain(bucket.parameters)
+            self._late = {}
+            for hook in self._hooks:
+                hook.remove()
+            self._reducer.close()
+
+    def _show_whole(self) -> None:
+        """Have the groups hold what they held before, the very same lists."""
+        for (group, _), parameters in zip(self._settings, self._whole, strict=False):
+            group["params"] = parameters
+        self._whole.clear()
+
+    def _bring_up_to_date(self, bucket: Bucket) -> None:
+        with self._lock, _plain_modes(bucket, self._stream):
+            if bucket.index not in self._late:
+                return
+            with as_they_are():
+                before = [parameter._version for parameter in bucket.parameters]  # noqa: SLF001
+                # Until its mean is there a parameter stays unread, so that a failure is told to every reader.
+                self._reducer.receive(bucket)
+                for position, arrived in enumerate(bucket.arrived):
+                    if arrived:
+                        bucket.show(position)
+                self._reducer.settle_unused(bucket)
+            del self._late[bucket.index]
+            make_plain(bucket.parameters)
+            self._update(bucket)
+            after = [parameter._version for parameter in bucket.parameters]  # noqa: SLF001
+            self.on_update(sum(after) - sum(before))
+            if self._is_cleared:
+                for parameter in bucket.parameters:
+                    parameter.grad = None
+
+    def _update(self, bucket: Bucket) -> None:
+        """The optimizer's step on these parameters alone, with the settings of the step that they are of."""
+        mine = {id(parameter) for parameter in bucket.parameters}
+        groups = self._optimizer.param_groups
+        now = [dict(group) for group in groups]
+        known = {id(group): settings for group, settings in self._settings}
+        try:
+            for group in groups:
+                group.update(known.get(id(group), {}))
+                group["params"] = [p for p in group["params"] if id(p) in mine]
+            update(self._optimizer)
+        finally:
+            for group, settings in zip(groups, now, strict=True):
+                group.update(settings)
+
+
+class HeldWatch:
+    """The watch of outside writes, to which late updates are none and which reads no parameter too early.
+
+    Args:
+        watch: Watches the state of one worker between its steps.
+        held: Updates late.
+    """
+
+    def __init__(self, watch: OutsideWrites, held: HeldUpdate) -> None:
+        self._watch = watch
+        held.on_update = watch.allow
+
+    def before_step(self) -> None:
+        """See `OutsideWrites`."""
+        with as_they_are():
+            self._watch.before_step()
+
+    def after_step(self) -> None:
+        """See `OutsideWrites`; where workers compare their state, all of it is brought up to date."""
+        self._watch.hear()
+        with as_they_are():
+            self._watch.after_step()
+
+
+def check_can_hold(model: nn.Module, optimizer: Optimizer) -> None:
+    """See that it shows when a parameter is read, and that the optimizer can be called once a bucket.
+
+    Raises:
+        WorkloadError: a module is TorchScript, a parameter of a class of its own, or the optimizer has hooks.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise _unfit(
+                f"{name or 'the model'} compiled by TorchScript, which reads without telling"
+            )
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter:
+            raise _unfit(f"{name} of class {type(parameter).__name__}")
+    _check_hooks(optimizer)
+
+
+def _check_hooks(optimizer: Optimizer) -> None:
+    """Hooks would be called several times a step."""
+    if replaced_methods(optimizer) or any(step_hooks(optimizer)):
+        raise _unfit(
+            f"{type(optimizer).__name__} with hooks on its steps, or methods in their place"
+        )
+
+
+def _unfit(got: str) -> WorkloadError:
+    return WorkloadError(
+        "wanted plain modules, parameters and optimizers for sync.options['held'], which updates parameters "
+        f"when they are read, got {got}; change that, or hold none"
+    )
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group says besides its parameters; tensors may be written, so they are copied."""
+    return {
+        key: value.clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+@contextlib.contextmanager
+def _plain_modes(bucket: Bucket, stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """As in a step, whoever reads: no inference, no autocast, and on a GPU on the stream of the step."""
+    kind = bucket.flat.device.type
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(kind, enabled=False))
+        if kind == "cuda" and stream is not None:
+            reader = torch.cuda.current_stream()
+            stack.enter_context(torch.cuda.stream(stream))
+            if reader != stream:
+                stack.callback(reader.wait_stream, stream)
+        yield

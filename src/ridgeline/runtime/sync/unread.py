@@ -1,0 +1,73 @@
+"""Parameters whose update is due when somebody reads them.
+
+Whoever computes with a parameter, copies it or looks into its memory does so through torch's functions and
+methods, and these ask `__torch_function__` of a subclass first. So a parameter is of such a subclass for as
+long as its update is due: the first that reads it, be it a layer of the next forward pass, an evaluation or a
+script, has it updated before it reads. Nobody finds an old value, whatever the model does.
+
+What is computed inside of TorchScript asks nobody, so modules that were compiled by it are refused.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SHAPES = frozenset(
+    getattr(Tensor, name).__get__  # type: ignore[attr-defined]
+    for name in (
+        "shape",
+        "dtype",
+        "device",
+        "requires_grad",
+        "is_leaf",
+        "layout",
+        "ndim",
+        "is_cuda",
+    )
+)
+"""What an update does not change, so that asking for it is no reading."""
+
+
+class UnreadParameter(nn.Parameter):
+    """A parameter that calls `bring_up_to_date` before it is used; made by `make_unread` alone."""
+
+    bring_up_to_date: Callable[[], None]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Update what is read, and go on as with plain parameters."""
+        kwargs = kwargs or {}
+        if func in SHAPES:
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
+                return func(*args, **kwargs)
+        _bring_up_to_date((*args, *kwargs.values()))
+        return func(*args, **kwargs)
+
+
+def make_unread(parameters: Iterable[nn.Parameter], update: Callable[[], None]) -> None:
+    """Have `update` called before one of these is read; it calls `make_plain` of all first."""
+    for parameter in parameters:
+        parameter.__class__ = UnreadParameter
+        parameter.bring_up_to_date = update  # type: ignore[attr-defined]
+
+
+def make_plain(parameters: Iterable[nn.Parameter]) -> None:
+    """Have these be what they were: reading them is nobody's affair."""
+    for parameter in parameters:
+        if type(parameter) is UnreadParameter:
+            parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+            del parameter.bring_up_to_date
+
+
+def _bring_up_to_date(values: Iterable[Any]) -> None:
+    for value in values:
+        if type(value) is UnreadParameter:
+            value.bring_up_to_date()
+        elif isinstance(value, (list, tuple)):
+            _bring_up_to_date(value)
+        elif isinstance(value, Mapping):
+            _bring_up_to_date(value.values())

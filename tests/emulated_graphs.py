@@ -22,6 +22,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # These name parts of what is another in an emulation, and would keep those if they were first imported in one.
+import ridgeline.callables.calls.search
+import ridgeline.runtime.steps.graphs.graph  # noqa: F401
 from ridgeline.callables.calls import graph as call_graphs
 from ridgeline.capture import mask_looks
 from ridgeline.capture.capturing import told_of_capture

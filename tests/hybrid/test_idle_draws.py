@@ -126,6 +126,7 @@ def test_a_replay_draws_what_the_step_draws() -> None:
         1,
     )
     step._renewals = []
+    step._shows_gradients = lambda: True
     step._idle_draws = (IdleDraw((), torch.float32), IdleDraw((1,), torch.float64))
     torch.manual_seed(3)
     torch.rand([])

@@ -42,7 +42,7 @@ class Interrupter:
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
         file = frame.f_code.co_filename
-        if "runtime/engine" not in file and file != threading.__file__:
+        if "ridgeline/engine" not in file and file != threading.__file__:
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False

@@ -203,7 +203,9 @@ def test_what_belongs_to_another_engine_is_refused() -> None:
         ):
             with pytest.raises(EngineError, match=told.format(name)):
                 call()
-        with pytest.raises(EngineError, match="wanted a task of this engine to cancel, got Task"):
+        with pytest.raises(
+            EngineError, match="wanted a task of this engine to cancel, got EngineTask"
+        ):
             engine.cancel(task)
         with pytest.raises(EngineError, match="wanted a variable for 'wait', got 'theirs'"):
             engine.wait("theirs")  # type: ignore[arg-type]

@@ -100,7 +100,7 @@ FILL = """
 import resource, sys, torch
 from pathlib import Path
 from ridgeline.errors import CheckpointError
-from ridgeline.runtime import checkpoint, checkpoint_directory
+from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
 directory = Path(sys.argv[1])
 def write(step, size):
     return checkpoint.write(

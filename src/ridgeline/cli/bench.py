@@ -59,7 +59,7 @@ EXPERIMENTS = {
     ),
     "networks": Experiment(
         "networks",
-        "networks.text",
+        "networks.results.text",
         (
             "classifier",
             "video",

@@ -2,7 +2,10 @@
 
 import re
 from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "ridgeline"
@@ -29,3 +32,10 @@ def test_the_plan_of_the_house_names_files_that_are_there() -> None:
     assert [
         name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)
     ] == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports within functions too; those for types alone are none at run time."""
+    graph = grimp.build_graph("ridgeline", exclude_type_checking_imports=True, cache_dir=None)
+    imported = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    assert len(list(TopologicalSorter(imported).static_order())) == len(imported) > 500

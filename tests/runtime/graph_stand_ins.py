@@ -92,7 +92,7 @@ def install(setattr: Callable[[Any, str, Any], None], log: list[str]) -> None:
     setattr(Captured, "log", log)
     setattr(graph, "CapturedStep", Captured)
     setattr(graph, "check_replay", lambda *_, **__: None)
-    setattr(graph, "clear_for_capture", lambda *_: Clearance())
+    setattr(graph.clearance, "clear_for_capture", lambda *_: Clearance())
     setattr(graph.cleared, "cleared_before", lambda *_: None)
     eagerly = GraphRunner._run_eagerly
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from made_host import HOST
 from ridgeline.cli.bench import EXPERIMENTS
 from ridgeline.experiments.allreduce import sweep
 from ridgeline.experiments.hybrid.cases import MODELS
@@ -15,19 +16,10 @@ from ridgeline.experiments.memory import experiment as memory
 from ridgeline.experiments.networks.result import NetworksExperiment
 from ridgeline.experiments.sync import steps
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayRow
-from ridgeline.machine import Host, Quantity
+from ridgeline.machine import Quantity
 
 EMPTY = HybridExperiment(
-    host=Host(
-        name="host",
-        processor="Processor",
-        cores=2,
-        memory_bytes=1 << 30,
-        cache_bytes=1 << 20,
-        system="Linux",
-        python="3.11",
-        torch="2.13.0",
-    ),
+    host=HOST,
     devices=(),
     versions={"torch": "2.13.0"},
     is_quick=True,

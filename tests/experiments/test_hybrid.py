@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_cases import contest, tiny
 
+from made_host import HOST
 from ridgeline.errors import TaskError
 from ridgeline.experiments.hybrid.calls import call_contenders
 from ridgeline.experiments.hybrid.cases import MODELS, HybridCase, cases, left_out
@@ -14,19 +15,8 @@ from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, Hy
 from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.hybrid.text import experiment_text
 from ridgeline.experiments.plain_step import PlainStep
-from ridgeline.machine import Host, Quantity
+from ridgeline.machine import Quantity
 from ridgeline.reporting.terminal.text import as_text
-
-HOST = Host(
-    name="host",
-    processor="Processor",
-    cores=2,
-    memory_bytes=1 << 30,
-    cache_bytes=1 << 20,
-    system="Linux",
-    python="3.11",
-    torch="2.13.0",
-)
 
 
 @pytest.mark.parametrize("purpose", ["callable", "step"])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from made_host import HOST
 from ridgeline.errors import EngineError, TaskError
 from ridgeline.experiments.hybrid.result import LowerBound
 from ridgeline.experiments.ways.case import (
@@ -22,21 +23,11 @@ from ridgeline.experiments.ways.contest import CHECKED_ELEMENTS, _Hold, differen
 from ridgeline.experiments.ways.experiment import run_cases
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayRow, hidden_share
 from ridgeline.experiments.ways.text import case_text, conclusions, experiment_text
-from ridgeline.machine import Host, Quantity
+from ridgeline.machine import Quantity
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.reporting.terminal.text import as_text
 
 ALONE = Peers(0, 1, torch.device("cpu"))
-HOST = Host(
-    name="host",
-    processor="Processor",
-    cores=2,
-    memory_bytes=1 << 30,
-    cache_bytes=1 << 20,
-    system="Linux",
-    python="3.11",
-    torch="2.13.0",
-)
 
 
 def fail(error: BaseException) -> Any:

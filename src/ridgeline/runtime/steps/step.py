@@ -35,7 +35,6 @@ from ridgeline.runtime.steps.body.requirements import (
     check_training,
 )
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
-from ridgeline.runtime.sync.held_update import HeldUpdate
 from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.local.local_steps import LocalSteps
 from ridgeline.runtime.sync.synchronizer import Synchronizer
@@ -264,7 +263,7 @@ class PlannedStep(Closing):
             AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
             EngineError: a collective failed otherwise.
         """
-        if isinstance(self.synchronizer, HeldUpdate):
+        if self.synchronizer is not None:
             self.synchronizer.wait()
 
     def begin_warm_up(self) -> None:

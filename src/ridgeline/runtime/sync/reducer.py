@@ -32,6 +32,7 @@ from ridgeline.runtime.sync.buckets.flags import SharedFlags
 from ridgeline.runtime.sync.buckets.hooks import GradientHooks, Sent, last_of_each, second_gradient
 from ridgeline.runtime.sync.buckets.unused import UnusedParameters
 from ridgeline.runtime.sync.collectives import Collectives
+from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import launch_order, num_held
 from ridgeline.workers import attendance
@@ -39,7 +40,7 @@ from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.world import World
 
 
-class Reducer:
+class Reducer(UpdatesAtOnce):
     """Averages the gradients of `parameters` over the world, overlapped with backward; a `Synchronizer`.
 
     Use: `arm(recorder)` before the backward whose gradients are to be synchronised, `finish()` after it. Then
@@ -53,8 +54,7 @@ class Reducer:
         sync: How buckets are cut (see `cut_buckets`), and how their frames are called.
         transport: Makes the mean of each.
         order: Names in the expected ready order; None: reverse order of registration.
-        listens: To each gradient, or to the last one of every bucket; None: the latter on GPUs, where
-            nothing is done for a gradient before its bucket is full.
+        listens: To each gradient, or to the last of a bucket: the latter on GPUs, where buckets leave whole.
 
     Attributes:
         overhead_ns: Host time spent in here since `arm`, without copies and collective calls.

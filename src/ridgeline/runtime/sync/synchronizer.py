@@ -1,6 +1,7 @@
 """What the body of a step knows of other workers: calls around backward and optimizer, and state."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -31,6 +32,12 @@ class Synchronizer(Protocol):
     def after_step(self) -> None:
         """The optimizer has updated the parameters."""
 
+    def wait(self) -> None:
+        """Update all parameters whose update is due; nothing where a step ends with all of them updated."""
+
+    def clearing(self) -> AbstractContextManager[None]:
+        """Inside, the step sets gradients to None for the next backward pass."""
+
     def forget_order(self) -> None:
         """The step has another form from now on, whose gradients may come in another order."""
 
@@ -52,3 +59,14 @@ class Synchronizer(Protocol):
 
     def close(self) -> None:
         """Release hooks and memory."""
+
+
+class UpdatesAtOnce:
+    """What a synchronizer inherits whose steps end with all parameters updated."""
+
+    def wait(self) -> None:
+        """See `Synchronizer`; nothing is due."""
+
+    def clearing(self) -> AbstractContextManager[None]:
+        """See `Synchronizer`; nobody needs these gradients any more."""
+        return nullcontext()

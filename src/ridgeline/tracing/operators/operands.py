@@ -150,11 +150,6 @@ def argument(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], n
     return kwargs.get(name, default)
 
 
-def has_argument(func: OpOverload, name: str) -> bool:
-    """Whether the operator has an argument of this name."""
-    return name in _signature(func)
-
-
 def storage_address(tensor: Tensor) -> int:
     """What two tensors on the same storage have in common; the object itself for sparse layouts."""
     try:

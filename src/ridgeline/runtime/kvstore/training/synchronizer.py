@@ -28,6 +28,7 @@ from ridgeline.runtime.kvstore.updaters import as_number, as_tensor
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.workers import attendance
 from ridgeline.workers.local_writes import LocalWrites
 from ridgeline.workers.world import World
@@ -36,7 +37,7 @@ _TRAINED = f"{UNSAVED}trained"
 """Is among what a worker shows that has trained through its store."""
 
 
-class StoreUpdate:
+class StoreUpdate(UpdatesAtOnce):
     """Has a store update the parameters; a `Synchronizer`.
 
     Args:

@@ -5,7 +5,7 @@ The same body runs eagerly and inside a captured graph, so every execution mode 
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,6 @@ from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.ownership import clip_gradients
 from ridgeline.runtime.steps.body.requirements import check_gradients
-from ridgeline.runtime.sync.held_update import HeldUpdate
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.tensors.batch import split, to_device
 from ridgeline.tensors.memory_format import ChannelsLast
@@ -86,11 +85,6 @@ class StepBody:
         self.clip_norm = clip_norm
         self.is_undone = is_undone
         self._parted = tuple(parted)
-        self._clearing: Callable[[], contextlib.AbstractContextManager[Any]] = (
-            contextlib.nullcontext
-        )
-        if isinstance(synchronizer, HeldUpdate):
-            self._clearing = synchronizer.clearing
         self._plain = Form(loss_fn)
         self._notes = [] if notes is None else notes
         mode = MODES[plan.execution]
@@ -212,7 +206,7 @@ class StepBody:
             self.form, self._autocast = form, name
 
     def _gradients(self, batch: Any, recorder: Recorder) -> Tensor:
-        with self._clearing():
+        with _NOTHING if self.synchronizer is None else self.synchronizer.clearing():
             clear_gradients(self.optimizer)
         begin = time.perf_counter_ns()
         parts = split(batch, self.plan.accumulate)

@@ -30,6 +30,7 @@ from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.frozen_writes import FrozenWrites
 from ridgeline.runtime.sync.local.flights import Flights
 from ridgeline.runtime.sync.local.outer import OuterOptimizer
+from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import (
     cut_fragments,
@@ -48,7 +49,7 @@ from ridgeline.workers.world import World
 COUNT = "local_steps"
 
 
-class LocalSteps:
+class LocalSteps(UpdatesAtOnce):
     """Exchanges the parameters of workers that train alone in between; a `Synchronizer`.
 
     All workers make the same steps. On a GPU an exchange is enqueued behind the optimizer; on a CPU

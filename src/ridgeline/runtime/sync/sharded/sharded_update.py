@@ -30,13 +30,14 @@ from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.sharded.sharded_state import cut_state, refuse_shards, whole_state
 from ridgeline.runtime.sync.sharded.shards import ParameterShard, check_dense, is_shard, make_shards
+from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.synchronisation import GATHERING
 from ridgeline.workers import attendance
 from ridgeline.workers.world import World
 
 
-class ShardedUpdate:
+class ShardedUpdate(UpdatesAtOnce):
     """Exchanges gradients in every step, and the parameters that they have updated; a `Synchronizer`.
 
     Args:

@@ -24,6 +24,7 @@ from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.sparse.sparse_exchange import SparseExchange
+from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.synchronisation import DEFAULT_ALGORITHM, SPARSE_ROWS, UNCOMPRESSED
 from ridgeline.workers import attendance
 from ridgeline.workers.world import World
@@ -77,7 +78,7 @@ def rows_note(plan: Plan, names: Sequence[str]) -> str:
     )
 
 
-class SparseGradients:
+class SparseGradients(UpdatesAtOnce):
     """Exchanges dense gradients by a reducer, and then sparse ones; a `Synchronizer`.
 
     Args:

@@ -35,6 +35,7 @@ class Step:
         self.calls: list[tuple[str, int]] = []
 
     def __call__(self, batch: Any) -> Tensor:
+        self.recorder.begin_step(0)
         self.now_s += self._seconds(self.num_steps)
         self.num_steps += 1
         self.recorder.end_step(is_warmup=not self._is_warm)

@@ -152,8 +152,7 @@ class GraphRunner:
         # The host issues a replay while another runs.
         self._recorder.counts["hidden_overhead"] = 1.0
         loss = step.replay()
-        self._num_replays += 1
-        # After 1, 2, 4, 8, ... replays: ever more rarely.
+        self._num_replays += 1  # frames are read after 1, 2, 4, 8, ... of them
         if step.has_stamps and self._num_replays & (self._num_replays - 1) == 0:
             self._recorder.add_frames(step.frames())
         return loss.clone()
@@ -334,6 +333,7 @@ class GraphRunner:
                 step.close()
                 step = self._checked(signature, batch, pool, has_stamps=False)
                 self._recorder.add_frames(frames)
+                self._recorder.is_brief = True
         self._recorder.counts["shapes"] = float(len(self._captured))
         if len(self._captured) == 1:
             self._read(step)

@@ -77,3 +77,28 @@ def test_the_predicted_peak_is_what_the_allocator_handed_out() -> None:
     machine = msgspec.structs.replace(make_machine(device="cuda"), timings=timings)
     assert peak_memory_bytes(workload, Plan(), machine) == pytest.approx(held, rel=0.05)
     assert workload.peak_memory_bytes < 0.9 * held
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(64, 192)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.into(x).view(2, 32, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+
+def test_attention_goes_back_where_its_forward_pass_was_not_issued() -> None:
+    """It reads its seeds on the host, where those that stand in for the forward pass's do not lie."""
+    model, batch = _Attention().cuda(), torch.randn(2, 32, 64, device="cuda")
+    workload = trace(model, squares, torch.optim.SGD(model.parameters()), batch)
+    names = [op.name for op in workload.ops]
+    back = names.index("aten._scaled_dot_product_efficient_attention_backward.default")
+    device = torch.device("cuda", torch.cuda.current_device())
+    replay = WorkloadReplay(workload.ops, device, has_host=True)
+    with torch.no_grad():
+        assert back in replay.run(lambda index: index >= back)
+        assert back in replay.run(lambda index: True)
+    torch.cuda.synchronize()
+    assert replay.failures == {}

@@ -34,6 +34,37 @@ def resolve(name: str) -> Callable[..., Any]:
     return found
 
 
+def with_seeds_in_reach(
+    name: str, call: Callable[..., Any], device: torch.device
+) -> Callable[..., Any]:
+    """A call whose seeds of random numbers lie where the operator reads them, whoever made them.
+
+    The backward pass of memory-efficient attention reads them on the host, and in a capture on the GPU; what
+    lies elsewhere ends the process. Source: seen with torch 2.11 (signal 11); its forward pass returns
+    tensors of the host but while a graph is captured. Other operators' calls are returned as they are.
+
+    Args:
+        name: The operator.
+        call: It.
+        device: The worker's.
+    """
+    if device.type != "cuda" or "_efficient_attention_backward" not in name:
+        return call
+    seeds = [i for i, one in enumerate(schema(name)) if one.name.startswith("philox_")]
+    host = torch.zeros((), dtype=torch.int64)
+    there = host.to(device)
+
+    def issue(*args: Any, **kwargs: Any) -> Any:
+        is_captured = torch.cuda.is_current_stream_capturing()
+        moved = [*args]
+        for index in seeds:
+            if moved[index].is_cuda != is_captured:
+                moved[index] = there if is_captured else host
+        return call(*moved, **kwargs)
+
+    return issue
+
+
 def schema(name: str) -> list[Any]:
     """The arguments that the operator called `name` takes, each with its name and default.
 

@@ -280,6 +280,7 @@ class WorkloadReplay:
             try:
                 args, kwargs = rebuild.parse(op)
                 call = rebuild.resolve(op.name)
+                call = rebuild.with_seeds_in_reach(op.name, call, self._device)
                 if op.name in _WITH_GRAD_MODE:
                     call = torch.enable_grad()(call)
                 made = valid_inputs(op)

@@ -42,7 +42,14 @@ def rng_state(x: Tensor) -> Tensor:
     return torch.cuda.get_rng_state()
 
 
+def copy_in_a_loop(x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = x + torch.arange(3.0).to(x.device)
+    return x
+
+
 BREAKING = [
+    (copy_in_a_loop, "unpinned-copy", "aten._to_copy"),
     (lambda x: x.sum().item(), "host-sync", "tensor.item()"),
     (lambda x: x if x.sum() > 0 else -x, "host-sync", "bool(tensor)"),
     (lambda x: x.tolist(), "host-sync", "tensor.tolist()"),

@@ -364,6 +364,24 @@ def test_sync_warnings(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.Warnings
     assert modes == ["warn", 0, "warn", 0]
 
 
+def test_a_copy_in_a_loop_is_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that comes again makes the host wait again, which is the same obstacle and no other."""
+    run = lint_observer._run
+
+    def synced(func: Any, args: Any, kwargs: Any, device: str) -> tuple[Any, bool]:
+        name = getattr(func, "__name__", "")
+        return run(func, args, kwargs, device)[0], name in ("to", "_to_copy.default")
+
+    def layers(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + torch.arange(4.0).to(x.device)
+        return x
+
+    monkeypatch.setattr(lint_observer, "_run", synced)
+    found = lint_callable(layers, torch.ones(4, device="meta"), device="meta")
+    assert [one.rule for one in found] == ["unpinned-copy"]
+
+
 def test_every_rule_has_text() -> None:
     """No rule is without something wanted, a reason and a remedy."""
     assert all(all(rule) for rule in RULES.values())

@@ -70,6 +70,7 @@ class Observation:
         ignores_torch_optimizers: In the optimizer phase, see only lines of the user's.
         takes_sparse_gradients: Nothing captured reads the gradients, which may be sparse then.
         is_judged: The call that runs was reported, so the operators that it is made of are not.
+        num_reports: Calls that were reported so far, those of a line that is known already, too.
         idle: Draws on the host that decide nothing, where somebody draws them beside replays; else None.
     """
 
@@ -79,6 +80,7 @@ class Observation:
         self.ignores_torch_optimizers = False
         self.takes_sparse_gradients = False
         self.is_judged = False
+        self.num_reports = 0
         self.idle: IdleDraws | None = None
         self._findings: dict[tuple[str, str], Finding] = {}
         self._doubts: dict[Doubt, None] = {}
@@ -97,6 +99,7 @@ class Observation:
 
     def report(self, rule: str, op: str, frame: FrameType | None) -> None:
         """Keep a finding, or a doubt if `rule` is empty, with the user's line from `frame` outwards."""
+        self.num_reports += 1
         line = self.lines.of(frame) if frame is not None else "an unknown line"
         # The step zeroes gradients before its forward pass, which a capture repeats with everything else.
         is_own = self.ignores_torch_optimizers or rule == "gradient-none"
@@ -137,11 +140,6 @@ class Observation:
             return  # there the host stands for the device
         self._constants[_storage(tensor)] = tensor
 
-    @property
-    def num_findings(self) -> int:
-        """Findings so far."""
-        return len(self._findings)
-
 
 class FunctionWatch(TorchFunctionMode):
     """Sees torch functions as the user calls them, and notes their lines for the backward pass.
@@ -162,7 +160,7 @@ class FunctionWatch(TorchFunctionMode):
         rule, op = self._judge(name, args)
         if rule:
             seen.report(rule, op, frame)
-        known = seen.num_findings
+        reported = seen.num_reports
         seen.is_judged = bool(rule)
         try:
             result, has_synced = _run(func, args, kwargs or {}, seen.device)
@@ -175,7 +173,7 @@ class FunctionWatch(TorchFunctionMode):
         ):
             op = f"{name}(..., device={result.device.type!r})"
             seen.report("unpinned-copy", op, frame)
-        elif has_synced and seen.num_findings == known and not rule:
+        elif has_synced and seen.num_reports == reported and not rule:
             seen.report("host-sync", name or str(func), frame)
         if torch.is_grad_enabled() and not name.endswith("__get__"):
             seen.lines.remember(result, seen.lines.of(frame))

@@ -20,6 +20,7 @@ from ridgeline.simulator.compiler.layout import lays_out
 from ridgeline.simulator.compiler.replaying import CALL_DISPATCHES, issued_behind, loading
 from ridgeline.simulator.exchange.codecs import CodecCost
 from ridgeline.simulator.exchange.communication import overlap_slowdown
+from ridgeline.simulator.exchange.late_reads import LateRead, early_update, late_reads
 from ridgeline.simulator.exchange.synchronising import (
     communication_seconds,
     decoding_pieces,
@@ -57,9 +58,9 @@ CUT_IN_PARTS = (
 runtime cuts it. A GPU that replays the step is told of each gradient by an event of its own."""
 
 
-HELD_BUCKETS = (
-    "assumed: held buckets take as long as if the step waited for them; what the next forward pass hides of "
-    "them is not predicted"
+HELD_ON_GPU = (
+    "assumed: on a GPU held buckets take as long as if the step waited for them; they were never run there, and "
+    "what the next forward pass hides of them is not predicted"
 )
 PUSHED_ROWS = "the time in which sparse gradients are pushed to a store is not predicted"
 
@@ -68,7 +69,8 @@ class StepModel(NamedTuple):
     """All that the clock needs: frames, the pieces of each, collectives' seconds, rates, notes.
 
     `own_kernels` and `own_bytes` are those of the step as priced, see `PricedStep`. `encodings` are of the
-    collectives that a CPU encodes gradients for.
+    collectives that a CPU encodes gradients for. `late_reads` are of the buckets that are held on a CPU, whose
+    update is not among the pieces.
     """
 
     frames: tuple[Frame, ...]
@@ -81,6 +83,7 @@ class StepModel(NamedTuple):
     own_kernels: int = 0
     own_bytes: int = 0
     encodings: Mapping[str, CodecCost] = {}
+    late_reads: tuple[LateRead, ...] = ()
 
 
 def resized(plan: Plan, workers: int) -> Plan:
@@ -146,6 +149,10 @@ def model_step(
     )
     notes = [*_untraced(workload, plan), *priced.notes]
     pieces = _held(machine, plan, setting, priced, cuts, workload.buffer_bytes)
+    reads: tuple[LateRead, ...] = ()
+    if plan.workers > 1 and holds(plan.sync) and setting.device == "cpu":
+        reads = late_reads(workload, plan.sync, pieces["forward"], pieces["optimizer"])
+        pieces["optimizer"] = early_update(pieces["optimizer"], reads)
     communication_s, slowdown, assumed = _communication(
         machine, workload, plan, setting, priced, cuts
     )
@@ -174,6 +181,7 @@ def model_step(
         priced.own_kernels,
         priced.own_bytes,
         encoded,
+        reads,
     )
 
 
@@ -208,8 +216,8 @@ def _communication(
     )
     if replaces_update(plan.sync) and sent_by_rows(workload, plan.sync):
         notes.append(PUSHED_ROWS)
-    if holds(plan.sync):
-        notes.append(HELD_BUCKETS)
+    if holds(plan.sync) and setting.device == "cuda":
+        notes.append(HELD_ON_GPU)
     kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
     slowdown, note = overlap_slowdown(machine, setting, kernels_s, plan.sync)
     return seconds, slowdown, [*notes, *assumed, *([note] if note else [])]

@@ -14,6 +14,7 @@ from ridgeline.execution import MODES
 from ridgeline.plan import Execution
 from ridgeline.simulator.events import SimTask, run_tasks
 from ridgeline.simulator.frames import Frame
+from ridgeline.simulator.held_steps import held_step
 from ridgeline.simulator.issuing import Issue, issue_step
 from ridgeline.simulator.model import StepModel
 from ridgeline.simulator.pricing.pieces import Piece
@@ -36,7 +37,9 @@ def schedule(
     Source: Daydream (Zhu et al., ATC 2020): a kernel starts when its stream is free and its launch
         has been issued.
     """
-    spans = frame_spans(model)
+    spans, parts = frame_spans(model), None
+    if model.late_reads:
+        spans, parts = held_step(model)
     end_ns = max((span.end_ns for span in spans), default=0)
     issue_s = 0.0
     is_replayed = MODES[execution].is_replayed_on(device)
@@ -48,7 +51,7 @@ def schedule(
         frames, shown = _host_bound(model, issue)
     else:
         frames = contiguous(spans)
-        shown = _inside(model, spans) if details else []
+        shown = _inside(model, parts or _frame_parts(model, spans)) if details else []
         if issue_s * 1e9 > end_ns:  # a replay cannot be issued faster than this
             last = frames[-1]
             frames[-1] = _span(last, last.start_ns, round(issue_s * 1e9))
@@ -110,12 +113,20 @@ def contiguous(spans: Sequence[Span]) -> list[Span]:
     return placed
 
 
-def _inside(model: StepModel, spans: Sequence[Span]) -> list[Span]:
+_Parts = Sequence[tuple[tuple[Piece, ...], Span]]
+
+
+def _frame_parts(model: StepModel, spans: Sequence[Span]) -> _Parts:
+    """What computes in each frame."""
+    held = (model.pieces.get(frame.name, ()) for frame in model.frames)
+    return list(zip(held, spans, strict=True))
+
+
+def _inside(model: StepModel, parts: _Parts) -> list[Span]:
     """Operators one after the other in their frames, stretched like the frame where it was slowed."""
     shown: list[Span] = []
-    for frame, span in zip(model.frames, spans, strict=True):
-        held = model.pieces.get(frame.name, ())
-        nominal = frame_seconds(model, frame) if held else 0.0
+    for held, span in parts:
+        nominal = sum(p.lane_s + (model.gap_s if p.has_kernel else 0.0) for p in held)
         if nominal <= 0.0:
             continue
         stretch = span.duration_ns / nominal

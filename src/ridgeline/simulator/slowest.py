@@ -43,6 +43,9 @@ def of_slowest(model: StepModel, machine: Machine, plan: Plan) -> StepModel:
             name: one._replace(before_s=factor * one.before_s, after_s=factor * one.after_s)
             for name, one in model.encodings.items()
         },
+        late_reads=tuple(
+            read._replace(update=_slowed(read.update, factor)) for read in model.late_reads
+        ),
         notes=(*model.notes, note),
     )
 

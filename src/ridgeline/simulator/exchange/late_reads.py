@@ -1,0 +1,130 @@
+"""Held buckets in the next forward pass: which operator waits for each, and what its late update costs.
+
+A parameter of a held bucket is updated by who reads it first (see `synchronisation.holding`). The trace tells
+who that is: the first operator of the forward pass with a parameter of that shape among its inputs, in the
+module that owns the parameter; where none is in that module, the first one anywhere.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ridgeline.plan import Sync, cut_buckets
+from ridgeline.simulator.pricing.pieces import Piece, bucket_gradients
+from ridgeline.synchronisation import frame_names, num_held
+from ridgeline.workload import Op, Parameter, Workload
+
+LATE_UPDATE = "late_update"
+"""The name of the piece that updates the parameters of a held bucket."""
+
+
+class LateRead(NamedTuple):
+    """Where a forward pass waits for a held bucket of the step before.
+
+    Attributes:
+        frame: The name of the bucket's exchange.
+        at: How many pieces of the forward pass come before.
+        update: What the optimizer does to the bucket's parameters then.
+    """
+
+    frame: str
+    at: int
+    update: Piece
+
+
+def late_reads(
+    workload: Workload, sync: Sync, forward: Sequence[Piece], optimizer: Sequence[Piece]
+) -> tuple[LateRead, ...]:
+    """The held buckets of a plan in the order in which a forward pass comes to them; none where none is held.
+
+    Args:
+        workload: The step of one worker.
+        sync: Cuts the buckets, and says how many are held.
+        forward: Pieces of the forward pass, one an operator, in order.
+        optimizer: Pieces of the update of all parameters; a bucket's is the part that its bytes are of all.
+    """
+    gradients = bucket_gradients(workload, sync)
+    buckets = cut_buckets([(p.num_bytes, p.dtype) for p in gradients], sync.bucket_bytes)
+    held = num_held(sync, len(buckets))
+    if not held or not optimizer:
+        return ()
+    total = sum(p.num_bytes for p in gradients)
+    names = frame_names(sync, len(buckets))
+    ops = [piece.op for piece in forward]
+    readers = _readers(workload)
+    found = []
+    for number in range(len(buckets) - held, len(buckets)):
+        members = [gradients[index] for index in buckets[number]]
+        first = min(_first_reader(p, readers, len(workload.ops)) for p in members)
+        share = sum(p.num_bytes for p in members) / total if total else 0.0
+        update = _update(optimizer, share, f"bucket/{number}")
+        found.append(LateRead(names[number], bisect_left(ops, first), update))
+    # What leaves first, the last bucket, is taken first where one operator reads several.
+    return tuple(sorted(reversed(found), key=lambda read: read.at))
+
+
+def early_update(
+    optimizer: Sequence[Piece], reads: Sequence[LateRead]
+) -> tuple[Piece, ...]:
+    """What is left of the update at the end of a step, whose other part is done late."""
+    whole_s = sum(piece.lane_s for piece in optimizer)
+    late_s = sum(read.update.lane_s for read in reads)
+    left = max(0.0, 1.0 - late_s / whole_s) if whole_s else 1.0
+    return tuple(_share(piece, left) for piece in optimizer) if reads else tuple(optimizer)
+
+
+_Readers = Mapping[tuple[int, ...], Sequence[tuple[int, str]]]
+
+
+def _readers(workload: Workload) -> _Readers:
+    """Operators of the forward pass that read a parameter, with their modules, by the parameter's shape."""
+    found: dict[tuple[int, ...], list[tuple[int, str]]] = {}
+    for index, op in enumerate(workload.ops):
+        for shape in _parameter_shapes(op):
+            found.setdefault(shape, []).append((index, op.module))
+    return found
+
+
+def _parameter_shapes(op: Op) -> set[tuple[int, ...]]:
+    if op.phase != "forward":
+        return set()
+    return {spec.shape for spec in op.inputs if spec.role == "parameter"}
+
+
+def _first_reader(parameter: Parameter, readers: _Readers, never: int) -> int:
+    """The operator that reads a parameter first; `never`, behind all, where none does."""
+    alike = readers.get(parameter.shape, ())
+    owner = parameter.name.rpartition(".")[0]
+    own = [index for index, module in alike if module == owner]
+    return min(own or [index for index, _ in alike], default=never)
+
+
+def _update(optimizer: Sequence[Piece], share: float, module: str) -> Piece:
+    """The optimizer's step on a share of all bytes, as one piece."""
+    parts = [_share(piece, share) for piece in optimizer]
+    return parts[0]._replace(
+        name=LATE_UPDATE,
+        module=module,
+        op=-1,
+        work_s=sum(part.work_s for part in parts),
+        fixed_s=sum(part.fixed_s for part in parts),
+        host_s=sum(part.host_s for part in parts),
+        ideal_s=sum(part.ideal_s for part in parts),
+        roofline_s=sum(part.roofline_s for part in parts),
+        flops=sum(part.flops for part in parts),
+        num_bytes=sum(part.num_bytes for part in parts),
+        members=(),
+    )
+
+
+def _share(piece: Piece, share: float) -> Piece:
+    """A piece of which a share is done: an operator for each parameter does so much less, and is called less."""
+    return piece._replace(
+        work_s=piece.work_s * share,
+        fixed_s=piece.fixed_s * share,
+        host_s=piece.host_s * share,
+        ideal_s=piece.ideal_s * share,
+        roofline_s=piece.roofline_s * share,
+        flops=round(piece.flops * share),
+        num_bytes=round(piece.num_bytes * share),
+    )

@@ -1,0 +1,169 @@
+"""Steps that hold buckets follow each other: the period of that pipeline, and what a step is seen to do in it.
+
+The exchanges of held buckets begin when backward is over, and go on beside the update, the time between steps
+and the next forward pass, up to the operator that reads them (see `synchronisation.holding`). All are
+there before the next backward pass begins. So whatever came before, a step finds at the begin of its backward
+pass an idle link and updated parameters: the time from one such moment to the next is the period, exactly,
+and one schedule that begins there, and ends with the forward pass of the next step, tells it.
+
+A step is shown from its own begin. An exchange that is on its way then is shown from there, as the recorder of
+a run does; what of it came before is not shown.
+
+Source: a moment at which a process starts anew ends its cycle (renewal; Smith, "Regenerative stochastic
+processes", 1955); two and more steps simulated one behind the other take as long in the tests.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ridgeline.simulator.events import SimTask, run_tasks
+from ridgeline.simulator.exchange.late_reads import LateRead
+from ridgeline.simulator.frames import Frame
+from ridgeline.simulator.model import StepModel
+from ridgeline.simulator.pricing.pieces import Piece
+from ridgeline.timeline import Span
+
+_OVER = ("gradients",)
+"""Written by all parts of backward, the last one too."""
+
+
+class HeldStep(NamedTuple):
+    """A step in the steady state: a span for each frame of the model, and what computes in each."""
+
+    frames: tuple[Span, ...]
+    parts: tuple[tuple[tuple[Piece, ...], Span], ...]
+
+
+class _Work(NamedTuple):
+    """A task of the schedule: of which frame, the pieces in it, and whether it is of the next step."""
+
+    task: SimTask
+    frame: str
+    pieces: tuple[Piece, ...]
+    is_next: bool = False
+
+
+def held_step(model: StepModel) -> HeldStep:
+    """The step of a model that has late reads, of which the last frame ends with the period.
+
+    Args:
+        model: Of a CPU's step.
+    """
+    work = _period(model)
+    spans = run_tasks([one.task for one in work], model.slowdown)
+    period_ns = max(span.end_ns for span in spans)
+    begin_ns = next(s.end_ns for one, s in zip(work, spans, strict=True) if one.frame == "optimizer")
+    moved = [
+        _moved(span, begin_ns, 0 if one.is_next or span.end_ns > begin_ns else period_ns)
+        for one, span in zip(work, spans, strict=True)
+    ]
+    ran: dict[str, list[Span]] = {}
+    for one, span in zip(work, moved, strict=True):
+        ran.setdefault(one.frame, []).append(span)
+    frames = tuple(
+        Span(
+            name=frame.name,
+            lane=frame.lane,
+            start_ns=ran[frame.name][0].start_ns,
+            end_ns=ran[frame.name][-1].end_ns,
+        )
+        for frame in model.frames
+    )
+    parts = tuple((one.pieces, span) for one, span in zip(work, moved, strict=True) if one.pieces)
+    return HeldStep(frames, parts)
+
+
+def _moved(span: Span, begin_ns: int, later_ns: int) -> Span:
+    """A span on the clock of the step that begins at `begin_ns` of the schedule, or of the one before it."""
+    by_ns = later_ns - begin_ns
+    return Span(
+        name=span.name,
+        lane=span.lane,
+        start_ns=max(0, span.start_ns + by_ns),
+        end_ns=max(0, span.end_ns + by_ns),
+    )
+
+
+def _period(model: StepModel) -> list[_Work]:
+    """The tasks from the begin of backward to the end of the next step's forward pass, in order of issue."""
+    names = [frame.name for frame in model.frames]
+    end = names.index("forward") + 1
+    following = [one._replace(is_next=True) for one in _to_backward(model, model.frames[:end])]
+    return [*_from_backward(model, model.frames[end:]), *following]
+
+
+def _from_backward(model: StepModel, frames: Sequence[Frame]) -> list[_Work]:
+    """Backward, and the exchanges: those that are held when it is over, the last bucket first."""
+    held = {read.frame for read in model.late_reads}
+    buckets = {bucket for frame in frames if frame.name in held for bucket in frame.writes}
+    found: list[_Work] = []
+    waiting: list[_Work] = []
+    for frame in frames:
+        if frame.name in held:
+            reads = (*frame.reads, *_OVER)
+            waiting.append(_whole(model, frame, reads))
+            continue
+        if frame.name == "wait":
+            found += reversed(waiting)
+        found.append(_whole(model, frame, tuple(n for n in frame.reads if n not in buckets)))
+    return found
+
+
+def _to_backward(model: StepModel, frames: Sequence[Frame]) -> list[_Work]:
+    """The next step until its backward: what reads first waits for what is held, and updates it."""
+    written = {frame.name: frame.writes for frame in model.frames}
+    reader = next(frame.name for frame in frames if frame.lane == "compute")
+    found: list[_Work] = []
+    for frame in frames:
+        if frame.lane == "host":  # the batch is waited for when the step before has returned
+            found.append(_whole(model, frame, ("parameters",)))
+        elif frame.name == reader:
+            found += _reading(model, frame, written)
+        else:
+            found.append(_whole(model, frame, frame.reads))
+    return found
+
+
+def _reading(
+    model: StepModel, frame: Frame, written: dict[str, tuple[str, ...]]
+) -> list[_Work]:
+    """The frame that reads the parameters first, in parts that each begin with a late update."""
+    pieces = model.pieces.get(frame.name, ())
+    found: list[_Work] = []
+    at = 0
+    for read in model.late_reads:
+        found.append(_part(model, frame, pieces[at : read.at], frame.reads))
+        found.append(_part(model, frame, (read.update,), written[read.frame]))
+        at = max(at, read.at)
+    found.append(_part(model, frame, pieces[at:], frame.reads))
+    return found
+
+
+def _whole(model: StepModel, frame: Frame, reads: tuple[str, ...]) -> _Work:
+    if frame.lane == "communication":
+        seconds = model.communication_s[frame.name]
+        return _Work(_task(frame, seconds, reads, frame.writes), frame.name, ())
+    pieces = model.pieces.get(frame.name, ())
+    return _Work(_task(frame, _seconds(pieces), reads, frame.writes), frame.name, pieces)
+
+
+def _part(
+    model: StepModel, frame: Frame, pieces: tuple[Piece, ...], reads: tuple[str, ...]
+) -> _Work:
+    return _Work(_task(frame, _seconds(pieces), reads, ()), frame.name, pieces)
+
+
+def _seconds(pieces: Sequence[Piece]) -> float:
+    return sum(piece.lane_s for piece in pieces)
+
+
+def _task(
+    frame: Frame, seconds: float, reads: tuple[str, ...], writes: tuple[str, ...]
+) -> SimTask:
+    return SimTask(
+        name=frame.name,
+        lane=frame.lane,
+        duration_ns=round(seconds * 1e9),
+        reads=reads,
+        writes=writes,
+    )

@@ -16,16 +16,15 @@ from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.given import check_choice, given_plan
 from ridgeline.decision.heartbeat import to_stderr
 from ridgeline.decision.memory.fallback import without_best
+from ridgeline.decision.profiling import measured_here
 from ridgeline.decision.revisions import Revisions
 from ridgeline.decision.shared_trace import shared_trace
 from ridgeline.errors import CaptureError, EquivalenceError, PlanError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
-from ridgeline.planner.exchanges.exchanges import may_encode
 from ridgeline.planner.knobs import NO_PRECISION
 from ridgeline.planner.trials.expectation import expected
-from ridgeline.probe.measure import measure
 from ridgeline.programs.compiling import CompiledForms
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.layout.same_state import check_same_state
@@ -206,6 +205,20 @@ class TrainStep(Closing):
                 self._revisions = Revisions(choice, self.ranking)
         return self._ready().plan
 
+    def wait(self) -> None:
+        """Update all parameters whose update is due, so that the optimizer's state can be read directly.
+
+        Only a plan that holds buckets (`sync.options["held"]`) leaves any; else, and before the first batch,
+        nothing happens. Whoever reads a parameter, saves or evaluates does so without calling this.
+
+        Raises:
+            AbsentWorkerError, EngineError: a collective failed; see `__call__`.
+
+        Cost: Blocks for what is left of the exchanges, which nothing hides then; the updates on a CPU.
+        """
+        if self._step is not None:
+            self._step.wait()
+
     def timeline(self) -> Timeline:
         """The measured timeline of this worker's last steps."""
         return self._ready().timeline()
@@ -219,14 +232,7 @@ class TrainStep(Closing):
         if self.ranking is not None:
             return self.ranking.best.timeline
         workload = self._describe()
-        if self.machine is None:  # measured where its saved profile has gaps
-            self.machine = measure(
-                workload=workload,
-                settings=(self.world.setting,),
-                codecs=may_encode((), plan),
-                here=True,
-                process_group=self.world.process_group,
-            )
+        self.machine = self.machine or measured_here(workload, plan, self.world)
         if not plan.threads:  # those that torch has here, not a share of the cores
             plan = msgspec.structs.replace(plan, threads=self.world.threads)
         return simulate(self.machine, workload, plan, world_size=self.world.size)
@@ -254,10 +260,7 @@ class TrainStep(Closing):
         )
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's `state_dict()`, whole on the first worker whatever the plan; all workers call this.
-
-        See `runtime.step.TrainStep.optimizer_state`.
-        """
+        """The optimizer's `state_dict()`, whole on the first worker whatever the plan; all must call this."""
         return self._ready().optimizer_state()
 
     def save(self, path: str | Path) -> Path:
@@ -328,23 +331,20 @@ class TrainStep(Closing):
 
     def _traced(self, check: Callable[[bool], None]) -> Workload:
         refuse_streams(self.model, self.loss_fn, self.optimizer, self._example)
+        own = () if self._step is None else (self._step.plan.precision,)
+        allowed = [name for name in self._allow if name not in NO_PRECISION]
         return trace(
             self.model,
             self.loss_fn,
             self.optimizer,
             self._example,
             name=self.name,
-            precisions=self._precisions(),
+            precisions=tuple(dict.fromkeys((*allowed, *own))),
             memory_formats=("channels_last",),
             may_run=True,
             check=check,
             clip_norm=self._clip_norm,
         )
-
-    def _precisions(self) -> tuple[str, ...]:
-        """Those that the step may run in besides its own."""
-        own = () if self._step is None else (self._step.plan.precision,)
-        return tuple(dict.fromkeys((*(n for n in self._allow if n not in NO_PRECISION), *own)))
 
     def _revise(self, revisions: Revisions, batch: Any) -> None:
         """Go on with another plan where a batch shows, or the length of the run, that it is better."""

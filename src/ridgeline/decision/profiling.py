@@ -16,6 +16,7 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.assumed import with_assumed_rates
+from ridgeline.planner.exchanges.exchanges import may_encode
 from ridgeline.planner.trials import staleness
 from ridgeline.planner.trials.whole_steps import held_against_step, is_long
 from ridgeline.probe.groups.group import Group
@@ -31,6 +32,26 @@ MOST_MEASURING_SHARE = 0.35
 """Of the seconds that were given; where the least takes more, rates are assumed, and trials decide."""
 MOST_CHECKING_SHARE = 0.1
 """Of the seconds that are left, for the step that the timings of operators are held against."""
+
+
+def measured_here(workload: Workload, plan: Plan, world: World) -> Machine:
+    """The profile for a plan that is given, measured where the saved one has gaps.
+
+    Args:
+        workload: The traced step.
+        plan: Tells whether gradients are encoded.
+        world: This worker's place; all of its workers call this.
+
+    Raises:
+        LaunchError: a measuring process failed.
+    """
+    return measure(
+        workload=workload,
+        settings=(world.setting,),
+        codecs=may_encode((), plan),
+        here=True,
+        process_group=world.process_group,
+    )
 
 
 @dataclass(kw_only=True)

@@ -30,6 +30,7 @@ from ridgeline.planner.exchanges.exchanges import (
     exchange_changes,
     exchanges_in,
 )
+from ridgeline.planner.exchanges.held import held_plans
 from ridgeline.planner.exchanges.pruning import Pruned, fitting
 from ridgeline.planner.exchanges.ways import exchanging_plans
 from ridgeline.simulator.compiler.fusion import blocks_of
@@ -162,7 +163,8 @@ def enumerate_plans(request: PlanRequest) -> tuple[list[Plan], list[Pruned]]:
         for one in without:
             if not any(_is_told(one, known) for known in pruned):
                 pruned.append(one)
-    return plans, pruned
+    held = held_plans(request.machine, request.workloads, request.fixed, plans)
+    return [*plans, *held], pruned
 
 
 def _is_told(one: Pruned, known: Pruned) -> bool:

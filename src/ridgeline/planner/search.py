@@ -11,6 +11,7 @@ from ridgeline.errors import MachineError, OutOfTimeError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.exchanges.exchanges import uncompared
+from ridgeline.planner.exchanges.held import only_timed, uncompared_held
 from ridgeline.planner.exchanges.pruning import Pruned
 from ridgeline.planner.exchanges.rhythms import rhythm_notes
 from ridgeline.planner.knobs import (
@@ -117,8 +118,10 @@ def choose(
     if trial is not None and candidates:
         allowance = _allowance(request, candidates, tries, steps, seconds, clock or since_now())
         candidates, told, last = _tried(request, candidates, allowance, trial, retrial)
-        notes += told
         error = _largest_miss(candidates)
+        candidates, untimed = only_timed(candidates)
+        notes += [*told, *untimed]
+    notes += uncompared_held(request.fixed, request.device, request.workloads)
     notes += uncompared(request.fixed, request.device, max(request.workloads), last)
     ranking = _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
     return with_doubt(request, ranking)

@@ -1,4 +1,4 @@
-"""Steps that hold buckets follow each other: the period of that pipeline, and what a step is seen to do in it.
+"""Steps that hold buckets follow each other: the period of that pipeline, and what is seen of a step in it.
 
 The exchanges of held buckets begin when backward is over, and go on beside the update, the time between steps
 and the next forward pass, up to the operator that reads them (see `synchronisation.holding`). All are
@@ -6,8 +6,8 @@ there before the next backward pass begins. So whatever came before, a step find
 pass an idle link and updated parameters: the time from one such moment to the next is the period, exactly,
 and one schedule that begins there, and ends with the forward pass of the next step, tells it.
 
-A step is shown from its own begin. An exchange that is on its way then is shown from there, as the recorder of
-a run does; what of it came before is not shown.
+A step is shown from its own begin. An exchange that is on its way then is shown from there, as the recorder
+of a run does; what of it came before is not shown.
 
 Source: a moment at which a process starts anew ends its cycle (renewal; Smith, "Regenerative stochastic
 processes", 1955); two and more steps simulated one behind the other take as long in the tests.
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline.simulator.events import SimTask, run_tasks
-from ridgeline.simulator.exchange.late_reads import LateRead
 from ridgeline.simulator.frames import Frame
 from ridgeline.simulator.model import StepModel
 from ridgeline.simulator.pricing.pieces import Piece
@@ -52,7 +51,9 @@ def held_step(model: StepModel) -> HeldStep:
     work = _period(model)
     spans = run_tasks([one.task for one in work], model.slowdown)
     period_ns = max(span.end_ns for span in spans)
-    begin_ns = next(s.end_ns for one, s in zip(work, spans, strict=True) if one.frame == "optimizer")
+    begin_ns = next(
+        s.end_ns for one, s in zip(work, spans, strict=True) if one.frame == "optimizer"
+    )
     moved = [
         _moved(span, begin_ns, 0 if one.is_next or span.end_ns > begin_ns else period_ns)
         for one, span in zip(work, spans, strict=True)
@@ -124,9 +125,7 @@ def _to_backward(model: StepModel, frames: Sequence[Frame]) -> list[_Work]:
     return found
 
 
-def _reading(
-    model: StepModel, frame: Frame, written: dict[str, tuple[str, ...]]
-) -> list[_Work]:
+def _reading(model: StepModel, frame: Frame, written: dict[str, tuple[str, ...]]) -> list[_Work]:
     """The frame that reads the parameters first, in parts that each begin with a late update."""
     pieces = model.pieces.get(frame.name, ())
     found: list[_Work] = []
@@ -157,9 +156,7 @@ def _seconds(pieces: Sequence[Piece]) -> float:
     return sum(piece.lane_s for piece in pieces)
 
 
-def _task(
-    frame: Frame, seconds: float, reads: tuple[str, ...], writes: tuple[str, ...]
-) -> SimTask:
+def _task(frame: Frame, seconds: float, reads: tuple[str, ...], writes: tuple[str, ...]) -> SimTask:
     return SimTask(
         name=frame.name,
         lane=frame.lane,

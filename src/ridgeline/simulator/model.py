@@ -59,8 +59,8 @@ runtime cuts it. A GPU that replays the step is told of each gradient by an even
 
 
 HELD_ON_GPU = (
-    "assumed: on a GPU held buckets take as long as if the step waited for them; they were never run there, and "
-    "what the next forward pass hides of them is not predicted"
+    "assumed: on a GPU held buckets take as long as if the step waited for them; they were never run there, "
+    "and what the next forward pass hides of them is not predicted"
 )
 PUSHED_ROWS = "the time in which sparse gradients are pushed to a store is not predicted"
 
@@ -69,8 +69,8 @@ class StepModel(NamedTuple):
     """All that the clock needs: frames, the pieces of each, collectives' seconds, rates, notes.
 
     `own_kernels` and `own_bytes` are those of the step as priced, see `PricedStep`. `encodings` are of the
-    collectives that a CPU encodes gradients for. `late_reads` are of the buckets that are held on a CPU, whose
-    update is not among the pieces.
+    collectives that a CPU encodes gradients for. `late_reads` are of the buckets that are held on a CPU,
+    whose update is not among the pieces.
     """
 
     frames: tuple[Frame, ...]

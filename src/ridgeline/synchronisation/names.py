@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.synchronisation.entries import Algorithm, Option
+from ridgeline.synchronisation.holding import HELD, holds
 from ridgeline.synchronisation.rhythm import rhythm_options
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
@@ -71,6 +72,8 @@ def words_of(sync: "Sync") -> dict[str, str]:
         words["compression"] = (
             f"{compression.label} gradients{_in_brackets(compression.options, set_)}"
         )
+    if holds(sync):
+        words["held"] = f"{set_[HELD.name]} held"
     if sync.every > 1:
         words["interval"] = f"every {sync.every} steps{_in_brackets(rhythm_options(sync), set_)}"
     return words

@@ -16,6 +16,7 @@ from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.exchanges.exchanges import APART_PERMISSION, PERMISSION, UNKNOWN_LOSS
+from ridgeline.planner.exchanges.held import FINE_BYTES, fastest_held, why_not_held
 from ridgeline.planner.exchanges.rhythms import known_rhythms
 from ridgeline.simulator.exchange.synchronising import sent_bytes
 from ridgeline.simulator.model import rows_beside
@@ -24,9 +25,11 @@ from ridgeline.synchronisation import (
     ALGORITHMS,
     COMPRESSIONS,
     DEFAULT_ALGORITHM,
+    HELD,
     LEAST_GAIN,
     UNCOMPRESSED,
     check_sync,
+    holds,
     is_exact,
     is_exchange_frame,
     rows_bytes,
@@ -74,7 +77,8 @@ def exchange_table(
 ) -> tuple[ExchangeRow, ...]:
     """The rows of all words: each algorithm without compression, each compression by the default algorithm.
 
-    Then the rhythms that a search compares.
+    Then the step that holds buckets, with the number of them that is predicted to be fastest, and the rhythms
+    that a search compares.
 
     Args:
         machine: Its size tables price the exchanges.
@@ -98,10 +102,23 @@ def exchange_table(
         for name in COMPRESSIONS
         if name != UNCOMPRESSED
     ]
-    ways += known_rhythms(workload)
+    ways += [_held_way(machine, workload, plan), *known_rhythms(workload)]
     rows = [_row(machine, workload, plan, sync) for sync in ways]
     plainest = rows[list(ALGORITHMS).index(DEFAULT_ALGORITHM)]
     return tuple(_judged(row, plainest, plan, allow, error) for row in rows)
+
+
+def _held_way(machine: Machine, workload: Workload, plan: Plan) -> Sync:
+    """The exchange of a step that holds buckets: as in the plan, else as is predicted to be fastest."""
+    if holds(plan.sync):
+        return plan.sync
+    plain = Sync(bucket_bytes=plan.sync.bucket_bytes)
+    eager = msgspec.structs.replace(plan, execution="eager", sync=plain)
+    cuts = (plain.bucket_bytes, FINE_BYTES)
+    found = None
+    if not why_not_held(workload, eager):
+        found = fastest_held(machine, workload, eager, cuts)
+    return msgspec.structs.replace(plain, options={HELD.name: 1}) if found is None else found.sync
 
 
 def _row(machine: Machine, workload: Workload, plan: Plan, sync: Sync) -> ExchangeRow:
@@ -113,12 +130,21 @@ def _row(machine: Machine, workload: Workload, plan: Plan, sync: Sync) -> Exchan
         is_exact=is_exact(sync),
     )
     there = msgspec.structs.replace(plan, sync=sync)
+    refused_held = why_not_held(workload, there) if holds(sync) else ""
+    if refused_held:
+        return msgspec.structs.replace(row, verdict=f"not compared: {refused_held}")
     try:
         check_sync(sync, plan.workers, workload.device)
         timeline = simulate(machine, workload, there, details=False)
     except PlanError as refused:
         return msgspec.structs.replace(row, verdict=_reason(refused, sync))
-    exchange_ns = sum(span.duration_ns for span in timeline.frames if is_exchange_frame(span.name))
+    # What is held ends in the next step, which shows no more of it; a step that waits shows all.
+    whole = timeline
+    if holds(sync):
+        waiting = msgspec.structs.replace(sync, options={})
+        plan_ = msgspec.structs.replace(there, sync=waiting)
+        whole = simulate(machine, workload, plan_, details=False)
+    exchange_ns = sum(span.duration_ns for span in whole.frames if is_exchange_frame(span.name))
     rows = rows_bytes([one.to_send for one in rows_beside(workload, there)])
     return msgspec.structs.replace(
         row,
@@ -159,6 +185,8 @@ def _judged(
         words.append(f"gains {gain:.1%}, which is within the uncertainty of {error:.1%}")
     if shards_update(Sync(algorithm=row.algorithm)):
         words.append(f"a worker keeps 1/{plan.workers} of the optimizer's state")
+    if HELD.name in row.options:
+        words.append("the next forward pass waits for the parameters that it reads; trials decide")
     if remark := ALGORITHMS[row.algorithm].remark:
         words.append(remark)
     if not row.is_exact:
@@ -171,4 +199,5 @@ def _is_of(row: ExchangeRow, sync: Sync) -> bool:
     """Whether a row is that of a plan's way, whatever options its algorithm and its compression have."""
     way = (row.algorithm, row.compression, row.every)
     is_alike = way == (sync.algorithm, sync.compression, sync.every)
-    return is_alike and (row.every == 1 or row.options == sync.options)
+    is_held = row.options.get(HELD.name) == sync.options.get(HELD.name)
+    return is_alike and is_held and (row.every == 1 or row.options == sync.options)

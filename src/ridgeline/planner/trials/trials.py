@@ -15,6 +15,7 @@ import msgspec
 from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
+from ridgeline.planner.exchanges.held import is_due_beside
 from ridgeline.planner.exchanges.link_bound import least_share
 from ridgeline.planner.knobs import num_changes
 from ridgeline.planner.preparation import is_compiled, is_compiled_plainly
@@ -114,6 +115,7 @@ def next_trial(
         for index in _representatives(candidates)
         if _is_open(candidates[index])
         and not has_failed_alike(candidates[index], candidates)
+        and is_due_beside(candidates[index], candidates)
         and could_win(candidates[index], candidates, device=device, steps=steps)
         and _fits(candidates[index], room)
     ]

@@ -8,7 +8,7 @@ from ridgeline import units
 from ridgeline.plan import Sync
 from ridgeline.planner.exchanges.exchange_table import ExchangeRow
 from ridgeline.reporting.terminal.text import table, title
-from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, UNCOMPRESSED, words_of
+from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, HELD, UNCOMPRESSED, words_of
 
 
 def exchanges_text(rows: Sequence[ExchangeRow], heading: str) -> RenderableType:
@@ -23,6 +23,8 @@ def exchanges_text(rows: Sequence[ExchangeRow], heading: str) -> RenderableType:
         way = ALGORITHMS[row.algorithm].label
         if row.compression != UNCOMPRESSED:
             way = COMPRESSIONS[row.compression].label
+        if HELD.name in row.options:
+            way = f"{way}, {row.options[HELD.name]} held"
         if row.every > 1:
             way = words_of(Sync(every=row.every, options=row.options))["interval"]
         found.add_row(

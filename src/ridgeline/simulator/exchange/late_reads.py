@@ -53,19 +53,17 @@ def late_reads(
     ops = [piece.op for piece in forward]
     readers = _readers(workload)
     found = []
-    for number in range(len(buckets) - held, len(buckets)):
+    for number in reversed(range(len(buckets) - held, len(buckets))):
         members = [gradients[index] for index in buckets[number]]
         first = min(_first_reader(p, readers, len(workload.ops)) for p in members)
         share = sum(p.num_bytes for p in members) / total if total else 0.0
         update = _update(optimizer, share, f"bucket/{number}")
         found.append(LateRead(names[number], bisect_left(ops, first), update))
-    # What leaves first, the last bucket, is taken first where one operator reads several.
-    return tuple(sorted(reversed(found), key=lambda read: read.at))
+    # What leaves first, the last bucket, stays first where one operator reads several.
+    return tuple(sorted(found, key=lambda read: read.at))
 
 
-def early_update(
-    optimizer: Sequence[Piece], reads: Sequence[LateRead]
-) -> tuple[Piece, ...]:
+def early_update(optimizer: Sequence[Piece], reads: Sequence[LateRead]) -> tuple[Piece, ...]:
     """What is left of the update at the end of a step, whose other part is done late."""
     whole_s = sum(piece.lane_s for piece in optimizer)
     late_s = sum(read.update.lane_s for read in reads)
@@ -118,7 +116,7 @@ def _update(optimizer: Sequence[Piece], share: float, module: str) -> Piece:
 
 
 def _share(piece: Piece, share: float) -> Piece:
-    """A piece of which a share is done: an operator for each parameter does so much less, and is called less."""
+    """A piece of which a share is done: what updates each parameter by itself is called less often, too."""
     return piece._replace(
         work_s=piece.work_s * share,
         fixed_s=piece.fixed_s * share,

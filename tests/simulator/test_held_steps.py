@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from layer_chains import MB, MS, chain, holding
 from ridgeline.machine import Machine
 from ridgeline.machine.stragglers import Stragglers
 from ridgeline.plan import Plan, Sync
@@ -16,7 +17,6 @@ from ridgeline.simulator.model import HELD_ON_GPU, StepModel, model_step, settin
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from ridgeline.workload import Workload
-from layer_chains import MB, MS, chain, holding
 from strategies import make_machine
 
 ROUNDING_NS = 40

@@ -13,6 +13,7 @@ from sharded_cases import OPTIMIZERS, batches, fresh, loss_of
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
+import ridgeline as rl
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.steps.step import PlannedStep
@@ -87,6 +88,41 @@ def trained(world: World, held: int, case: str) -> dict[str, Any]:
     return {"values": [losses, seen, values], "num_unread": num_unread}
 
 
+def waited(world: World) -> dict[str, Any]:
+    """The optimizer's state, read directly, of steps that hold buckets and of steps that wait for all."""
+    told: dict[str, Any] = {"outside": []}
+    for held in (2, 0):
+        model, optimizer = fresh("Adam")
+        step = rl.TrainStep(model, loss_of(deep=True), optimizer, planned(held), device="cpu")
+        step.wait()  # nothing has run
+        for images, labels in batches(world)[:4]:
+            step([images, labels])
+        unread = [type(p) is UnreadParameter for p in model.parameters()]
+        counts = _counts(optimizer)
+        step.wait()
+        told[str(held)] = {
+            "num_unread": sum(unread),
+            "before": counts,
+            "after": _counts(optimizer),
+            "num_left": sum(type(p) is UnreadParameter for p in model.parameters()),
+            "values": [t.tolist() for t in _state(optimizer)],
+        }
+        step.wait()
+        step.close()
+        step.wait()
+        told["outside"].append([t.tolist() for t in _state(optimizer)] == told[str(held)]["values"])
+    return told
+
+
+def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
+    """How often each parameter was updated, as its state says, read without the parameter itself."""
+    return [float(one["step"]) for one in optimizer.state.values()]
+
+
+def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [v for one in optimizer.state.values() for v in one.values() if isinstance(v, Tensor)]
+
+
 def _failing(step: PlannedStep, batch: Any) -> str:
     """A forward pass that stops in the middle, on both workers."""
     layer = next(m for m in step.model.modules() if isinstance(m, nn.BatchNorm2d))
@@ -149,6 +185,7 @@ def main() -> None:
         case: {str(held): trained(world, held, case) for held in (0, 1, 2, 99)} for case in cases
     }
     found["refused"] = refused(world)
+    found["waited"] = waited(world)
     if not world.rank:
         Path(sys.argv[1]).write_text(json.dumps(found))
     World.leave()

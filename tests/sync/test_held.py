@@ -65,6 +65,17 @@ def test_what_cannot_be_held_is_refused(found: dict[str, Any], case: str, words:
     assert words in found["refused"][case]
 
 
+def test_waiting_brings_the_optimizers_state_up_to_date(found: dict[str, Any]) -> None:
+    """To the bits of steps that wait for all; nothing before a batch, a second time and behind `close`."""
+    held, plain = found["waited"]["2"], found["waited"]["0"]
+    assert held["num_unread"] > 0 == plain["num_unread"]
+    assert held["num_left"] == plain["num_left"] == 0
+    assert set(held["before"]) == {3.0, 4.0}
+    assert set(held["after"]) == set(plain["before"]) == set(plain["after"]) == {4.0}
+    assert held["values"] == plain["values"]
+    assert found["waited"]["outside"] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [

@@ -5,6 +5,7 @@ import io
 import pytest
 from toy_entries import MIB, MS, planned
 
+from layer_chains import chain
 from ridgeline.errors import PlanError
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.exchanges.exchange_table import UNKNOWN_LOSS, ExchangeRow, exchange_table
@@ -30,6 +31,8 @@ def word_of(row: ExchangeRow) -> str:
     if row.every > 1:
         late = f" {row.options['delay']} late" if "delay" in row.options else ""
         return f"every {row.every}{late}"
+    if "held" in row.options:
+        return "held"
     return row.compression if row.compression != "none" else row.algorithm
 
 
@@ -40,13 +43,14 @@ def test_all_words_have_a_row() -> None:
     assert list(rows) == [
         *ALGORITHMS,
         *lossy,
+        "held",
         "every 8",
         "every 50",
         "every 50 10 late",
         "every 50 40 late",
         "every 100 10 late",
     ]
-    assert len(rows) == len(ALGORITHMS) + len(lossy) + len(RHYTHMS)
+    assert len(rows) == len(ALGORITHMS) + len(lossy) + 1 + len(RHYTHMS)
     for name in (*ALGORITHMS, *lossy):
         row = rows[name]
         entry = COMPRESSIONS.get(name) or ALGORITHMS[name]
@@ -86,6 +90,36 @@ def test_rhythms_send_their_share_and_ask_for_a_permission_of_their_own() -> Non
     late = Plan(workers=2, threads=1, sync=Sync(every=50, options={"fragments": 4, "delay": 10}))
     marked = {name for name, row in rows_of(1e8, plan=late).items() if "chosen" in row.verdict}
     assert marked == {"every 50 10 late"}
+
+
+def held_row(bandwidth: float, plan: Plan | None = None, device: str = "cpu") -> ExchangeRow:
+    """The row of the step that holds buckets, and no other that is chosen or holds."""
+    workload = chain([MIB] * 8, [MS] * 8, [MS] * 8, device=device)
+    machine = make_machine(latency_s=1e-4, bandwidth=bandwidth, device=device)
+    rows = exchange_table(machine, {2: workload}, plan or planned(), error=0.02)
+    (row,) = [row for row in rows if "held" in row.options]
+    assert [one for one in rows if "chosen" in one.verdict] == [row if plan else rows[0]]
+    return row
+
+
+def test_held_buckets_are_told_with_what_they_hide() -> None:
+    """They send what the default sends; where nothing is exposed they gain nothing."""
+    slow, fast = held_row(1e9), held_row(1e12)
+    assert slow.is_exact
+    assert slow.sent_bytes == fast.sent_bytes == 8 * MIB
+    assert slow.verdict.endswith(
+        "faster than the default; the next forward pass waits for the parameters that it reads; trials decide"
+    )
+    assert "within the uncertainty" in fast.verdict
+    held = Plan(workers=2, threads=1, sync=Sync(options={"held": 2}, bucket_bytes=(MIB,)))
+    assert held_row(1e9, held).verdict.startswith("chosen; ")
+
+
+def test_held_buckets_over_nccl_say_that_they_were_never_run() -> None:
+    """And have no figures."""
+    row = held_row(1e9, device="cuda")
+    assert row.verdict == "not compared: over NCCL it was never run"
+    assert row.step_s is None
 
 
 def test_a_gain_that_is_not_worth_another_algorithm_is_told_as_that() -> None:
@@ -152,4 +186,5 @@ def test_the_terminal_shows_them() -> None:
     assert "halved" in text
     assert "every 50 steps" in text
     assert "delay 10" in text
+    assert "all-reduce, 1 held" in text
     assert "this release does not run it" in text

@@ -14,6 +14,7 @@ from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.events import SimTask, run_tasks
 from ridgeline.simulator.exchange.late_reads import LATE_UPDATE
 from ridgeline.simulator.model import HELD_ON_GPU, StepModel, model_step, setting_of
+from ridgeline.simulator.replay import replayed
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from ridgeline.workload import Workload
@@ -216,6 +217,17 @@ def test_a_slower_worker_updates_late_as_slowly() -> None:
     slow = msgspec.structs.replace(plain, stragglers=Stragglers(slow=1, slowdown=2.0))
     first, second = (simulate(m, workload, holding(2)).step_ns for m in (plain, slow))
     assert second == pytest.approx(2 * first, rel=1e-3)
+
+
+def test_what_goes_on_in_the_next_step_is_not_replayed() -> None:
+    """Its frames do not tell what the clock would need; those of a step that waits do."""
+    workload = chain([MB] * 3, [5 * MS] * 3, [MS] * 3)
+    machine = make_machine(bandwidth=1e7, latency_s=0.0)
+    held, waiting = (simulate(machine, workload, holding(n), details=False) for n in (2, 0))
+    assert replayed(held) is None
+    told = replayed(waiting)
+    assert told is not None
+    assert told.error == 0.0
 
 
 def test_on_a_gpu_it_says_that_it_was_never_run() -> None:

@@ -106,6 +106,7 @@ def waited(world: World) -> dict[str, Any]:
             "after": _counts(optimizer),
             "num_left": sum(type(p) is UnreadParameter for p in model.parameters()),
             "values": [t.tolist() for t in _state(optimizer)],
+            "notes": step.notes,
         }
         step.wait()
         step.close()

@@ -11,6 +11,7 @@ from torch import nn
 from ridgeline.errors import PlanError
 from ridgeline.execution import check_plan
 from ridgeline.plan import Plan, Sync
+from ridgeline.runtime.sync.joining import READ_LATE
 from ridgeline.runtime.sync.unread import UnreadParameter, make_plain, make_unread
 from ridgeline.synchronisation import launch_order, num_held
 from torchrun import torchrun
@@ -74,6 +75,8 @@ def test_waiting_brings_the_optimizers_state_up_to_date(found: dict[str, Any]) -
     assert set(held["after"]) == set(plain["before"]) == set(plain["after"]) == {4.0}
     assert held["values"] == plain["values"]
     assert found["waited"]["outside"] == [True, True]
+    assert READ_LATE in held["notes"]
+    assert READ_LATE not in plain["notes"]
 
 
 @pytest.mark.parametrize(

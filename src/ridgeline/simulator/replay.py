@@ -13,7 +13,7 @@ from ridgeline.plan import Sync
 from ridgeline.simulator.events import SimTask, dependencies, run_tasks
 from ridgeline.simulator.frames import WHOLE_STEP, Frame, step_frames
 from ridgeline.simulator.schedule import contiguous
-from ridgeline.synchronisation import SPARSE_ROWS, algorithm_of
+from ridgeline.synchronisation import SPARSE_ROWS, algorithm_of, is_bucket_frame
 from ridgeline.timeline import Lane, Span, Timeline
 
 _SOME = 2
@@ -42,10 +42,14 @@ class Replay(Value, frozen=True, kw_only=True):
 
 
 def replayed(timeline: Timeline) -> Replay | None:
-    """How well the clock replays a recorded step; None for one with other frames than those of steps."""
+    """How well the clock replays a recorded step.
+
+    None for one with other frames than those of steps, and for one that holds buckets: its own frames do not
+    tell what of its exchanges goes on in the next.
+    """
     frames = _frames(timeline)
     unknown = {span.name for span in timeline.frames} - {frame.name for frame in frames}
-    if unknown or not timeline.frames:
+    if unknown or not timeline.frames or _has_exchanges_of_before(timeline):
         return None
     gaps = [(part.gap_ns, part.where) for part in _parts(timeline, frames)]
     gaps.append((_rest_ns(timeline), _BEHIND))
@@ -99,6 +103,16 @@ def replay(timeline: Timeline, *, with_gaps: bool = False) -> Timeline:
         spans=tuple(spans if with_gaps else contiguous(spans)),
         steps_ns=(end_ns,),
         notes=(f"replay of the durations of a {timeline.origin} step",),
+    )
+
+
+def _has_exchanges_of_before(timeline: Timeline) -> bool:
+    """Whether a bucket is under way before backward begins: it is one of the step before, see `holding`."""
+    begins = [span.start_ns for span in timeline.frames if span.name == "backward/0"]
+    return any(
+        is_bucket_frame(span.name) and span.start_ns < begins[0]
+        for span in timeline.frames
+        if begins
     )
 
 

@@ -54,6 +54,12 @@ class StateWatch(Protocol):
         """
 
 
+READ_LATE = (
+    "parameters of held buckets are updated when they are first read: call the step's wait() before "
+    "optimizer.state[parameter] is read directly"
+)
+
+
 class Joined(NamedTuple):
     """What a step has of the other workers.
 
@@ -134,6 +140,8 @@ def join_others(
         assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
         synchronizer = ShardedUpdate(optimizer, reducer=reducer, transport=transport, world=world)
     if holds(plan.sync):
+        if notes is not None:
+            notes.append(READ_LATE)
         return _joined_holding(model, optimizer, reducer, world, sparse=tuple(sparse))
     return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
 

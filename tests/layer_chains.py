@@ -24,7 +24,7 @@ def chain(
     Args:
         sizes: Bytes of each parameter, from the first layer on.
         forward: FLOP of each layer, a nanosecond each on the machines of `strategies`.
-        backward: Likewise, in the order of backward.
+        backward: Likewise, in the order of backward, and what comes behind the last gradient.
         update: Bytes that the optimizer moves.
         device: `cpu` or `cuda`.
     """

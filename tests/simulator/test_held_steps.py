@@ -39,7 +39,8 @@ def chains(draw: st.DrawFn, slowed: bool = False) -> tuple[Machine, Workload, in
         latency_s=draw(st.sampled_from([0.0, 1e-3])),
         slowdown=(draw(st.floats(1.0, 2.0)), draw(st.floats(1.0, 2.0))) if slowed else (1.0, 1.0),
     )
-    workload = chain([4000 * size for size in sizes], draw(times), draw(times))
+    rest = draw(st.integers(0, 20 * MS))
+    workload = chain([4000 * size for size in sizes], draw(times), [*draw(times), rest])
     return machine, workload, draw(st.integers(1, count))
 
 

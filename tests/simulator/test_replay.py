@@ -81,9 +81,15 @@ def test_what_kept_its_order_comes_back(machine, workload, limit: int, pauses: l
 
 @given(timelines())
 def test_the_clock_is_never_faster_than_the_record(timeline: Timeline) -> None:
-    """With its gaps: who began before what it should have waited for is only later."""
+    """With its gaps: who began before what it should have waited for is only later.
+
+    An exchange that began before backward is of the step before, which its frames do not tell.
+    """
     found = replayed(timeline)
-    assert found is not None
+    begins = {span.name: span.start_ns for span in timeline.frames}
+    assert (found is None) == (begins["all_reduce/0"] < begins["backward/0"])
+    if found is None:
+        return
     assert found.frames_ns <= found.step_ns
     assert found.error >= 0.0
 

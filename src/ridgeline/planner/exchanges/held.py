@@ -32,7 +32,7 @@ LEAST_HELD_GAIN = 0.02
 """Of a step; what is predicted to gain less is not worth a trial, as with other cuts of the same buckets."""
 FINE_BYTES = (2 * MIB,)
 """Buckets of this size are compared besides those of the step that waits: the next forward pass goes on as
-soon as the first layers are there. Source: ResNet-18 in nine buckets at 100 and 400 Mbit/s, `docs/guide.md`."""
+soon as the first layers are there. Source: ResNet-18 in nine buckets, at 100 and 400 Mbit/s (the guide)."""
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 """Of held buckets that are compared; and all but the first."""
 NOT_RUN = (

@@ -149,10 +149,7 @@ def model_step(
     )
     notes = [*_untraced(workload, plan), *priced.notes]
     pieces = _held(machine, plan, setting, priced, cuts, workload.buffer_bytes)
-    reads: tuple[LateRead, ...] = ()
-    if plan.workers > 1 and holds(plan.sync) and setting.device == "cpu":
-        reads = late_reads(workload, plan.sync, pieces["forward"], pieces["optimizer"])
-        pieces["optimizer"] = early_update(pieces["optimizer"], reads)
+    reads, pieces = _read_late(workload, plan, setting, pieces)
     communication_s, slowdown, assumed = _communication(
         machine, workload, plan, setting, priced, cuts
     )
@@ -183,6 +180,19 @@ def model_step(
         encoded,
         reads,
     )
+
+
+def _read_late(
+    workload: Workload, plan: Plan, setting: Setting, pieces: dict[str, tuple[Piece, ...]]
+) -> tuple[tuple[LateRead, ...], dict[str, tuple[Piece, ...]]]:
+    """Where the forward pass waits for held buckets, and the pieces without their update.
+
+    It waits for none on a GPU, see `HELD_ON_GPU`.
+    """
+    if plan.workers == 1 or setting.device == "cuda" or not holds(plan.sync):
+        return (), pieces
+    reads = late_reads(workload, plan.sync, pieces["forward"], pieces["optimizer"])
+    return reads, pieces | {"optimizer": early_update(pieces["optimizer"], reads)}
 
 
 def _communication(

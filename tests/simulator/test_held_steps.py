@@ -1,5 +1,6 @@
 """Steps that hold buckets: the period of their pipeline, and what no schedule of them can do."""
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -163,19 +164,26 @@ def test_a_faster_link_takes_no_longer(
 
 @given(chains(slowed=True))
 def test_a_step_is_shown_whole(case: tuple[Machine, Workload, int]) -> None:
-    """Each frame of a step that waits, within the step, which ends with the optimizer; details inside frames."""
+    """The frames of a step that waits, one behind the other; late updates are the optimizer's, before backward."""
     machine, workload, held = case
-    timeline = simulate(machine, workload, holding(held))
-    names = [span.name for span in timeline.frames]
-    assert sorted(names) == sorted(
-        span.name for span in simulate(machine, workload, holding(0)).frames
-    )
+    timeline, waiting = (simulate(machine, workload, holding(n)) for n in (held, 0))
+    assert {s.name for s in timeline.frames} == {s.name for s in waiting.frames}
     assert all(0 <= span.start_ns <= span.end_ns <= timeline.step_ns for span in timeline.spans)
+    computing = timeline.lane("compute")
+    assert all(one.end_ns == next_.start_ns for one, next_ in itertools.pairwise(computing))
+    assert (computing[0].start_ns, computing[-1].end_ns) == (0, timeline.step_ns)
     updates = [span for span in timeline.spans if span.name == LATE_UPDATE]
-    forward = next(span for span in timeline.frames if span.name == "forward")
     assert len(updates) == min(held, len(workload.parameters) - 1)
-    for span in updates:
-        assert forward.start_ns <= span.start_ns <= span.end_ns <= forward.end_ns
+    late_ns = sum(
+        s.duration_ns
+        for s in computing
+        if s.name == "optimizer" and s.start_ns < _first(timeline, "backward/0")
+    )
+    assert late_ns == sum(span.duration_ns for span in updates)
+
+
+def _first(timeline: Timeline, name: str) -> int:
+    return next(span.start_ns for span in timeline.frames if span.name == name)
 
 
 def test_the_first_layers_are_waited_for_first() -> None:
@@ -183,7 +191,8 @@ def test_the_first_layers_are_waited_for_first() -> None:
     workload = chain([MB] * 3, [5 * MS] * 3, [MS] * 3, update=3 * MS)
     machine = make_machine(bandwidth=1e8, latency_s=0.0)
     plan = holding(2)
-    spans = {s.name: (s.start_ns, s.end_ns) for s in simulate(machine, workload, plan).frames}
+    timeline = simulate(machine, workload, plan)
+    spans = {s.name: (s.start_ns, s.end_ns) for s in timeline.frames}
     model = modelled(machine, workload, plan)
     assert [(read.frame, read.at) for read in model.late_reads] == [
         ("all_reduce/2", 0),
@@ -194,7 +203,15 @@ def test_the_first_layers_are_waited_for_first() -> None:
     assert spans["wait"][1] - spans["backward/0"][0] == 13 * MS
     assert spans["all_reduce/2"] == (0, 9 * MS)
     assert spans["all_reduce/1"] == (9 * MS, 19 * MS)
-    assert spans["forward"] == (0, (19 + 1 + 5 + 5) * MS)
+    lane = [(s.name, s.start_ns // MS, s.end_ns // MS) for s in timeline.lane("compute")]
+    assert lane[:6] == [
+        ("wait", 0, 9),
+        ("optimizer", 9, 10),
+        ("forward", 10, 15),
+        ("wait", 15, 19),
+        ("optimizer", 19, 20),
+        ("forward", 20, 30),
+    ]
     waiting = simulate(machine, workload, holding(0)).step_ns
     assert waiting == (15 + 33 + 3) * MS
     assert simulate(machine, workload, plan).step_ns == (30 + 14) * MS
@@ -205,9 +222,11 @@ def test_micro_batches_wait_in_the_first() -> None:
     workload = chain([MB] * 3, [5 * MS] * 3, [MS] * 3)
     machine = make_machine(bandwidth=1e7, latency_s=0.0)
     held, waiting = (simulate(machine, workload, holding(n, accumulate=2)) for n in (2, 0))
-    frames = [{s.name: s.duration_ns for s in told.frames} for told in (held, waiting)]
-    assert frames[0]["micro/0"] > frames[1]["micro/0"]
-    assert frames[0]["forward"] == frames[1]["forward"]
+    waits = [(s.start_ns, s.end_ns) for s in held.lane("compute") if s.name == "wait"]
+    assert waits[0][0] == 0
+    assert waits[1][1] <= _first(held, "forward")
+    for name in ("micro/0", "forward", "optimizer"):
+        assert held.total_ns(name) == pytest.approx(waiting.total_ns(name), abs=ROUNDING_NS)
     assert held.step_ns < waiting.step_ns
 
 

@@ -107,6 +107,7 @@ def waited(world: World) -> dict[str, Any]:
             "num_left": sum(type(p) is UnreadParameter for p in model.parameters()),
             "values": [t.tolist() for t in _state(optimizer)],
             "notes": step.notes,
+            "frames": [span.name for span in step.timeline().lane("compute")],
         }
         step.wait()
         step.close()

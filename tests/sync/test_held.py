@@ -79,6 +79,16 @@ def test_waiting_brings_the_optimizers_state_up_to_date(found: dict[str, Any]) -
     assert READ_LATE not in plain["notes"]
 
 
+def test_a_timeline_tells_where_a_step_waits_and_updates(found: dict[str, Any]) -> None:
+    """Inside of the forward pass, which is resumed; a step that waits does so once, behind backward."""
+    held, plain = (found["waited"][number]["frames"] for number in ("2", "0"))
+    late = held[: held.index("backward/0")]
+    assert late.count("wait") == late.count("optimizer") == 2
+    assert late[0] == late[-1] == "forward"
+    assert held[-2:] == plain[-2:] == ["wait", "optimizer"]
+    assert plain.count("wait") == plain.count("optimizer") == plain.count("forward") == 1
+
+
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [

@@ -16,6 +16,8 @@ processes", 1955); two and more steps simulated one behind the other take as lon
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from ridgeline.simulator.events import SimTask, run_tasks
 from ridgeline.simulator.frames import Frame
 from ridgeline.simulator.model import StepModel
@@ -27,7 +29,7 @@ _OVER = ("gradients",)
 
 
 class HeldStep(NamedTuple):
-    """A step in the steady state: a span for each frame of the model, and what computes in each."""
+    """A step in the steady state: spans of its frames, in the model's order, and what computes in them."""
 
     frames: tuple[Span, ...]
     parts: tuple[tuple[tuple[Piece, ...], Span], ...]
@@ -58,31 +60,36 @@ def held_step(model: StepModel) -> HeldStep:
         _moved(span, begin_ns, 0 if one.is_next or span.end_ns > begin_ns else period_ns)
         for one, span in zip(work, spans, strict=True)
     ]
-    ran: dict[str, list[Span]] = {}
-    for one, span in zip(work, moved, strict=True):
-        ran.setdefault(one.frame, []).append(span)
-    frames = tuple(
-        Span(
-            name=frame.name,
-            lane=frame.lane,
-            start_ns=ran[frame.name][0].start_ns,
-            end_ns=ran[frame.name][-1].end_ns,
-        )
-        for frame in model.frames
-    )
-    parts = tuple((one.pieces, span) for one, span in zip(work, moved, strict=True) if one.pieces)
-    return HeldStep(frames, parts)
+    ran = list(zip(work, moved, strict=True))
+    frames = tuple(span for frame in model.frames for span in _shown(frame, ran))
+    return HeldStep(frames, tuple((one.pieces, span) for one, span in ran if one.pieces))
+
+
+def _shown(frame: Frame, ran: Sequence[tuple[_Work, Span]]) -> list[Span]:
+    """A frame as a run records it: where it waits for held buckets and updates late, it is interrupted so."""
+    spans = [span for one, span in ran if one.frame == frame.name]
+    if len(spans) == 1:
+        return spans
+    shown: list[Span] = []
+    at_ns = spans[0].start_ns
+    for span in spans:
+        if span.start_ns > at_ns:
+            shown.append(_of(span, "wait", at_ns, span.start_ns))
+        is_needed = span is spans[-1] and all(one.name != frame.name for one in shown)
+        if span.duration_ns or is_needed:
+            shown.append(_of(span, span.name, span.start_ns, span.end_ns))
+        at_ns = span.end_ns
+    return shown
+
+
+def _of(span: Span, name: str, start_ns: int, end_ns: int) -> Span:
+    return Span(name=name, lane=span.lane, start_ns=start_ns, end_ns=end_ns)
 
 
 def _moved(span: Span, begin_ns: int, later_ns: int) -> Span:
     """A span on the clock of the step that begins at `begin_ns` of the schedule, or of the one before it."""
     by_ns = later_ns - begin_ns
-    return Span(
-        name=span.name,
-        lane=span.lane,
-        start_ns=max(0, span.start_ns + by_ns),
-        end_ns=max(0, span.end_ns + by_ns),
-    )
+    return _of(span, span.name, max(0, span.start_ns + by_ns), max(0, span.end_ns + by_ns))
 
 
 def _period(model: StepModel) -> list[_Work]:
@@ -132,7 +139,8 @@ def _reading(model: StepModel, frame: Frame, written: dict[str, tuple[str, ...]]
     at = 0
     for read in model.late_reads:
         found.append(_part(model, frame, pieces[at : read.at], frame.reads))
-        found.append(_part(model, frame, (read.update,), written[read.frame]))
+        late = _part(model, frame, (read.update,), written[read.frame])
+        found.append(late._replace(task=msgspec.structs.replace(late.task, name="optimizer")))
         at = max(at, read.at)
     found.append(_part(model, frame, pieces[at:], frame.reads))
     return found

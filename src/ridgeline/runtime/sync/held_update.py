@@ -34,6 +34,10 @@ as_they_are: Callable[[], contextlib.AbstractContextManager[Any]] = (
 """Inside, parameters are looked at without being updated."""
 
 
+READING = ("forward", "micro/")
+"""The frames in which a step reads its parameters."""
+
+
 class HeldUpdate:
     """Exchanges gradients in every step, and updates the parameters of held buckets late; a `Synchronizer`.
 
@@ -64,6 +68,7 @@ class HeldUpdate:
         self._whole: list[list[Any]] = []
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._is_cleared = False
+        self._recorder: Recorder | None = None
         self._stream: torch.cuda.Stream | None = None
         self._hooks = [
             optimizer.register_state_dict_pre_hook(self._wait_first),
@@ -73,6 +78,7 @@ class HeldUpdate:
     def arm(self, recorder: Recorder) -> None:
         """See `Synchronizer`; updates what the forward pass did not read."""
         self.wait()
+        self._recorder = recorder
         _check_hooks(self._optimizer)
         self._reducer.arm(recorder)
 
@@ -177,7 +183,7 @@ class HeldUpdate:
         with self._lock, _plain_modes(bucket, self._stream):
             if bucket.index not in self._late:
                 return
-            with as_they_are():
+            with as_they_are(), self._interrupting("wait"):
                 before = [parameter._version for parameter in bucket.parameters]  # noqa: SLF001
                 # Until its mean is there a parameter stays unread, so that a failure is told to every reader.
                 self._reducer.receive(bucket)
@@ -187,12 +193,27 @@ class HeldUpdate:
                 self._reducer.settle_unused(bucket)
             del self._late[bucket.index]
             make_plain(bucket.parameters)
-            self._update(bucket)
+            with self._interrupting("optimizer"):
+                self._update(bucket)
             after = [parameter._version for parameter in bucket.parameters]  # noqa: SLF001
             self.on_update(sum(after) - sum(before))
             if self._is_cleared:
                 for parameter in bucket.parameters:
                     parameter.grad = None
+
+    @contextlib.contextmanager
+    def _interrupting(self, name: str) -> Iterator[None]:
+        """A frame inside of the one that reads, where that is one of a step: a forward pass."""
+        recorder = self._recorder
+        reading = recorder.frame if recorder is not None else ""
+        if recorder is None or not reading.startswith(READING):
+            yield
+            return
+        recorder.mark(name)
+        try:
+            yield
+        finally:
+            recorder.mark(reading)
 
     def _update(self, bucket: Bucket) -> None:
         """The optimizer's step on these parameters alone, with the settings of the step that they are of."""

@@ -1,8 +1,8 @@
 """Steps that hold buckets over a slow link: measured beside steps that wait, and beside their prediction.
 
-    python benchmarks/held_buckets.py [--rate 100mbit] [--held 2 6] [--output FILE]
+    python benchmarks/held_buckets.py [--rate 100mbit] [--samples 64] [--held 2 6] [--output FILE]
 
-Two workers of one thread train `resnet18` with 64 samples a step on two hosts on this machine (network
+Two workers of one thread train `resnet18` with so many samples a step on two hosts on this machine (network
 namespaces, so it takes root and iproute2). Each number of held buckets takes turns with the step that waits,
 in the same warm processes, on models that begin with the same bits and see the same batches. A figure is the
 median over the steps of all turns, of the slower worker; the bits of all parameters are compared at the end.
@@ -37,7 +37,7 @@ from ridgeline.tracing.capture import trace
 from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 
-TASK, SAMPLES, THREADS, WORKERS = "resnet18", 64, 1, 2
+TASK, THREADS, WORKERS = "resnet18", 1, 2
 BUCKET_BYTES = 2 << 20
 """Nine buckets."""
 WARM_STEPS = 2
@@ -102,7 +102,7 @@ class Form:
 def worker(args: argparse.Namespace) -> None:
     """Measure, predict and train on one of the hosts; the first writes the result."""
     world = World.join(threads=THREADS, device="cpu")
-    training = Training(world, TASK, SAMPLES // world.size)
+    training = Training(world, TASK, args.samples // world.size)
     model = training.made()
     workload = trace(
         model, training.loss_fn, training.optimizer(model), training.batches[0], name=TASK
@@ -121,7 +121,7 @@ def worker(args: argparse.Namespace) -> None:
     if not world.rank:
         found = {
             "task": TASK,
-            "samples": SAMPLES,
+            "samples": args.samples,
             "rate": args.rate,
             "workers": world.size,
             "bucket_bytes": BUCKET_BYTES,
@@ -162,6 +162,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--rate", default="100mbit", help="of the link, e.g. 100mbit")
+    parser.add_argument("--samples", type=int, default=64, help="a step, of both workers together")
     parser.add_argument("--held", type=int, nargs="+", default=[2, 6], help="numbers of buckets")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="that are timed in a turn")

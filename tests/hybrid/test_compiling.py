@@ -127,7 +127,6 @@ def test_regions_are_compiled_inside_active_only() -> None:
     model = make_model()
     limit = torch._dynamo.config.recompile_limit
     regions = CompiledRegions(model)
-    assert regions.num_regions == 3
     with pytest.raises(ZeroDivisionError), regions.active():
         divmod(1, 0)
     with regions.active():

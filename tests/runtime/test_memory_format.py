@@ -60,7 +60,6 @@ def test_state_lies_like_its_parameter() -> None:
     weight, momentum = model.conv.weight, optimizer.state[model.conv.weight]["momentum_buffer"]
     values = copy.deepcopy((weight.data, momentum))
     last = ChannelsLast(model, optimizer)
-    assert last.num_converted == 3  # weight, its momentum, and the mask
     assert weight.stride() == momentum.stride() == (27, 1, 9, 3)
     last.close()
     last.close()

@@ -166,11 +166,6 @@ class CompiledRegions:
         words = ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
         self.note = f"compiled by region: {words}"
 
-    @property
-    def num_regions(self) -> int:
-        """How many blocks are compiled."""
-        return len(self._blocks)
-
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Calls of the blocks inside go to their compiled form."""

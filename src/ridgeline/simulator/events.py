@@ -78,15 +78,6 @@ def dependencies(tasks: Sequence[SimTask]) -> list[list[int]]:
     return found
 
 
-def critical_path_ns(tasks: Sequence[SimTask]) -> int:
-    """Length of the longest chain of dependent tasks: no schedule is shorter."""
-    ends: list[int] = []
-    for task, waits in zip(tasks, dependencies(tasks), strict=True):
-        start = max((ends[index] for index in waits), default=0)
-        ends.append(max(start, task.release_ns) + task.duration_ns)
-    return max(ends, default=0)
-
-
 class _Clock:
     def __init__(self, tasks: Sequence[SimTask], slowdown: Mapping[Lane, float]) -> None:
         self.tasks = tasks

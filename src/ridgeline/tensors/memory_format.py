@@ -32,11 +32,6 @@ class ChannelsLast:
             self._convert(tensor)
         self.adopt_state()
 
-    @property
-    def num_converted(self) -> int:
-        """How many tensors were in another order."""
-        return len(self._found)
-
     def adopt_state(self) -> None:
         """Convert optimizer state that is not converted yet, such as what was loaded since."""
         for tensor in _state_like_parameters(self._optimizer):

@@ -26,12 +26,6 @@ class Bounds(Value, frozen=True, kw_only=True):
         """The largest of the bounds."""
         return max(self.critical_path_s, self.work_s, self.link_s)
 
-    @property
-    def binding(self) -> str:
-        """Which bound is the largest: `critical path`, `work` or `link`."""
-        named = {"critical path": self.critical_path_s, "work": self.work_s, "link": self.link_s}
-        return max(named, key=named.__getitem__)
-
 
 def find_bounds(
     dag: Dag,

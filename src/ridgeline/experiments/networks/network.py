@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 Scale = Literal["gpu", "cpu"]
-SCALES: tuple[Scale, ...] = ("gpu", "cpu")
 LossFunction = Callable[[nn.Module, Any], Tensor]
 MakeOptimizer = Callable[..., Optimizer]
 """From an iterable of parameters, and keyword arguments such as `fused`."""

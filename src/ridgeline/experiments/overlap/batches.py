@@ -33,8 +33,6 @@ DEVICE_SIDE, DEVICE_PRODUCTS = 4096, 8
 LOAD, COMPUTE = "loading alone", "computing alone"
 LOAD_AND_COPY = "loading and copying alone"
 
-Step = Callable[[Tensor], Tensor]
-
 
 def host_batches_case(*, quick: bool) -> Case:
     """On the CPU: a thread loads while another computes."""

@@ -4,32 +4,15 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ridgeline import units
-from ridgeline.experiments.networks.result import (
-    AUTO,
-    FormRow,
-    NetworkResult,
-    NetworksExperiment,
-)
-from ridgeline.experiments.networks.results.summary import (
-    Errors,
-    Summary,
-    headline_errors,
-    over_hand,
-    over_plain,
-    spread_of,
-    start_lines,
-    summarise,
-    times_faster_than_compile,
-)
+from ridgeline.experiments.networks.result import FormRow, NetworkResult, NetworksExperiment
+from ridgeline.experiments.networks.results.summary import Summary, start_lines, summarise
 from ridgeline.experiments.networks.results.text import (
     NONE,
-    check_word,
+    errors_words,
     milliseconds,
-    percent,
+    prediction_cells,
     ratio,
-    seconds,
-    share,
+    speed_cells,
     tried_cells,
 )
 
@@ -148,9 +131,9 @@ def _summary(found: Summary) -> Iterator[str]:
     rows.append(("times faster than `torch.compile`, geometric mean", ratio(found.over_compile)))
     for when, by_family in (("before any trial", found.before), ("after trials", found.after)):
         for family, errors in by_family.items():
-            rows.append((f"error {when}, {family}", _errors(errors)))
+            rows.append((f"error {when}, {family}", errors_words(errors)))
     if found.drift is not None:
-        rows.append(("an eager step, from its trial to its turns", _errors(found.drift)))
+        rows.append(("an eager step, from its trial to its turns", errors_words(found.drift)))
     rows.extend(start_lines(found))
     if found.checked:
         equal = found.checked - len(found.unequal)
@@ -161,25 +144,15 @@ def _summary(found: Summary) -> Iterator[str]:
 def _speed(results: Sequence[NetworkResult]) -> Iterator[str]:
     head = ("Network", "Kind", "eager", "`torch.compile`", "best plain", "", "by hand", "`auto`",
             "`auto` / plain", "`auto` / by hand", "`torch.compile` / `auto`", "chosen")  # fmt: skip
-    rows = []
-    for result in results:
-        best = result.fastest("plain")
-        rows.append(
-            (
-                result.network,
-                f"{result.kind}: {result.title}",
-                _ms(result.form("eager") or result.form("DDP")),
-                _ms(result.compiled),
-                _ms(best),
-                "" if best is None else best.form,
-                _ms(result.fastest("by hand")),
-                _ms(result.form(AUTO)),
-                ratio(over_plain(result)),
-                ratio(over_hand(result)),
-                ratio(times_faster_than_compile(result)),
-                "" if result.headline is None else f"`{result.headline.execution}`",
-            )
+    rows = [
+        (
+            result.network,
+            f"{result.kind}: {result.title}",
+            *speed_cells(result, _ms),
+            "" if result.headline is None else f"`{result.headline.execution}`",
         )
+        for result in results
+    ]
     yield from _markdown(head, rows, numbers=(2, 3, 4, 6, 7, 8, 9, 10))
 
 
@@ -187,29 +160,7 @@ def _predictions(results: Sequence[NetworkResult]) -> Iterator[str]:
     head = ("Network", "before", "expected", "trained", "spread", "error before", "after", "plan after",
             "`torch.compile` after", "plan again", "`torch.compile` again", "losses", "parameters",
             "ten steps")  # fmt: skip
-    rows = []
-    for result in results:
-        told, starts, check = result.headline, result.starts, result.check
-        before, after = headline_errors(result)
-        trained = None if told is None or told.trained_s is None else told.trained_s.value
-        rows.append(
-            (
-                result.network,
-                seconds(None if told is None else told.before_s),
-                seconds(None if told is None else told.expected_s),
-                seconds(trained),
-                share(spread_of(result)),
-                percent(before),
-                percent(after),
-                seconds(starts.plan_s),
-                seconds(starts.compile_s),
-                seconds(starts.plan_again_s),
-                seconds(starts.compile_again_s),
-                NONE if check is None else f"{check.losses:.1e}",
-                NONE if check is None else f"{check.parameters:.1e}",
-                check_word(result),
-            )
-        )
+    rows = [prediction_cells(result) for result in results]
     yield from _markdown(head, rows, numbers=tuple(range(1, 13)))
 
 
@@ -238,11 +189,6 @@ def _markdown(
 def _plain_text(text: str) -> str:
     """One line that is no link and no column."""
     return " ".join(text.split()).replace("|", "\\|").replace("[", "(").replace("]", ")")
-
-
-def _errors(errors: Errors) -> str:
-    median, ninetieth = units.percent(errors.median), units.percent(errors.ninetieth)
-    return f"median {median}, 90th percentile {ninetieth} of {errors.count}"
 
 
 def _budget(experiment: NetworksExperiment) -> str:

@@ -1,6 +1,6 @@
 """The experiment as text for the terminal: speed, predictions, starts and correctness of each network."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from rich.console import Group, RenderableType
@@ -15,6 +15,7 @@ from ridgeline.experiments.networks.result import (
     TriedPlan,
 )
 from ridgeline.experiments.networks.results.summary import (
+    Errors,
     Summary,
     error,
     headline_errors,
@@ -83,22 +84,25 @@ def speed_table(results: tuple[NetworkResult, ...]) -> RenderableType:
                 result.network, result.kind, *[NONE] * 9, Text(result.reason, style="yellow")
             )
             continue
-        best = result.fastest("plain")
-        rows.add_row(
-            result.network,
-            result.kind,
-            _cell(result.form("eager") or result.form("DDP")),
-            _cell(result.compiled),
-            _cell(best),
-            "" if best is None else best.form,
-            _cell(result.fastest("by hand")),
-            _cell(result.form(AUTO)),
-            ratio(over_plain(result)),
-            ratio(over_hand(result)),
-            ratio(times_faster_than_compile(result)),
-            "" if result.headline is None else result.headline.execution,
-        )
+        chosen = "" if result.headline is None else result.headline.execution
+        rows.add_row(result.network, result.kind, *speed_cells(result, _cell), chosen)
     return rows
+
+
+def speed_cells(result: NetworkResult, shown: Callable[[FormRow | None], str]) -> tuple[str, ...]:
+    """The times of a network from eager to `auto`, then the ratios; `shown` writes the time of a form."""
+    best = result.fastest("plain")
+    return (
+        shown(result.form("eager") or result.form("DDP")),
+        shown(result.compiled),
+        shown(best),
+        "" if best is None else best.form,
+        shown(result.fastest("by hand")),
+        shown(result.form(AUTO)),
+        ratio(over_plain(result)),
+        ratio(over_hand(result)),
+        ratio(times_faster_than_compile(result)),
+    )
 
 
 def prediction_table(results: tuple[NetworkResult, ...]) -> RenderableType:
@@ -109,27 +113,31 @@ def prediction_table(results: tuple[NetworkResult, ...]) -> RenderableType:
         right=tuple(range(1, 13)),
     )  # fmt: skip
     for result in results:
-        if result.reason:
-            continue
-        told, starts, check = result.headline, result.starts, result.check
-        before, after = headline_errors(result)
-        rows.add_row(
-            result.network,
-            NONE if told is None else seconds(told.before_s),
-            NONE if told is None else seconds(told.expected_s),
-            NONE if told is None or told.trained_s is None else seconds(told.trained_s.value),
-            share(spread_of(result)),
-            percent(before),
-            percent(after),
-            seconds(starts.plan_s),
-            seconds(starts.compile_s),
-            seconds(starts.plan_again_s),
-            seconds(starts.compile_again_s),
-            NONE if check is None else f"{check.losses:.1e}",
-            NONE if check is None else f"{check.parameters:.1e}",
-            check_word(result),
-        )
+        if not result.reason:
+            rows.add_row(*prediction_cells(result))
     return rows
+
+
+def prediction_cells(result: NetworkResult) -> tuple[str, ...]:
+    """What was said of the chosen plan and what it took, when it was there, and the ten steps."""
+    told, starts, check = result.headline, result.starts, result.check
+    before, after = headline_errors(result)
+    return (
+        result.network,
+        NONE if told is None else seconds(told.before_s),
+        NONE if told is None else seconds(told.expected_s),
+        NONE if told is None or told.trained_s is None else seconds(told.trained_s.value),
+        share(spread_of(result)),
+        percent(before),
+        percent(after),
+        seconds(starts.plan_s),
+        seconds(starts.compile_s),
+        seconds(starts.plan_again_s),
+        seconds(starts.compile_again_s),
+        NONE if check is None else f"{check.losses:.1e}",
+        NONE if check is None else f"{check.parameters:.1e}",
+        check_word(result),
+    )
 
 
 def tried_table(results: tuple[NetworkResult, ...]) -> RenderableType:
@@ -175,15 +183,9 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         yield f"times faster than torch.compile: {summary.over_compile:.2f} (geometric mean)"
     for when, by_family in (("before trials", summary.before), ("after trials", summary.after)):
         for family, errors in by_family.items():
-            yield (
-                f"error {when}, {family}: median {units.percent(errors.median)}, 90th percentile "
-                f"{units.percent(errors.ninetieth)} of {errors.count}"
-            )
+            yield f"error {when}, {family}: {errors_words(errors)}"
     if summary.drift is not None:
-        yield (
-            f"an eager step, from its trial to its turns: median {units.percent(summary.drift.median)}, 90th "
-            f"percentile {units.percent(summary.drift.ninetieth)} of {summary.drift.count}"
-        )
+        yield f"an eager step, from its trial to its turns: {errors_words(summary.drift)}"
     for what, figures in start_lines(summary):
         yield f"{what}: {figures}"
     if summary.checked:
@@ -191,6 +193,12 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         yield f"ten steps equal the plain loop's: {equal} of {summary.checked}"
     if summary.unequal:
         yield f"not equal: {', '.join(summary.unequal)}"
+
+
+def errors_words(errors: Errors) -> str:
+    """How far predictions were off, in the middle and at the worst tenth."""
+    median, ninetieth = units.percent(errors.median), units.percent(errors.ninetieth)
+    return f"median {median}, 90th percentile {ninetieth} of {errors.count}"
 
 
 def check_word(result: NetworkResult) -> str:

@@ -35,9 +35,11 @@ class Clearance(NamedTuple):
 
     Attributes:
         idle_draws: Random numbers to draw on the host beside each replay, as the step as written does.
+        has_doubts: Whether looking left something to a trial.
     """
 
     idle_draws: tuple[IdleDraw, ...] = ()
+    has_doubts: bool = False
 
 
 def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]) -> Clearance:
@@ -72,7 +74,7 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
             "wanted a step that all workers can capture, got one that another worker cannot; its message "
             "names operators and lines"
         )
-    found = Clearance(lint.idle_draws)
+    found = Clearance(lint.idle_draws, has_doubts=bool(lint.doubts))
     if lint.optimizer:
         _clear_optimizer(body, batch, world, lint.optimizer, notes)
     if not is_doubtful(lint):

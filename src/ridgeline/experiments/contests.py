@@ -3,10 +3,14 @@
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch import nn
 
+from ridgeline.codec import VERSION
 from ridgeline.errors import RidgelineError
+from ridgeline.probe.host.fingerprint import driver
 from ridgeline.programs import inductor
 from ridgeline.workers.host_threads import set_threads
 
@@ -15,8 +19,31 @@ FAILURES = (*inductor.FAILURES, RidgelineError, OSError)
 contender that fails is a row of the table. (Our own mistakes show there too, with their text.)"""
 MOST_TURNS = 15
 LONGEST_REASON = 300
+WARMUP_CALLS = 3
+"""On a side stream before a capture: libraries allocate and tune."""
 
 Progress = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Where nobody wants to know what happens now."""
+
+
+def nothing() -> None:
+    """Closes a contender that holds nothing."""
+
+
+def as_written(model: nn.Module) -> nn.Module:
+    """A model that nothing wraps, compiles or scripts."""
+    return model
+
+
+def versions() -> dict[str, str]:
+    """What figures depend on: of Ridgeline, torch, CUDA and the driver."""
+    found = {"ridgeline": VERSION, "torch": str(torch.__version__)}
+    if torch.cuda.is_available():
+        found |= {"cuda": str(torch.version.cuda), "driver": driver()}
+    return found
 
 
 def reason_of(error: Exception) -> str:
@@ -52,3 +79,20 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         set_threads(before)
+
+
+def captured(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """The kernels of `fn` in one CUDA graph, as a script captures them; replays overwrite the results.
+
+    Source: the section "CUDA graphs" of torch's notes on CUDA semantics.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUP_CALLS):
+            fn()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        results = fn()
+    return graph, results

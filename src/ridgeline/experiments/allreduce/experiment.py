@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from ridgeline.experiments.allreduce.sweep import CASES
-from ridgeline.experiments.contests import Progress
+from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.ways.experiment import check_names
 from ridgeline.experiments.ways.result import WayExperiment
 from ridgeline.experiments.ways.together import experiment_together
@@ -21,7 +21,7 @@ def run(
     limit_s: float | None = None,
     device: str | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> WayExperiment:
     """Reduce tensors of several sizes over workers, by each algorithm in turns.
 

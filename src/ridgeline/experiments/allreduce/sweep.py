@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ridgeline import units
 from ridgeline.errors import PlanError
-from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner, nothing
+from ridgeline.experiments.contests import nothing
+from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
 from ridgeline.experiments.ways.result import WayKind
 from ridgeline.experiments.ways.together import GroupRequest
 from ridgeline.laws.collectives import bus_bandwidth_factor

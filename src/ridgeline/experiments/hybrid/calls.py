@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ridgeline.execution import MODES, offered
+from ridgeline.experiments.contests import as_written, captured
 from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant, Inputs, Make, Remarks
 from ridgeline.experiments.hybrid.result import BASE
@@ -26,7 +27,6 @@ PRIORITY: tuple[Execution, ...] = (
     "regional+graph",
     "regional",
 )
-WARMUP_CALLS = 3
 NUM_COPIES = 2048
 """Addresses that inputs come from in turn, where none comes again soon."""
 LEAST_BUDGET_S = 30.0
@@ -44,7 +44,7 @@ def call_contenders(case: HybridCase) -> list[Contender]:
             ours += [_elsewhere(mode) for mode in replayed]
         ours.append(Contender("bare graph replay", "bound", 0, bare_replay))
     return [
-        Contender(BASE, "peer", 0, partial(_peer, _as_written)),
+        Contender(BASE, "peer", 0, partial(_peer, as_written)),
         Contender("torch.jit.script", "peer", 0, partial(_peer, scripted)),
         *(contender for contender in ours if not contender.compilations),
         Contender("torch.compile", "peer", 1, partial(_peer, torch.compile)),
@@ -78,10 +78,6 @@ def _elsewhere(mode: Execution) -> Contender:
 
     compilations = int(MODES[mode].is_compiled)
     return Contender(f"ridgeline {mode}, inputs elsewhere", "ridgeline", compilations, make)
-
-
-def _as_written(model: nn.Module) -> nn.Module:
-    return model
 
 
 def scripted(model: nn.Module) -> Any:
@@ -134,15 +130,7 @@ def bare_replay(case: HybridCase, budget_s: float) -> Entrant:
     """The module's kernels captured once and launched as one graph: no inputs move, nothing is kept."""
     model = case.model_on_device()
     statics = case.batches()[0]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARMUP_CALLS):
-            model(*statics)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        output = model(*statics)
+    graph, output = captured(lambda: model(*statics))
 
     def run(inputs: Inputs) -> Any:
         graph.replay()

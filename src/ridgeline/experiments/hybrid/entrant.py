@@ -6,14 +6,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ridgeline.experiments.contests import nothing
 from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.result import Kind
 
 Inputs = tuple[Tensor, ...]
-
-
-def nothing() -> None:
-    """Holds nothing."""
 
 
 class Remarks(NamedTuple):

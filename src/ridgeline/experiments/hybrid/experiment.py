@@ -2,16 +2,16 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from ridgeline.codec import VERSION
 from ridgeline.errors import TaskError
+from ridgeline.experiments.contests import Progress, silent, versions
 from ridgeline.experiments.hybrid.cases import MODELS, PURPOSES, HybridCase, cases, left_out
 from ridgeline.experiments.hybrid.contest import contenders_of, hold
 from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment
-from ridgeline.probe.host.fingerprint import devices, driver, host
+from ridgeline.probe.host.fingerprint import devices, host
 
 LIMITS_S = {
     ("cpu", True): 100.0,
@@ -33,7 +33,7 @@ def run(
     device: str | None = None,
     titles: str = "",
     contenders: Sequence[str] = (),
-    progress: Callable[[str], None] | None = None,
+    progress: Progress = silent,
 ) -> HybridExperiment:
     """Execute models in every way, ours and the others', and compare them in turns.
 
@@ -72,7 +72,6 @@ def run(
             f"{kind}; leave it out to see them all"
         )
     _check_contenders(contenders, chosen)
-    report = progress or _silent
     end = time.perf_counter() + limit
     results: list[CaseResult] = []
     for index, case in enumerate(chosen):
@@ -80,11 +79,11 @@ def run(
         share = case.weight / sum(later.weight for later in chosen[index:])
         limit_of_case_s = max(LEAST_S, share * (end - time.perf_counter()))
         limit_of_case_s = min(limit, limit_of_case_s)
-        results.append(hold(case, limit_s=limit_of_case_s, names=contenders, progress=report))
+        results.append(hold(case, limit_s=limit_of_case_s, names=contenders, progress=progress))
     return HybridExperiment(
         host=host(),
         devices=devices(),
-        versions=_versions(),
+        versions=versions(),
         is_quick=quick,
         limit_s=limit,
         cases=tuple(results),
@@ -99,14 +98,3 @@ def _check_contenders(names: Sequence[str], chosen: Sequence[HybridCase]) -> Non
         raise TaskError(
             f"wanted contenders out of {', '.join(known)}, got {', '.join(unknown)}; name some of those"
         )
-
-
-def _versions() -> dict[str, str]:
-    found = {"ridgeline": VERSION, "torch": str(torch.__version__)}
-    if torch.cuda.is_available():
-        found |= {"cuda": str(torch.version.cuda), "driver": driver()}
-    return found
-
-
-def _silent(line: str) -> None:
-    """Says nothing."""

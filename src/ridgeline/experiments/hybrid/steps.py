@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ridgeline.execution import MODES, offered
+from ridgeline.experiments.contests import as_written
 from ridgeline.experiments.hybrid.calls import scripted
 from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant, Make, Remarks
@@ -41,8 +42,8 @@ def step_contenders(case: HybridCase) -> list[Contender]:
         for mode in modes
     ]
     return [
-        Contender(BASE, "peer", 0, _plain(_as_written)),
-        Contender("eager + fused optimizer", "peer", 0, _plain(_as_written, fused=True)),
+        Contender(BASE, "peer", 0, _plain(as_written)),
+        Contender("eager + fused optimizer", "peer", 0, _plain(as_written, fused=True)),
         Contender("torch.jit.script", "peer", 0, _plain(scripted)),
         *(contender for contender in ours if not contender.compilations),
         Contender("torch.compile", "peer", 1, _plain(torch.compile)),
@@ -51,10 +52,6 @@ def step_contenders(case: HybridCase) -> list[Contender]:
         Contender("reduce-overhead", "peer", 1, _reducing_overhead),
         Contender("ridgeline auto", "ridgeline", SEARCHED, _auto),
     ]
-
-
-def _as_written(model: nn.Module) -> nn.Module:
-    return model
 
 
 def _plain(wrap: Callable[[nn.Module], Any], *, fused: bool = False, begin: Any = None) -> Make:

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ridgeline import units
+from ridgeline.experiments.contests import nothing
 from ridgeline.experiments.kvstore import ray_actor, shards, straggler
-from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner, nothing
+from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
 from ridgeline.experiments.ways.together import GroupRequest
 from ridgeline.runtime import kvstore
 from ridgeline.runtime.kvstore.serving import segment

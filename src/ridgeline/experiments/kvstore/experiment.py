@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ridgeline.errors import TaskError
-from ridgeline.experiments.contests import Progress
+from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.kvstore.exchanges import CASES
 from ridgeline.experiments.ways.experiment import check_names
 from ridgeline.experiments.ways.result import WayExperiment
@@ -19,7 +19,7 @@ def run(
     limit_s: float | None = None,
     device: str | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> WayExperiment:
     """Push tensors of several sizes to stores and pull the values, beside gloo, in turns.
 

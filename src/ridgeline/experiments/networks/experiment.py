@@ -13,10 +13,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import msgspec
-import torch
 
-from ridgeline.codec import VERSION
-from ridgeline.experiments.contests import Progress
+from ridgeline.experiments.contests import Progress, silent, versions
 from ridgeline.experiments.networks.catalog import catalog, chosen
 from ridgeline.experiments.networks.network import Network
 from ridgeline.experiments.networks.process import Children, ChildReply
@@ -31,7 +29,7 @@ from ridgeline.experiments.networks.settings import (
     settings_for,
     slots_of,
 )
-from ridgeline.probe.host.fingerprint import devices, driver, host
+from ridgeline.probe.host.fingerprint import devices, host
 
 QUICK = ("small_mlp", "message_passing", "lstm_language_model")
 """Networks of the quick experiment: launches alone, indices, and a library's recurrent layers."""
@@ -51,7 +49,7 @@ def run(
     settings: NetworkSettings | None = None,
     earlier: NetworksExperiment | None = None,
     publish: Callable[[NetworksExperiment], None] = lambda experiment: None,
-    progress: Progress = lambda line: None,
+    progress: Progress = silent,
 ) -> NetworksExperiment:
     """Train networks in every form, ours and the plain ones, and compare them in turns.
 
@@ -234,14 +232,11 @@ class _Fleet:
 
 
 def _blank(how: NetworkSettings, earlier: NetworksExperiment | None) -> NetworksExperiment:
-    versions = {"ridgeline": VERSION, "torch": str(torch.__version__)}
-    if torch.cuda.is_available():
-        versions |= {"cuda": str(torch.version.cuda), "driver": driver()}
     return NetworksExperiment(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         host=host(),
         devices=devices(),
-        versions=versions,
+        versions=versions(),
         device=how.device,
         scale=how.scale,
         workers=how.workers,

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 Scale = Literal["gpu", "cpu"]
 LossFunction = Callable[[nn.Module, Any], Tensor]
 MakeOptimizer = Callable[..., Optimizer]
+Draw = Callable[[torch.Generator], Any]
 """From an iterable of parameters, and keyword arguments such as `fused`."""
 
 
@@ -27,7 +29,7 @@ class Parts(NamedTuple):
     """
 
     make_model: Callable[[], nn.Module]
-    make_batch: Callable[[torch.Generator], Any]
+    make_batch: Draw
     loss_fn: LossFunction
 
 
@@ -122,16 +124,44 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def images(
-    count: int, side: int, classes: int, channels: int = 3
-) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
-    """Draws images [count, channels, side, side] and a label for each."""
+def token_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """Cross entropy of logits [N, T, classes] and labels [N, T], which come behind the inputs."""
+    *inputs, labels = batch
+    logits = model(*inputs)
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def labelled(*shape: int, classes: int) -> Draw:
+    """Draws normal values of a shape, and a label for each of its first axis."""
 
     def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        pixels = torch.randn(count, channels, side, side, generator=generator)
-        return pixels, torch.randint(0, classes, (count,), generator=generator)
+        values = torch.randn(shape, generator=generator)
+        return values, torch.randint(0, classes, shape[:1], generator=generator)
 
     return draw
+
+
+def images(count: int, side: int, classes: int) -> Draw:
+    """Draws images [count, 3, side, side] and a label for each."""
+    return labelled(count, 3, side, side, classes=classes)
+
+
+def next_tokens(count: int, length: int, vocabulary: int) -> Draw:
+    """Draws tokens [count, length], and the token that follows each."""
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        window = torch.randint(0, vocabulary, (count, length + 1), generator=generator)
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+    return draw
+
+
+def perceptron(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Linear layers with an activation between."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), activation()]
+    return nn.Sequential(*layers[:-1])
 
 
 @contextlib.contextmanager

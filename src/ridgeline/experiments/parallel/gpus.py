@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.experiments.contests import captured
 from ridgeline.experiments.parallel.host_and_device import host_and_device_case
 from ridgeline.experiments.parallel.ours import parallelized
 from ridgeline.experiments.parallel.work import (
@@ -21,7 +22,6 @@ from ridgeline.probe.timing import synchronize
 
 TWO = ("cuda:0", "cuda:1")
 ONE_ALONE = "one of them alone"
-WARMUP_CALLS = 3
 
 
 def gpu_cases(*, quick: bool) -> list[Case]:
@@ -92,13 +92,13 @@ def _over_streams(work: Work, *, can_alone: bool = True) -> Contest:
     """One GPU: operator by operator, streams by hand, both captured, ours."""
     whole = partial(work.fn, *work.inputs)
     by_hand = partial(_on_streams, work, [torch.cuda.Stream() for _ in work.pieces[:8]])
-    alone = captured(work.pieces[0]).run if can_alone else None
+    alone = _replayed(work.pieces[0]).run if can_alone else None
     return Contest(
         ways=(
             Way("operator by operator", "sequential", simply(whole)),
             Way("torch, streams by hand", "peer", simply(by_hand)),
-            Way("torch, CUDA graph", "peer", partial(captured, whole)),
-            Way("torch, streams by hand, CUDA graph", "peer", partial(captured, by_hand)),
+            Way("torch, CUDA graph", "peer", partial(_replayed, whole)),
+            Way("torch, streams by hand, CUDA graph", "peer", partial(_replayed, by_hand)),
             parallelized(work),
         ),
         bound=_bound(whole, alone),
@@ -139,17 +139,8 @@ def _on_streams(work: Work, streams: Sequence[torch.cuda.Stream]) -> Any:
     return work.join(done)
 
 
-def captured(fn: Callable[[], Any]) -> WayRunner:
-    """The kernels of `fn` in one CUDA graph; results are overwritten by the next run."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARMUP_CALLS):
-            fn()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        results = fn()
+def _replayed(fn: Callable[[], Any]) -> WayRunner:
+    graph, results = captured(fn)
 
     def run() -> Any:
         graph.replay()

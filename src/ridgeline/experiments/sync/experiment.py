@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from ridgeline.experiments import namespaces
-from ridgeline.experiments.contests import Progress
+from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.sync.steps import CASES, QUICK_CASES
 from ridgeline.experiments.ways.experiment import LEAST_S, check_names, experiment_of
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
@@ -30,7 +30,7 @@ def run(
     rates: Sequence[str] = (),
     limit_s: float | None = None,
     device: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> WayExperiment:
     """Train models over links of several rates, in turns with what torch offers.
 
@@ -63,8 +63,7 @@ def run(
     end = time.perf_counter() + limit
     cases: list[WayCase] = []
     for index, rate in enumerate(chosen):
-        if progress is not None:
-            progress(f"sync: a link of {rate}" if rate != UNSHAPED else "sync: an unshaped link")
+        progress(f"sync: a link of {rate}" if rate != UNSHAPED else "sync: an unshaped link")
         asked = GroupRequest(
             home="ridgeline.experiments.sync.steps",
             device=kind,
@@ -77,7 +76,7 @@ def run(
     return experiment_of("sync", cases, quick=quick, limit_s=limit)
 
 
-def _held(asked: GroupRequest, workers: int, progress: Progress | None) -> Sequence[WayCase]:
+def _held(asked: GroupRequest, workers: int, progress: Progress) -> Sequence[WayCase]:
     """The cases at one rate, on hosts of their own where that is possible."""
     if asked.device == "cuda":
         lacking = "GPUs of one host are joined by links that cannot be shaped"

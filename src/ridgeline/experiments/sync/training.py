@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline import tasks
+from ridgeline.experiments.contests import nothing
 from ridgeline.experiments.namespaces import INTERFACE
-from ridgeline.experiments.ways.case import WayRemarks, WayRunner, nothing
+from ridgeline.experiments.ways.case import WayRemarks, WayRunner
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.workers.world import World
 

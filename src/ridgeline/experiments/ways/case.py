@@ -4,11 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ridgeline.experiments.contests import nothing
 from ridgeline.experiments.ways.result import WayKind
-
-
-def nothing() -> None:
-    """Holds nothing."""
 
 
 class WayRemarks(NamedTuple):

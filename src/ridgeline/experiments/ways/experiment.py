@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ridgeline.codec import VERSION
 from ridgeline.errors import TaskError
-from ridgeline.experiments.contests import Progress
+from ridgeline.experiments.contests import Progress, silent, versions
 from ridgeline.experiments.ways.case import Case
 from ridgeline.experiments.ways.contest import hold
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayName
-from ridgeline.probe.host.fingerprint import devices, driver, host
+from ridgeline.probe.host.fingerprint import devices, host
 
 LIMITS_S = {True: 60.0, False: 180.0}
 """Quick or not to the seconds that an experiment takes, about."""
@@ -30,7 +29,7 @@ def run_cases(
     only: Sequence[str] = (),
     limit_s: float | None = None,
     device: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> WayExperiment:
     """Do the work of every case in every way, and compare them in turns.
 
@@ -60,7 +59,7 @@ def run_cases(
         later_weight = sum(later.weight for later in chosen[index:] if not later.lacking)
         share = case.weight / later_weight if later_weight else 0.0
         room_s = max(LEAST_S, share * (end - time.perf_counter()))
-        results.append(hold(case, limit_s=room_s, progress=progress or _silent))
+        results.append(hold(case, limit_s=room_s, progress=progress))
     return experiment_of(name, results, quick=quick, limit_s=limit)
 
 
@@ -86,19 +85,8 @@ def experiment_of(
         name=name,
         host=host(),
         devices=devices(),
-        versions=_versions(),
+        versions=versions(),
         is_quick=quick,
         limit_s=limit_s,
         cases=tuple(cases),
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {"ridgeline": VERSION, "torch": str(torch.__version__)}
-    if torch.cuda.is_available():
-        found |= {"cuda": str(torch.version.cuda), "driver": driver()}
-    return found
-
-
-def _silent(line: str) -> None:
-    """Says nothing."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.codec import Value
-from ridgeline.experiments.contests import Progress
+from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.namespaces import NamespaceNetwork, gloo_environment
 from ridgeline.experiments.ways.contest import hold
 from ridgeline.experiments.ways.experiment import LEAST_S, LIMITS_S, experiment_of
@@ -58,7 +58,7 @@ def hold_together(
     workers: int,
     threads: int,
     network: NamespaceNetwork | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[WayCase, ...]:
     """The cases, held by so many workers on this machine.
 
@@ -83,7 +83,7 @@ def hold_together(
     with tempfile.TemporaryDirectory(prefix="ridgeline-told-") as directory:
         told = Path(directory) / "told"
         told.touch()
-        pass_on = _Passed(told, progress or _silent)
+        pass_on = _Passed(told, progress)
         reply = run_in_group(
             "ridgeline.experiments.ways.together:work",
             msgspec.json.encode(msgspec.structs.replace(asked, told=str(told))),
@@ -109,7 +109,7 @@ def experiment_together(
     limit_s: float | None,
     device: str,
     workers: int,
-    progress: Progress | None,
+    progress: Progress,
 ) -> WayExperiment:
     """An experiment whose cases workers of this machine hold together.
 
@@ -131,8 +131,7 @@ def experiment_together(
     asked = GroupRequest(
         home=home, device=device, quick=quick, only=tuple(only) or tuple(cases), limit_s=limit
     )
-    if progress is not None:
-        progress(f"{name}: {workers} workers on {device}, {len(asked.only)} cases")
+    progress(f"{name}: {workers} workers on {device}, {len(asked.only)} cases")
     threads = 0 if device == "cuda" else max(1, num_cores() // workers)
     held = hold_together(asked, workers=workers, threads=threads, progress=progress)
     return experiment_of(name, held, quick=quick, limit_s=limit)
@@ -146,7 +145,7 @@ def work(request: bytes) -> bytes:
     make_cases = importlib.import_module(asked.home).group_cases
     chosen = [case for case in make_cases(world, asked) if case.name in asked.only]
     end = time.perf_counter() + asked.limit_s
-    progress = partial(_tell, Path(asked.told)) if asked.told and world.rank == 0 else _silent
+    progress = partial(_tell, Path(asked.told)) if asked.told and world.rank == 0 else silent
     held = []
     for index, case in enumerate(chosen):
         room_s = max(LEAST_S, (end - time.perf_counter()) / (len(chosen) - index))
@@ -172,7 +171,3 @@ class _Passed:
 def _tell(told: Path, line: str) -> None:
     with told.open("a") as file:
         file.write(f"{line}\n")
-
-
-def _silent(line: str) -> None:
-    """Nobody wants to know."""

@@ -18,6 +18,7 @@ from ridgeline.experiments.networks.network import (
     adamw,
     cross_entropy,
     images,
+    labelled,
     sgd,
 )
 from ridgeline.tasks.resnet18 import ResNet18
@@ -163,10 +164,7 @@ def _residual(scale: Scale) -> Parts:
 def _video(scale: Scale) -> Parts:
     width, count, frames, side = (32, 16, 16, 112) if scale == "gpu" else (4, 2, 8, 16)
 
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        clips = torch.randn(count, 3, frames, side, side, generator=generator)
-        return clips, torch.randint(0, 10, (count,), generator=generator)
-
+    draw = labelled(count, 3, frames, side, side, classes=10)
     return Parts(lambda: video_network(width, 10), draw, cross_entropy)
 
 

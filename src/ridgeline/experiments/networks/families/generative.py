@@ -189,38 +189,26 @@ def _pictures(
 
 def _diffusion(scale: Scale) -> Parts:
     width, heads, shape = (128, 4, (32, 3, 64, 64)) if scale == "gpu" else (16, 2, (2, 3, 16, 16))
-    return Parts(
-        lambda: DiffusionUNet(width, heads),
-        _pictures(*shape),
-        denoising_loss,
-    )
+    return Parts(lambda: DiffusionUNet(width, heads), _pictures(*shape), denoising_loss)
 
 
 def _adversarial(scale: Scale) -> Parts:
     latent, width, count = (128, 64, 128) if scale == "gpu" else (16, 4, 4)
     return Parts(
-        lambda: AdversarialPair(latent, width),
-        _pictures(count, latent, 1, 1),
-        deceiving_loss,
+        lambda: AdversarialPair(latent, width), _pictures(count, latent, 1, 1), deceiving_loss
     )
 
 
 def _vae(scale: Scale) -> Parts:
     inputs, width, latent, count = (784, 1024, 64, 512) if scale == "gpu" else (64, 32, 8, 16)
     return Parts(
-        lambda: VAE(inputs, width, latent),
-        _pictures(count, inputs, draw=torch.rand),
-        evidence_loss,
+        lambda: VAE(inputs, width, latent), _pictures(count, inputs, draw=torch.rand), evidence_loss
     )
 
 
 def _repeating(scale: Scale) -> Parts:
     width, shape = (64, (64, 3, 128, 128)) if scale == "gpu" else (8, (2, 3, 32, 32))
-    return Parts(
-        lambda: _autoencoder(width),
-        _pictures(*shape),
-        _repeating_loss,
-    )
+    return Parts(lambda: _autoencoder(width), _pictures(*shape), _repeating_loss)
 
 
 NETWORKS = (

@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale, adamw
+from ridgeline.experiments.networks.network import (
+    Network,
+    Parts,
+    Scale,
+    adamw,
+    next_tokens,
+    token_loss,
+)
 from ridgeline.tasks.gpt2 import GPT2, GPT2Config, next_token_loss
 
 ENCODER, DECODER, BOTH = "encoder", "decoder", "encoder-decoder"
@@ -51,12 +58,7 @@ def _encoder(scale: Scale) -> Parts:
         labels = tokens.masked_fill(~is_predicted, NOT_COUNTED)
         return tokens.masked_fill(is_predicted, 0), is_padding, labels
 
-    def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        tokens, is_padding, labels = batch
-        logits = model(tokens, is_padding)
-        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-    return Parts(lambda: MaskedEncoder(vocabulary, width, blocks, heads, length), draw, loss_fn)
+    return Parts(lambda: MaskedEncoder(vocabulary, width, blocks, heads, length), draw, token_loss)
 
 
 class Translator(nn.Module):
@@ -103,11 +105,7 @@ def _decoder(scale: Scale) -> Parts:
             vocabulary_size=256, context_length=32, num_blocks=2, num_heads=4, width=64, dropout=0.1
         )
 
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        size = (count, config.context_length + 1)
-        window = torch.randint(0, min(config.vocabulary_size, 50257), size, generator=generator)
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
-
+    draw = next_tokens(count, config.context_length, min(config.vocabulary_size, 50257))
     return Parts(lambda: GPT2(config), draw, next_token_loss)
 
 

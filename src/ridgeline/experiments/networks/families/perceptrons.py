@@ -1,6 +1,5 @@
 """Perceptrons, alone and as parts: classifiers, two forward passes, experts, physics by double backward."""
 
-import itertools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,8 @@ from ridgeline.experiments.networks.network import (
     adam,
     adamw,
     cross_entropy,
+    labelled,
+    perceptron,
 )
 
 PERCEPTRON, EXPERTS, PHYSICS, CONTRASTIVE = (
@@ -116,31 +117,16 @@ def contrastive_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(first @ second.T / TEMPERATURE, labels)
 
 
-def _layers(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), activation()]
-    return nn.Sequential(*layers[:-1])
-
-
-def _vectors(count: int, width: int, classes: int) -> Any:
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        x = torch.randn(count, width, generator=generator)
-        return x, torch.randint(0, classes, (count,), generator=generator)
-
-    return draw
-
-
 def _mlp(scale: Scale) -> Parts:
     count, width = (4096, 2048) if scale == "gpu" else (32, 128)
-    return Parts(
-        lambda: _layers(width, width, width, width, 10), _vectors(count, width, 10), cross_entropy
-    )
+    draw = labelled(count, width, classes=10)
+    return Parts(lambda: perceptron(width, width, width, width, 10), draw, cross_entropy)
 
 
 def _small_mlp(scale: Scale) -> Parts:
     width = 64 if scale == "gpu" else 32
-    return Parts(lambda: _layers(width, width, width, 10), _vectors(64, width, 10), cross_entropy)
+    draw = labelled(64, width, classes=10)
+    return Parts(lambda: perceptron(width, width, width, 10), draw, cross_entropy)
 
 
 def _experts(scale: Scale) -> Parts:
@@ -165,7 +151,7 @@ def _heat(scale: Scale) -> Parts:
         return inside, at_start
 
     return Parts(
-        lambda: _layers(2, width, width, width, width, 1, activation=nn.Tanh), draw, heat_loss
+        lambda: perceptron(2, width, width, width, width, 1, activation=nn.Tanh), draw, heat_loss
     )
 
 

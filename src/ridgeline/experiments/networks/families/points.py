@@ -5,7 +5,14 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale, adam, cross_entropy
+from ridgeline.experiments.networks.network import (
+    Network,
+    Parts,
+    Scale,
+    adam,
+    cross_entropy,
+    labelled,
+)
 
 POINTS = "point cloud"
 CLASSES = 40
@@ -67,10 +74,7 @@ class PointNetwork(nn.Module):
 def _points(scale: Scale) -> Parts:
     count, points, width, neighbours = (32, 1024, 64, 20) if scale == "gpu" else (2, 64, 8, 4)
 
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        x = torch.randn(count, points, 3, generator=generator)
-        return x, torch.randint(0, CLASSES, (count,), generator=generator)
-
+    draw = labelled(count, points, 3, classes=CLASSES)
     return Parts(lambda: PointNetwork(width, neighbours), draw, cross_entropy)
 
 

@@ -1,6 +1,5 @@
 """Recommenders: large tables of embeddings and small perceptrons; one with sparse gradients."""
 
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,20 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale
+from ridgeline.experiments.networks.network import Network, Parts, Scale, perceptron
 
 RECOMMENDER = "recommender"
 TABLES = 26
 DENSE = 13
 """Categorical and dense features of a sample. Source: the Criteo data set."""
-
-
-def perceptron(*sizes: int) -> nn.Sequential:
-    """Linear layers with ReLU between."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
 
 
 class DLRM(nn.Module):

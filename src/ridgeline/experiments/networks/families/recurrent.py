@@ -8,7 +8,16 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import Optimizer
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale, adam, cross_entropy
+from ridgeline.experiments.networks.network import (
+    Network,
+    Parts,
+    Scale,
+    adam,
+    cross_entropy,
+    labelled,
+    next_tokens,
+    token_loss,
+)
 
 RECURRENT = "recurrent"
 
@@ -86,32 +95,14 @@ class CellLoop(nn.Module):
 def _language_model(scale: Scale) -> Parts:
     vocabulary, width, count, length = (10000, 650, 64, 70) if scale == "gpu" else (200, 64, 8, 16)
 
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        window = torch.randint(0, vocabulary, (count, length + 1), generator=generator)
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
-
-    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        logits = model(batch[0])
-        return nn.functional.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
-
-    return Parts(lambda: LSTMLanguageModel(vocabulary, width), draw, loss_fn)
-
-
-def _signals(count: int, length: int, channels: int, classes: int) -> Any:
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        x = torch.randn(count, length, channels, generator=generator)
-        return x, torch.randint(0, classes, (count,), generator=generator)
-
-    return draw
+    draw = next_tokens(count, length, vocabulary)
+    return Parts(lambda: LSTMLanguageModel(vocabulary, width), draw, token_loss)
 
 
 def _gru(scale: Scale) -> Parts:
     count, length, channels, width = (128, 200, 64, 512) if scale == "gpu" else (8, 20, 8, 32)
-    return Parts(
-        lambda: GRUClassifier(channels, width, 10),
-        _signals(count, length, channels, 10),
-        cross_entropy,
-    )
+    draw = labelled(count, length, channels, classes=10)
+    return Parts(lambda: GRUClassifier(channels, width, 10), draw, cross_entropy)
 
 
 def _packed(scale: Scale) -> Parts:
@@ -125,19 +116,13 @@ def _packed(scale: Scale) -> Parts:
         is_padding = torch.arange(length)[None] >= lengths[:, None]
         return tokens, lengths, labels.masked_fill(is_padding, -100)
 
-    def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        tokens, lengths, labels = batch
-        logits = model(tokens, lengths)
-        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-    return Parts(lambda: PackedTagger(vocabulary, width, tags), draw, loss_fn)
+    return Parts(lambda: PackedTagger(vocabulary, width, tags), draw, token_loss)
 
 
 def _cells(scale: Scale) -> Parts:
     count, length, channels, width = (64, 50, 64, 256) if scale == "gpu" else (8, 10, 8, 32)
-    return Parts(
-        lambda: CellLoop(channels, width, 10), _signals(count, length, channels, 10), cross_entropy
-    )
+    draw = labelled(count, length, channels, classes=10)
+    return Parts(lambda: CellLoop(channels, width, 10), draw, cross_entropy)
 
 
 def rmsprop(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:

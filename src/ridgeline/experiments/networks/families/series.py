@@ -1,10 +1,16 @@
 """Time series: causal convolutions whose weights are normalised anew in every step."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale, adam, cross_entropy
+from ridgeline.experiments.networks.network import (
+    Network,
+    Parts,
+    Scale,
+    adam,
+    cross_entropy,
+    labelled,
+)
 
 SERIES = "time series"
 CLASSES = 10
@@ -55,10 +61,7 @@ def _series(scale: Scale) -> Parts:
         (64, 512, 8, 128, 8) if scale == "gpu" else (4, 32, 4, 16, 3)
     )
 
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        x = torch.randn(count, inputs, length, generator=generator)
-        return x, torch.randint(0, CLASSES, (count,), generator=generator)
-
+    draw = labelled(count, inputs, length, classes=CLASSES)
     return Parts(lambda: CausalNetwork(inputs, width, blocks), draw, cross_entropy)
 
 

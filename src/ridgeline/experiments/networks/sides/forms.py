@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ridgeline.experiments.contests import nothing
 from ridgeline.experiments.networks.network import Network, Scale
 from ridgeline.experiments.networks.result import COMPILE, FormKind
 from ridgeline.experiments.networks.sides.by_hand import whole_step_graph
@@ -18,10 +19,6 @@ from ridgeline.plan import Precision
 from ridgeline.workers.world import World
 
 CHANNELS_LAST = "channels-last"
-
-
-def nothing() -> None:
-    """Holds nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,17 @@ def lane_title(lane: Lane, index: int, indexes: Sequence[int]) -> str:
     return lane if tuple(indexes) == (0,) else f"{lane}:{index}"
 
 
+def covered_ns(spans: Sequence[Span], end_ns: int | None = None) -> int:
+    """Time during which at least one span runs; given an end, from 0 to that."""
+    total, reached = 0, None if end_ns is None else 0
+    for span in sorted(spans, key=lambda span: span.start_ns):
+        start = span.start_ns if reached is None else max(span.start_ns, reached)
+        end = span.end_ns if end_ns is None else min(span.end_ns, end_ns)
+        total += max(0, end - start)
+        reached = end if reached is None else max(reached, end)
+    return total
+
+
 class Timeline(Noun, frozen=True, kw_only=True):
     """One training step as spans on lanes; made by `rl.simulate()` or by a run.
 
@@ -114,12 +125,7 @@ class Timeline(Noun, frozen=True, kw_only=True):
 
     def busy_ns(self, lane: Lane) -> int:
         """Time during which at least one frame of the lane runs."""
-        total, reached = 0, None
-        for span in self.lane(lane):
-            start = span.start_ns if reached is None else max(span.start_ns, reached)
-            total += max(0, span.end_ns - start)
-            reached = span.end_ns if reached is None else max(reached, span.end_ns)
-        return total
+        return covered_ns(self.lane(lane))
 
     def named(self, name: str) -> Span | None:
         """The first frame of this name, or None."""

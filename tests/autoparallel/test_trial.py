@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ridgeline.autoparallel import trial
 from ridgeline.autoparallel.graphs.program import trace_program
-from ridgeline.autoparallel.trial import compare, quartiles, take_turns
+from ridgeline.autoparallel.trial import compare, take_turns
 
 
 def test_a_baked_number_is_found() -> None:
@@ -14,8 +14,8 @@ def test_a_baked_number_is_found() -> None:
     program = trace_program(lambda x: x * 2, x)
     held = x * 2
     difference = compare(lambda x: x * 2, lambda x: held.clone(), program, (x,))
-    assert not difference.is_accepted
-    assert compare(lambda x: x * 2, program.run, program, (x,)).value == 0.0
+    assert not difference.is_equal
+    assert compare(lambda x: x * 2, program.run, program, (x,)).difference == 0.0
 
 
 def test_rounding_of_what_should_be_zero_is_no_difference() -> None:
@@ -23,8 +23,8 @@ def test_rounding_of_what_should_be_zero_is_no_difference() -> None:
     large, small = torch.ones(3), torch.full((3,), 1e-8)
     program = trace_program(lambda x: (x, x * 0), large)
     noise = compare(lambda x: (x, small), lambda x: (x, small * 3), program, (large,))
-    assert noise.is_accepted
-    assert not compare(lambda x: small, lambda x: small * 3, program, (large,)).is_accepted
+    assert noise.is_equal
+    assert not compare(lambda x: small, lambda x: small * 3, program, (large,)).is_equal
 
 
 def test_turns_change_nothing() -> None:
@@ -39,5 +39,4 @@ def test_turns_change_nothing() -> None:
     samples = take_turns({"a": fn, "b": program.run}, program, (torch.ones(1),))
     assert {name: len(own) for name, own in samples.items()} == {"a": trial.TURNS, "b": trial.TURNS}
     assert counter.item() == 0
-    low, median, high = quartiles(samples["a"])
-    assert 0 < low <= median <= high
+    assert min(samples["a"]) > 0

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from ridgeline import units
 from ridgeline.autoparallel.scheduling.bounds import Bounds
+from ridgeline.callables.calls.report import aligned, counted
 from ridgeline.codec import Noun, Value
 
 AS_WRITTEN = "as written"
@@ -65,14 +66,9 @@ class ParallelReport(Noun, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         head = ("", "way", "lanes", "syncs", "predicted", "measured", "quartiles", "difference", "")
-        rows = [head, *(_cells(row, self.chosen) for row in self.candidates)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         size = f"{self.operations} operations, {self.edges} edges"
         lines = [f"ParallelReport({self.subject} on {self.device}: {size})"]
-        lines += [
-            "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines += aligned([head, *(_cells(row, self.chosen) for row in self.candidates)])
         bounds = self.bounds
         lines.append(
             f"  no schedule is shorter than {units.seconds(bounds.limit_s)} (critical path "
@@ -80,9 +76,7 @@ class ParallelReport(Noun, frozen=True, kw_only=True):
             f"links {units.seconds(bounds.link_s)})"
         )
         lines.append(f"  chosen: {self.chosen}: {self.reason}")
-        if any(self.counters.values()):
-            counts = ", ".join(f"{name} {count}" for name, count in self.counters.items() if count)
-            lines.append(f"  counted: {counts}")
+        lines += counted(self.counters)
         lines += [f"  ! {note}" for note in self.notes]
         return "\n".join(lines)
 

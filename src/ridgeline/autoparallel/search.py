@@ -1,5 +1,6 @@
 """The search of `rl.parallelize`: make the ways, check them, time them in turns, keep one."""
 
+import statistics
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -8,9 +9,10 @@ import msgspec
 from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.autoparallel.report import AS_WRITTEN, CandidateRow, ParallelReport
 from ridgeline.autoparallel.selection import SERIAL, ParallelChoice, choose
-from ridgeline.autoparallel.trial import compare, quartiles, take_turns
+from ridgeline.autoparallel.trial import compare, take_turns
 from ridgeline.autoparallel.ways import Offer, ProgramWay
 from ridgeline.errors import EquivalenceError, PlanError
+from ridgeline.machine import Quantity
 
 Mode = Literal["auto", "serial", "parallel"]
 
@@ -48,7 +50,7 @@ def search(
             call = way.make()
             difference = compare(tried(fn), tried(call), program, args)
             note = ""
-            if difference.is_accepted:
+            if difference.is_equal:
                 calls[way.name] = call
             else:
                 close_call(call)
@@ -58,7 +60,7 @@ def search(
                 lanes=way.schedule.num_lanes,
                 syncs=len(way.schedule.syncs),
                 predicted_s=way.predicted_s,
-                difference=difference.value,
+                difference=difference.difference,
                 note=note,
             )
         runs = {name: tried(call) for name, call in {AS_WRITTEN: fn, **calls}.items()}
@@ -91,7 +93,7 @@ def _choose(
                 "wanted a way on several lanes, got a function with no independent parts (or lanes=1); use "
                 "mode='auto', which runs it serially"
             )
-        best = min(parallel, key=lambda name: quartiles(parallel[name])[1])
+        best = min(parallel, key=lambda name: statistics.median(parallel[name]))
         return ParallelChoice(
             name=best, times_faster=1.0, reason="asked for: the fastest on several lanes"
         )
@@ -138,8 +140,8 @@ def report_of(subject: str, offered: Offer, found: SearchResult) -> ParallelRepo
 def _timed(row: CandidateRow, samples: list[float] | None) -> CandidateRow:
     if samples is None:
         return row
-    low, median, high = quartiles(samples)
-    return msgspec.structs.replace(row, measured_s=median, low_s=low, high_s=high)
+    found = Quantity.measured(samples, "s")
+    return msgspec.structs.replace(row, measured_s=found.value, low_s=found.low, high_s=found.high)
 
 
 def close_call(call: Any) -> None:

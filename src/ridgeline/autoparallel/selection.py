@@ -12,6 +12,7 @@ from ridgeline.autoparallel.scheduling.merging import merge_lanes
 from ridgeline.autoparallel.scheduling.schedule import Schedule, schedule_of, serial_schedule
 from ridgeline.codec import Value
 from ridgeline.errors import ScheduleError
+from ridgeline.machine import Quantity
 
 SERIAL = "serial"
 """Name of the candidate on one lane."""
@@ -118,7 +119,8 @@ def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> Par
     best = min(others, key=lambda name: statistics.median(measured[name]))
     own = statistics.median(measured[best])
     ratios = [slow / fast for slow, fast in zip(measured[serial], measured[best], strict=True)]
-    low, gain = _low_quartile(ratios), statistics.median(ratios)
+    found = Quantity.measured(ratios, "x")
+    low, gain = found.low, found.value
     figures = f"{units.seconds(own)} against {units.seconds(base)} serially"
     if gain >= LEAST_GAIN and low > 1.0:
         reason = f"{best} is the fastest measured: {figures}, {gain:.2f} times faster"
@@ -131,9 +133,3 @@ def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> Par
             f"three quarters of {len(ratios)} turns"
         )
     return ParallelChoice(name=serial, times_faster=1.0, reason=reason)
-
-
-def _low_quartile(values: Sequence[float]) -> float:
-    return (
-        statistics.quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
-    )

@@ -1,11 +1,10 @@
 """Trying ways to run a program: whether they give the results of the function, then how long they take."""
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.callables.calls.equivalence import (
+    CallComparison,
     largest_difference,
     perturbed_inputs,
     tolerance_of,
@@ -33,40 +33,29 @@ LEAST_SIZE = 1e-2
 """Tensors whose largest value is below this share of the largest of all are compared as if they reached
 it: the gradient of a bias before a batch norm, say, is zero but for rounding."""
 
+PARTS = "results, then state, then gradients"
+
 Call = Callable[..., Any]
 
 
-class Difference(NamedTuple):
-    """The largest difference of results relative to their largest value, and what is accepted."""
-
-    value: float
-    tolerance: float
-    where: str
-
-    @property
-    def is_accepted(self) -> bool:
-        """Whether it is small enough."""
-        return self.value <= self.tolerance
-
-
-def compare(fn: Call, way: Call, program: Program, args: tuple[Any, ...]) -> Difference:
+def compare(fn: Call, way: Call, program: Program, args: tuple[Any, ...]) -> CallComparison:
     """Call both with the same inputs, state and random numbers, several times with changed inputs.
 
     Compared are results, state and gradients that the function sets. Everything is afterwards as it was.
 
     Cost: Six calls, copies of the state, and a wait for the device.
     """
-    worst = Difference(0.0, 0.0, "nothing")
+    worst = CallComparison(0.0, 0.0, "nothing")
     plain = pytree.tree_map_only(Tensor, torch.detach, args)
     with _untouched(program) as saved:
         for index in range(NUM_CALLS):
             given = _with_gradients(perturbed_inputs(plain, index), args)
             expected, got = (_outcome(run, given, program, saved, index) for run in (fn, way))
             tolerance = tolerance_of(pytree.tree_leaves((args, expected)))
-            value, where = _largest_difference(expected, got)
-            if index == 0 or value > worst.value:
-                worst = Difference(value, tolerance, f"{where} of call {index + 1}")
-            if math.isinf(value):
+            difference, where = largest_difference(expected, got, PARTS, least_size=LEAST_SIZE)
+            if index == 0 or difference > worst.difference:
+                worst = CallComparison(difference, tolerance, f"{where} of call {index + 1}")
+            if math.isinf(difference):
                 break
     return worst
 
@@ -105,39 +94,6 @@ def take_turns(
     return samples
 
 
-def quartiles(samples: list[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile."""
-    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return low, median, high
-
-
-def _largest_difference(expected: Any, got: Any) -> tuple[float, str]:
-    """The largest difference of two nests relative to the size of its tensor, and where it is."""
-    wanted, structure = pytree.tree_flatten(expected)
-    found, other = pytree.tree_flatten(got)
-    if structure != other:
-        return math.inf, "the structure of the result"
-    sizes = [_size(leaf) for leaf in wanted]
-    least = LEAST_SIZE * max(sizes, default=0.0)
-    worst, where = 0.0, "the result"
-    for index, (mine, theirs, size) in enumerate(zip(wanted, found, sizes, strict=True)):
-        value, _ = largest_difference(mine, theirs)
-        if size and size < least:
-            value *= size / least
-        if value > worst:
-            worst, where = value, f"tensor {index} (results, then state, then gradients)"
-    return worst, where
-
-
-def _size(leaf: Any) -> float:
-    """The largest finite value of a tensor of numbers with fractions; 0 for others."""
-    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
-        return 0.0
-    finite = leaf.detach().abs()
-    finite = finite[torch.isfinite(finite)]
-    return float(finite.max()) if finite.numel() else 0.0
-
-
 def _outcome(
     run: Call, args: tuple[Any, ...], program: Program, saved: SavedState, index: int
 ) -> Any:
@@ -145,10 +101,10 @@ def _outcome(
     saved.restore_tensors()
     seed_all(index)
     given = _with_gradients(args, args)
-    result = pytree.tree_map_only(Tensor, _copy, run(*given))
-    state = [tensor.detach().clone() for tensor in saved.tensors]
+    result = pytree.tree_map_only(Tensor, _copied, run(*given))
+    state = [_copied(tensor) for tensor in saved.tensors]
     grads = [program.state[name].grad for name in program.grads]
-    grads = [None if grad is None else grad.detach().clone() for grad in grads]
+    grads = [None if grad is None else _copied(grad) for grad in grads]
     _drop_grads(program)
     return result, state, grads
 
@@ -175,16 +131,16 @@ def _with_gradients(args: tuple[Any, ...], like: tuple[Any, ...]) -> tuple[Any, 
     """Copies of the arguments that require gradients where the others do."""
     leaves, structure = pytree.tree_flatten(args)
     copies = [
-        _copy(leaf).requires_grad_(other.requires_grad) if isinstance(leaf, Tensor) else leaf
+        _copied(leaf).requires_grad_(other.requires_grad) if isinstance(leaf, Tensor) else leaf
         for leaf, other in zip(leaves, pytree.tree_leaves(like), strict=True)
     ]
     return pytree.tree_unflatten(copies, structure)
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
 def _synchronize(devices: list[torch.device]) -> None:
     for device in devices:
         torch.cuda.synchronize(device)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()

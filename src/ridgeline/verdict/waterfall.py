@@ -6,7 +6,6 @@ operators of the prediction: what the FLOP need at the ceiling, what memory adds
 launching costs.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline import units
@@ -14,7 +13,7 @@ from ridgeline.codec import Value
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine, Setting
 from ridgeline.simulator.pricing.pieces import price_step
-from ridgeline.timeline import Span, Timeline
+from ridgeline.timeline import Timeline, covered_ns
 from ridgeline.workload import Workload
 
 IDEAL = "ideal compute"
@@ -27,8 +26,6 @@ BETWEEN = "between steps"
 OTHER = "other"
 LEAST_TOLD_NS = 1000
 """Less is left by rounding times to whole nanoseconds, and explains nothing."""
-
-Interval = tuple[int, int]
 
 
 class Part(Value, frozen=True, kw_only=True):
@@ -114,20 +111,18 @@ def divide(timeline: Timeline) -> tuple[int, int, int, int]:
 
     The first that applies counts, so the four add up to the step.
     """
-    step: Interval = (0, timeline.step_ns)
-    compute = _union([s for s in timeline.lane("compute") if s.name != "wait"], step)
+    step_ns = timeline.step_ns
+    compute = [s for s in timeline.lane("compute") if s.name != "wait"]
     communicating = [
         *timeline.lane("communication"),
         *(s for s in timeline.lane("compute") if s.name == "wait"),
     ]
     # `wait` blocks the host, so an `input` frame cannot run beneath it.
     loading = [s for s in timeline.frames if s.lane in ("host", "loader", "copy-in", "disk")]
-    first = _length(compute)
-    both = _union([*_spans(compute), *communicating], step)
-    all_three = _union([*_spans(both), *loading], step)
-    second = _length(both) - first
-    third = _length(all_three) - first - second
-    return first, second, third, timeline.step_ns - first - second - third
+    first = covered_ns(compute, step_ns)
+    both = covered_ns([*compute, *communicating], step_ns)
+    all_three = covered_ns([*compute, *communicating, *loading], step_ns)
+    return first, both - first, all_three - both, step_ns - all_three
 
 
 def is_fed(measured: Timeline) -> bool:
@@ -217,25 +212,3 @@ def _fit(estimate: Estimate, compute_ns: int, notes: list[str]) -> tuple[int, in
         f"computing was measured faster than the ceilings allow: the limit was scaled by {share:.2f}"
     )
     return int(ideal * share), int(memory * share), 0, 0
-
-
-def _union(spans: Sequence[Span], within: Interval) -> list[Interval]:
-    """Sorted, disjoint intervals covered by the spans, clipped."""
-    found: list[Interval] = []
-    for span in sorted(spans, key=lambda s: s.start_ns):
-        start, end = max(span.start_ns, within[0]), min(span.end_ns, within[1])
-        if end <= start:
-            continue
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
-
-
-def _spans(intervals: Sequence[Interval]) -> list[Span]:
-    return [Span(name="", lane="host", start_ns=start, end_ns=end) for start, end in intervals]
-
-
-def _length(intervals: Sequence[Interval]) -> int:
-    return sum(end - start for start, end in intervals)

@@ -185,18 +185,40 @@ def perturbed_inputs(args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
     return pytree.tree_map_only(Tensor, changed, args)
 
 
-def largest_difference(expected: Any, got: Any) -> tuple[float, str]:
-    """The largest difference relative to the largest finite value of its tensor, and where it is."""
+def largest_difference(
+    expected: Any, got: Any, parts: str = "results, then the module's own", least_size: float = 0.0
+) -> tuple[float, str]:
+    """The largest difference relative to the largest finite value of its tensor, and where it is.
+
+    Args:
+        expected: A nest of tensors and constants.
+        got: Another, which should be the same.
+        parts: What the nest consists of, in words.
+        least_size: Share of the largest value of all tensors that each counts as having reached.
+    """
     wanted, structure = pytree.tree_flatten(expected)
     found, other = pytree.tree_flatten(got)
     if structure != other:
         return math.inf, "the structure of the result"
+    least = least_size * max(map(_size, wanted), default=0.0) if least_size else 0.0
     worst, where = 0.0, "the result"
     for index, (mine, theirs) in enumerate(zip(wanted, found, strict=True)):
         difference = _difference(mine, theirs)
+        size = _size(mine) if least else 0.0
+        if 0.0 < size < least:
+            difference *= size / least
         if difference > worst:
-            worst, where = difference, f"tensor {index} (results, then the module's own)"
+            worst, where = difference, f"tensor {index} ({parts})"
     return worst, where
+
+
+def _size(leaf: Any) -> float:
+    """The largest finite number of a tensor; 0 of what holds none."""
+    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+        return 0.0
+    finite = leaf.detach().abs()
+    finite = finite[torch.isfinite(finite)]
+    return float(finite.max()) if finite.numel() else 0.0
 
 
 def _difference(expected: Any, got: Any) -> float:

@@ -56,11 +56,9 @@ class HybridReport(Noun, frozen=True, kw_only=True):
         budget = "" if self.budget_s is None else f", budget {units.seconds(self.budget_s)}"
         calls = "" if self.calls is None else f", {self.calls} calls"
         lines = [f"HybridReport({self.subject} on {self.device}{calls}{budget})"]
-        lines += _aligned([_HEAD, *(_cells(row, self.chosen) for row in self.rows)])
+        lines += aligned([_HEAD, *(_cells(row, self.chosen) for row in self.rows)])
         lines.append(f"  chosen: {self.chosen}: {self.reason}")
-        if any(self.counters.values()):
-            counts = ", ".join(f"{name} {count}" for name, count in self.counters.items() if count)
-            lines.append(f"  counted: {counts}")
+        lines += counted(self.counters)
         lines += [f"  ! {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -84,7 +82,14 @@ def _cells(row: ModeRow, chosen: Execution) -> tuple[str, ...]:
     )
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def counted(counters: dict[str, int]) -> list[str]:
+    """A line of what happened since, how often; none where nothing did."""
+    counts = ", ".join(f"{name} {count}" for name, count in counters.items() if count)
+    return [f"  counted: {counts}"] if counts else []
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows of cells as lines, in columns."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  "

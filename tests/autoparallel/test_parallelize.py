@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ridgeline.autoparallel import search as home
 from ridgeline.autoparallel.parallelize import parallelize
 from ridgeline.autoparallel.report import ParallelReport
-from ridgeline.autoparallel.trial import Difference
+from ridgeline.callables.calls.equivalence import CallComparison
 from ridgeline.errors import CaptureError, EquivalenceError, PlanError
 
 
@@ -200,9 +200,9 @@ def test_wrong_results_are_not_used(
     timed(as_written=1.0, serial=1.0, concurrent=0.1)
     real = home.compare
 
-    def compare(fn: Any, way: Any, *rest: Any) -> Difference:
+    def compare(fn: Any, way: Any, *rest: Any) -> CallComparison:
         if hasattr(way, "schedule"):
-            return Difference(0.5, 1e-4, "tensor 0 of call 1")
+            return CallComparison(0.5, 1e-4, "tensor 0 of call 1")
         return real(fn, way, *rest)
 
     monkeypatch.setattr(home, "compare", compare)

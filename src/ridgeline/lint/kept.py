@@ -1,31 +1,13 @@
 """Running a program without a trace: random state, parameters and buffers are put back afterwards."""
 
 import contextlib
-import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ridgeline.tensors.copies import overlaps
-
-
-@contextlib.contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Random state of Python, numpy and torch as before, at the end."""
-    python, numpy = random.getstate(), np.random.get_state()
-    host = torch.get_rng_state()
-    device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(host)
-        if device is not None:
-            torch.cuda.set_rng_state(device)
 
 
 @contextlib.contextmanager

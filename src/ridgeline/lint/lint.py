@@ -21,7 +21,6 @@ from ridgeline.lint.child_worker import is_trial
 from ridgeline.lint.idle_draws import IdleDraw
 from ridgeline.lint.kept import (
     buffers_attached,
-    random_state_kept,
     state_kept,
 )
 from ridgeline.lint.lint_observer import Doubt, Observation, watching
@@ -30,6 +29,7 @@ from ridgeline.lint.lint_rules import FROM_HOST, Finding, finding
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.optimizers.capturable import make_capturable
+from ridgeline.reach.generators import random_state_kept
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import Undo
 from ridgeline.recording.clocks import HostClock

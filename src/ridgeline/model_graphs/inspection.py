@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
-from ridgeline.lint.kept import random_state_kept, tensors_kept
+from ridgeline.lint.kept import tensors_kept
 from ridgeline.lint.lint import (
     Lint,
     as_if_capturing,
@@ -19,6 +19,7 @@ from ridgeline.lint.lint import (
 from ridgeline.lint.lint_observer import Observation, watching
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.model_graphs.captured import gradients_of
+from ridgeline.reach.generators import random_state_kept
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.copies import own_copy
 

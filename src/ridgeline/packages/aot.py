@@ -17,7 +17,6 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, first_line
-from ridgeline.lint.kept import random_state_kept
 from ridgeline.packages import kept_programs
 from ridgeline.packages.compilers import working_compiler
 from ridgeline.programs.extremes import rounding_options
@@ -25,6 +24,7 @@ from ridgeline.programs.inductor import FAILURES, ignore_advice, require_written
 from ridgeline.programs.permutations import narrow_permutations
 from ridgeline.programs.reshaping import reshaping
 from ridgeline.programs.watches.hooks_of_all import no_hooks_of_all_modules
+from ridgeline.reach.generators import random_state_kept
 
 SETTINGS: dict[str, str | int | bool] = {
     # The compiler's own random numbers differ from torch's: with these a program drops out what the

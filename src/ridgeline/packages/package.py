@@ -24,7 +24,6 @@ from ridgeline import codec
 from ridgeline.errors import FileFormatError, PackageError, first_line
 from ridgeline.lint.child_trial import try_in_child
 from ridgeline.lint.child_worker import is_trial
-from ridgeline.lint.kept import random_state_kept
 from ridgeline.packages.archive import (
     METADATA,
     SEAL,
@@ -34,6 +33,7 @@ from ridgeline.packages.archive import (
 )
 from ridgeline.packages.host import describe_host, unmet
 from ridgeline.packages.metadata import Metadata, TensorMetadata
+from ridgeline.reach.generators import random_state_kept
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 """A loaded program: flat inputs to flat outputs."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline import units
+from ridgeline.reach.generators import Generators
 from ridgeline.reach.reach import Cell, Reach
 from ridgeline.reach.sparse import is_sparse, parts
 
@@ -83,7 +84,7 @@ class Undo:
             for g in reach.generators
             if not isinstance(g, torch.Generator) and g not in _GLOBAL_GENERATORS
         ]
-        self._random = _GlobalRandom()
+        self._random = Generators()
 
     def changes(self) -> "Iterator[StateChange]":
         """Variables, entries and containers that hold something else now, and generators that were used."""
@@ -338,19 +339,3 @@ def _setter(generator: Any) -> Callable[[Any], Any]:
         generator.bit_generator.state = state
 
     return put
-
-
-class _GlobalRandom:
-    """The random states of Python, NumPy and torch."""
-
-    def __init__(self) -> None:
-        self._python, self._numpy = random.getstate(), numpy.random.get_state()
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-    def restore(self) -> None:
-        random.setstate(self._python)
-        numpy.random.set_state(self._numpy)
-        torch.set_rng_state(self._cpu)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)

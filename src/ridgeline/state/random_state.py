@@ -3,7 +3,6 @@
 import hashlib
 import random
 import sys
-from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -20,34 +19,6 @@ class RandomState(Value, frozen=True, kw_only=True):
     torch_cuda: bytes | None
     python: tuple[int, tuple[int, ...], float | None]
     numpy: tuple[str, tuple[int, ...], int, int, float] | None
-
-
-class HostGenerators(NamedTuple):
-    """The states of Python's and NumPy's generators at one moment; NumPy's is None where it is not in use."""
-
-    python: Any
-    numpy: Any
-
-    @classmethod
-    def now(cls) -> "HostGenerators":
-        """As they are."""
-        numpy = sys.modules.get("numpy")
-        return cls(random.getstate(), numpy.random.get_state() if numpy else None)
-
-    def drawn(self) -> str:
-        """Whose random numbers were drawn since, in words; an empty text where nobody's were."""
-        now = HostGenerators.now()
-        if now.python != self.python:
-            return "Python's random module"
-        if self.numpy is not None and str(now.numpy) != str(self.numpy):
-            return "NumPy"
-        return ""
-
-    def restore(self) -> None:
-        """As they were."""
-        random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
 
 
 def seed_worker(seed: int, rank: int, *, step: int = 0) -> None:

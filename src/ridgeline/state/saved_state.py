@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ridgeline.state.random_state import HostGenerators
+from ridgeline.reach.generators import Generators
 from ridgeline.tensors.copies import overlaps
 
 
@@ -20,9 +20,7 @@ class SavedState:
         # An expanded tensor shares memory between its elements, so nobody writes it: nothing to save.
         self.tensors = [tensor for tensor in tensors if not overlaps(tensor)]
         self._copies = [tensor.detach().clone() for tensor in self.tensors]
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        self._host = HostGenerators.now()
+        self._generators = Generators()
 
     def restore_tensors(self) -> None:
         """Write the saved values into the tensors, in place."""
@@ -33,10 +31,7 @@ class SavedState:
     def restore(self) -> None:
         """Put tensors and random state back."""
         self.restore_tensors()
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-        self._host.restore()
+        self._generators.restore()
 
 
 @contextlib.contextmanager

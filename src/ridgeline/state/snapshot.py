@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.reach.generators import Generators
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import ValueChange, has_changed
-from ridgeline.state.random_state import HostGenerators
 from ridgeline.tensors.copies import overlaps
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ class Snapshot:
             for number, network in enumerate(self._networks)
             for path, _ in network.named_buffers(remove_duplicate=False)
         }
-        self._cpu_rng = torch.get_rng_state()
-        self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-        self._host_rng = HostGenerators.now()
+        self._generators = Generators()
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors whose values are kept, as they are now."""
@@ -104,10 +102,7 @@ class Snapshot:
         self._optimizer.zero_grad(set_to_none=True)
         if self._synchronizer is not None:
             self._synchronizer.load_state_dict(self._remembered)
-        torch.set_rng_state(self._cpu_rng)
-        if self._cuda_rng is not None:
-            torch.cuda.set_rng_state(self._cuda_rng)
-        self._host_rng.restore()
+        self._generators.restore()
 
     def _named(self) -> list[tuple[Name, Tensor]]:
         """Parameters and buffers, each tensor once; nobody writes one whose elements share memory."""

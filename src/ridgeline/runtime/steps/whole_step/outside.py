@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ridgeline.errors import CaptureError
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.programs.compiling import LossFunction
+from ridgeline.reach.generators import HostGenerators
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import Undo
-from ridgeline.state.random_state import HostGenerators
 
 
 class OutsideGradients:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.capture.lifted_constants import lift_constants
 from ridgeline.capture.unchecked import unchecked
 from ridgeline.plan import Plan, Precision
+from ridgeline.reach.generators import HostGenerators
 from ridgeline.reach.undo import Undo
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
@@ -33,7 +34,6 @@ from ridgeline.runtime.steps.whole_step.outside import (
 from ridgeline.runtime.steps.whole_step.random_order import draw_in_memory_order
 from ridgeline.runtime.steps.whole_step.scalar_gathering import gather_scalars
 from ridgeline.runtime.steps.whole_step.trace import TracedOptimizer, trace_graph
-from ridgeline.state.random_state import HostGenerators
 from ridgeline.tensors import batch as batches
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from ridgeline.capture.capturing import watched
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.guards.model_guard import check_scripted
-from ridgeline.lint.kept import random_state_kept
 from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.packages.compilers import working_compiler
+from ridgeline.reach.generators import random_state_kept
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.equivalence import check_replay

@@ -1,5 +1,7 @@
 """Case `task`: what it costs to have something done by another thread, when it is next to nothing."""
 
+import importlib
+import importlib.util
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -9,6 +11,7 @@ from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
 
 TASKS = {True: 5000, False: 20000}
 """Quick or not to the tasks of a run."""
+NO_DASK = "" if importlib.util.find_spec("dask") else "dask (pip install dask)"
 
 
 def cost_case(*, quick: bool) -> Case:
@@ -33,6 +36,7 @@ def _contest(num: int) -> Contest:
     return Contest(
         ways=(
             Way("concurrent.futures", "peer", partial(_pool, num)),
+            Way("dask, threaded", "peer", partial(_dask, num), NO_DASK),
             Way("ridgeline engine, independent", "ridgeline", partial(_engine, num, "none")),
             Way("ridgeline engine, one variable each", "ridgeline", partial(_engine, num, "own")),
             Way("ridgeline engine, one chain", "ridgeline", partial(_engine, num, "same")),
@@ -47,6 +51,19 @@ def _pool(num: int) -> WayRunner:
         futures = [pool.submit(nothing_to_do) for _ in range(num)]
         for future in futures:
             future.result()
+        return num
+
+    return WayRunner(run=run, close=pool.shutdown)
+
+
+def _dask(num: int) -> WayRunner:
+    """Dask's threaded scheduler, on one thread; making the graph is a part of it."""
+    get = importlib.import_module("dask.threaded").get
+    pool = ThreadPoolExecutor(1)
+
+    def run() -> int:
+        graph = {f"task-{number}": (nothing_to_do,) for number in range(num)}
+        get(graph, list(graph), pool=pool)
         return num
 
     return WayRunner(run=run, close=pool.shutdown)

@@ -18,9 +18,9 @@ from ridgeline.experiments.networks.sides.forms import (
 from ridgeline.machine import Machine, Quantity
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
-from ridgeline.planner.ranking import Candidate
 from ridgeline.probe.timing import synchronize
 from ridgeline.session import TrainStep
+from ridgeline.timeline import Timeline
 
 
 class Ours:
@@ -92,17 +92,11 @@ class Ours:
 def headline(step: TrainStep, trained_s: Quantity | None = None) -> Headline:
     """What was said of the plan in force, before any trial and when training began."""
     best = step.ranking.best if step.ranking is not None else None
-    expected = getattr(step, "expected", None)
-    # A session without `expected` trusts the trial of its best plan.
-    if callable(expected):
-        told = seconds_of(expected())
-    else:
-        told = None if best is None else seconds_of(best.measured)
     return Headline(
         plan=repr(step.plan),
         execution=step.plan.execution,
-        before_s=None if best is None else _before_s(best),
-        expected_s=told,
+        before_s=None if best is None else seconds_of(best.timeline),
+        expected_s=seconds_of(step.expected()),
         trained_s=trained_s,
     )
 
@@ -115,9 +109,8 @@ def tried_plans(step: TrainStep) -> tuple[TriedPlan, ...]:
         TriedPlan(
             plan=label(candidate.plan),
             execution=candidate.plan.execution,
-            before_s=_before_s(candidate),
-            after_s=_after_s(candidate),
-            measured_s=seconds_of(candidate.measured),
+            before_s=seconds_of(candidate.timeline),
+            measured_s=None if candidate.measured is None else seconds_of(candidate.measured),
             failure=candidate.failure,
         )
         for candidate in step.ranking.candidates
@@ -131,22 +124,6 @@ def notes_of(step: TrainStep) -> tuple[str, ...]:
     return (*ranked, *step.notes)
 
 
-def seconds_of(value: Any) -> float | None:
-    """Seconds of a step: a timeline's, or the number itself."""
-    if value is None:
-        return None
-    step_ns = getattr(value, "step_ns", None)
-    return float(value) if step_ns is None else step_ns * 1e-9
-
-
-def _before_s(candidate: Candidate) -> float:
-    """Predicted before any trial; where trials correct predictions, the first is kept as `before`."""
-    before = seconds_of(getattr(candidate, "before", None))
-    return candidate.timeline.step_ns * 1e-9 if before is None else before
-
-
-def _after_s(candidate: Candidate) -> float | None:
-    """Predicted from the other plans' trials, where the ranking tells that."""
-    if getattr(candidate, "before", None) is None:
-        return None
-    return candidate.timeline.step_ns * 1e-9
+def seconds_of(timeline: Timeline) -> float:
+    """Of a step."""
+    return timeline.step_ns * 1e-9

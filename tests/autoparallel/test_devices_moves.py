@@ -275,7 +275,13 @@ def test_only_plain_copies_to_the_cpu_are_moves() -> None:
         return y.cpu(), y.to("cpu", torch.float64), x.to("meta"), x.to(torch.float64), y + 1
 
     program = trace_program(fn, (torch.ones(3), torch.ones(3, device="meta")))
-    assert [is_move(node) for node in program.nodes] == [True, False, False, False, False]
+    assert [is_move(operation.node) for operation in program.operations] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     device_of = [DEVICES.index(operation.device) for operation in program.operations]
     assert traffic_of(program, device_of, DEVICES).moves == {0}
     assert traffic_of(program, [1] * 5, DEVICES).moves == set()

@@ -115,7 +115,7 @@ def test_metadata_keeps_what_is_known_of_the_program(tmp_path: Path) -> None:
     assert read.details == {"constants": {"1": None}}
     assert read.state == {"weight": TensorMetadata(shape=(2, 3), dtype="float32")}
     assert read.host == describe_host(CPU)
-    assert read.versions["torch"] == torch.__version__
+    assert read.host.versions["torch"] == torch.__version__
     assert read.capability == torch.backends.cpu.get_cpu_capability()
     assert set(read.checksums) == {
         "archive_format",

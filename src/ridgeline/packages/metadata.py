@@ -85,8 +85,3 @@ class Metadata(Noun, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def capability(self) -> str:
         """Instruction set of the processor, or generation of the GPU, that the program was made for."""
         return self.host.capability if self.host else ""
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of torch, ridgeline and cuda that made the program."""
-        return dict(self.host.versions) if self.host else {}

@@ -140,15 +140,6 @@ class Recorder:
         """Keep the frames of one replay of a captured step, in ns from the begin of the replay."""
         self._frames.append(spans)
 
-    def clear(self) -> None:
-        """Forget all steps and restart the current one now."""
-        self._steps.clear()
-        self._frames.clear()
-        self.costs.clear()
-        self.counts.clear()
-        self.current = StepRecord(self.clock.stamp())
-        self._gaps.end(time.perf_counter_ns())
-
     @property
     def num_steps(self) -> int:
         """Recorded steps that are not warm-up."""

@@ -15,7 +15,6 @@ class OpTime(Value, frozen=True, kw_only=True):
 
     seconds: float
     bound: str
-    source: str = ""
 
 
 FIGURES = ("Phase", "Module", "Count", "FLOP", "Moved", "FLOP/B")
@@ -30,14 +29,12 @@ class OpGroup(Value, frozen=True, kw_only=True):
     family: str
     dtype: str
     modules: tuple[str, ...]
-    shape: tuple[int, ...]
     count: int
     flops: int
     num_bytes: int
     seconds: float
     """0.0 when no time is known."""
     bound: str
-    source: str
 
     @property
     def intensity(self) -> float:
@@ -84,7 +81,6 @@ def times_from_timeline(workload: Workload, timeline: Timeline) -> dict[int, OpT
         index: OpTime(
             seconds=sum(s.duration_ns * share for s, share in found) * 1e-9 / len(found),
             bound=str(found[0][0].attributes.get("bound", "")),
-            source=str(found[0][0].attributes.get("source", "")),
         )
         for index, found in spans.items()
     }
@@ -114,7 +110,7 @@ def times_on_machine(workload: Workload, machine: Machine, setting: Setting) -> 
         key = f"{op.phase}:{op.key}"
         if key not in known:
             cost = op_seconds(machine, op, setting)
-            known[key] = OpTime(seconds=cost.seconds, bound=cost.bound, source=cost.source)
+            known[key] = OpTime(seconds=cost.seconds, bound=cost.bound)
         result[index] = known[key]
     return result
 
@@ -149,18 +145,15 @@ def short_name(name: str) -> str:
 
 def _group(ops: list[Op], times: list[OpTime]) -> OpGroup:
     first = ops[0]
-    outputs = first.outputs or first.inputs
     return OpGroup(
         name=short_name(first.name),
         phase=first.phase,
         family=first.family,
         dtype=first.dtype,
         modules=tuple(dict.fromkeys(op.module for op in ops if op.module)),
-        shape=outputs[0].shape if outputs else (),
         count=len(ops),
         flops=sum(op.flops for op in ops),
         num_bytes=sum(op.bytes_moved for op in ops),
         seconds=sum(time.seconds for time in times),
         bound=times[0].bound if times else "",
-        source=times[0].source if times else "",
     )

@@ -121,11 +121,6 @@ class Program:
         )
 
     @property
-    def nodes(self) -> tuple[fx.Node, ...]:
-        """The computing nodes of the graph, one an operation."""
-        return tuple(operation.node for operation in self.operations)
-
-    @property
     def returns_views(self) -> bool:
         """Whether a result is a view of an input or of state."""
         return bool(self._late_views)

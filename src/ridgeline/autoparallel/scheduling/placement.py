@@ -64,11 +64,6 @@ class Placement(NamedTuple):
             sorted(range(len(self.starts)), key=lambda n: (self.starts[n], self.ends[n], n))
         )
 
-    @property
-    def num_devices(self) -> int:
-        """Number of devices that run something."""
-        return len(set(self.device_of))
-
 
 def place(
     dag: Dag,

@@ -79,11 +79,6 @@ class Bucket:
         self.reset()
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes that the collective moves."""
-        return self.flat.numel() * self.flat.element_size()
-
-    @property
     def missing(self) -> tuple[int, ...]:
         """Positions of gradients that have not arrived."""
         return tuple(i for i, arrived in enumerate(self.arrived) if not arrived)

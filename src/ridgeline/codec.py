@@ -4,13 +4,14 @@ A file is one JSON object: `kind`, `version`, `made_by`, `created` and `value`. 
 errors, so a misspelt key is never ignored. Nothing here executes what it reads.
 """
 
+import contextlib
 import datetime
 import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import IO, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -118,6 +119,17 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader sees the old content or the new, never a part.
 
     Raises:
+        OSError: see `written_atomically`.
+    """
+    with written_atomically(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def written_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """A file that stands at `path` once it is written whole; missing parent directories are made.
+
+    Raises:
         OSError: no room, no permission, or a directory stands there; the old content is untouched and no
             temporary file stays.
     """
@@ -127,7 +139,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)  # mkstemp makes it private; results are meant to be shared

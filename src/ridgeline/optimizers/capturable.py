@@ -55,9 +55,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ..
                 "float32, which is what its fused form takes"
             )
     for state in optimizer.state.values():
-        for key, value in state.items():
-            if isinstance(value, Tensor) and value.device != device:
-                state[key] = value.to(device)
+        _move(state, device)
     return tuple(changed)
 
 
@@ -76,10 +74,7 @@ def make_fused(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
         group["fused"], group["foreach"] = True, False
         changed.append(f"optimizer group {number} uses its fused form")
         for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.device != device:
-                    state[key] = value.to(device)
+            _move(optimizer.state.get(parameter, {}), device)
     return tuple(changed)
 
 
@@ -106,6 +101,12 @@ def give_up_fused(optimizer: Optimizer) -> tuple[str, ...]:
             group["fused"] = False
             changed.append(_not_fused(number, why))
     return tuple(changed)
+
+
+def _move(state: dict[str, Any], device: torch.device) -> None:
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.device != device:
+            state[key] = value.to(device)
 
 
 def _not_fused(number: int, why: str) -> str:

@@ -10,12 +10,12 @@ write matching checksums.
 import hashlib
 import os
 import struct
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from ridgeline.codec import written_atomically
 from ridgeline.errors import PackageError
 
 ROOT = "package"
@@ -51,24 +51,14 @@ def write_archive(
     Raises:
         OSError: no room or no permission; the old file is untouched and no temporary file stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                checksums = {
-                    name: _add(archive, name, content) for name, content in members.items()
-                }
-                metadata = seal(checksums)
-                _add(archive, METADATA, metadata)
-                _add(archive, SEAL, hashlib.sha256(metadata).hexdigest().encode())
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)  # mkstemp makes it private; results are meant to be shared
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with (
+        written_atomically(path) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        checksums = {name: _add(archive, name, content) for name, content in members.items()}
+        metadata = seal(checksums)
+        _add(archive, METADATA, metadata)
+        _add(archive, SEAL, hashlib.sha256(metadata).hexdigest().encode())
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes | Path) -> str:

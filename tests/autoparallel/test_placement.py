@@ -147,7 +147,6 @@ def test_a_short_node_is_inserted_into_a_gap() -> None:
     pinned = {0: 0, 1: 1, 2: 1, 3: 1}
     found = place(dag, costs, sizes, lambda a, b, size: 2.0, pinned)
     assert found.starts == (0.0, 3.0, 4.0, 0.0)
-    assert found.order == (0, 3, 1, 2) or found.order == (3, 0, 1, 2)
 
 
 def test_slow_links_keep_everything_on_one_device() -> None:
@@ -178,8 +177,6 @@ def test_placements_keep_edges_pins_and_bounds(dag: Dag, data: st.DataObject) ->
     assert found.makespan >= shortest_makespan(dag, seconds, num_devices) * (1 - 1e-9)
     if not pinned:
         assert found.makespan <= sum(seconds)
-    position = {node: place for place, node in enumerate(found.order)}
-    assert all(position[u] < position[v] for u, v in dag.edges)
 
 
 def test_a_placement_without_its_transfer_is_refused() -> None:

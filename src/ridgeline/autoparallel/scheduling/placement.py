@@ -57,13 +57,6 @@ class Placement(NamedTuple):
         """Seconds until everything is done."""
         return max(self.ends, default=0.0)
 
-    @property
-    def order(self) -> tuple[int, ...]:
-        """All nodes by start: an order of issue in which every node comes after those it waits for."""
-        return tuple(
-            sorted(range(len(self.starts)), key=lambda n: (self.starts[n], self.ends[n], n))
-        )
-
 
 def place(
     dag: Dag,

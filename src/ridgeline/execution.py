@@ -255,7 +255,7 @@ def check_plan(plan: Plan, device: str) -> None:
     if plan.workers > 1 and holds(plan.sync) and plan.execution != "eager":
         raise PlanError(
             f"wanted execution='eager' for sync.options[{HELD.name!r}], got {plan.execution!r} in the plan; "
-            "programs and captured steps read parameters without telling: hold none, or run eagerly"
+            "programs and captured steps read parameters without notice: hold none, or run eagerly"
         )
     is_parted = plan.workers > 1 and shards_update(plan.sync)
     if is_parted and not runs_uncaptured(plan.execution, device):

@@ -297,8 +297,8 @@ NOT_JOINED: dict[str, tuple[Wanted, str]] = {
     "more": (
         Wanted(2, join="tcp://127.0.0.1:9"),
         (
-            "wanted staleness, servers, server_module, address and snapshots where a store begins, got one for "
-            "a store to join, 'tcp://127.0.0.1:9', which has its own"
+            "wanted staleness, servers, server_module, address and snapshots where a store begins, got one "
+            "for a store to join, 'tcp://127.0.0.1:9', which has its own"
         ),
     ),
     "no address": (
@@ -328,9 +328,7 @@ def test_what_is_told_of_a_store_is_checked(monkeypatch: pytest.MonkeyPatch) -> 
     job = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=short)
     address = founded(job, 4, RECORD, is_first=False).address
     assert address == f"tcp://127.0.0.1:{job.port}/4"
-    message = (
-        rf"^wanted store 4 of a job that runs at '{address}', got .*; see that its workers have "
-    )
+    message = rf"^wanted store 4 of a job that runs at '{address}', got .*; make sure that its workers have "
     with pytest.raises(KVStoreError, match=message):
         gather_later(Wanted(join=address))
     founded(job, 4, RECORD, is_first=True)

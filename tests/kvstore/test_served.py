@@ -155,7 +155,7 @@ def test_a_worker_that_comes_back_goes_on(caplog: pytest.LogCaptureFixture) -> N
             (found,) = channel.finish(channel.start([pulled]))
         assert found.tensor is not None
         assert torch.equal(found.tensor, torch.zeros(20_000))
-    assert re.fullmatch(r"worker 0 is back, after \d+\.\d s without a word", caplog.messages[1])
+    assert re.fullmatch(r"worker 0 is back, after \d+\.\d s without a message", caplog.messages[1])
 
 
 class Deaf(Shard):
@@ -242,9 +242,9 @@ def test_garbage_of_one_client_stops_nobody(caplog: pytest.LogCaptureFixture) ->
         shelf.close()
     assert not shard.slots.knows(wire.ValueSlot("x", 0))
     first, last = (one for one in caplog.messages if one.startswith("a message that is none"))
-    assert first.startswith("a message that is none was dropped: wanted a call of a worker, got ")
+    assert first.startswith("a malformed message was dropped: wanted a call of a worker, got ")
     assert first.endswith("; it came from 127.0.0.1")
-    told = "a message that is none was dropped (3 more since the last line about this)"
+    told = "a malformed message was dropped (3 more since the last line about this)"
     assert last == told
 
 
@@ -271,7 +271,7 @@ def test_workers_that_do_not_come_are_told_of() -> None:
     ):
         message = (
             rf"^wanted other workers to come to what worker 0 waits for \(Barrier\) at {server.address}, "
-            "got none for 0 s; see that all make the same calls of init and barrier, and push$"
+            "got none for 0 s; make sure that all make the same calls of init and barrier, and push$"
         )
         with pytest.raises(KVStoreError, match=message):
             channel.ask(wire.Barrier())

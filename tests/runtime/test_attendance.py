@@ -165,7 +165,7 @@ def test_who_waits_is_not_missing(world: tuple[Row, dict[int, Row], int]) -> Non
     (absence,) = absent(mine, waiting, range(size), {})
     assert (absence.rank, absence.what) == (
         rank,
-        "it had waited for other workers in vain, and left",
+        "it had waited for other workers until its timeout, and left",
     )
 
 

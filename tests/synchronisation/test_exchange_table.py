@@ -119,8 +119,8 @@ def test_a_store_is_as_fast_as_its_law_at_best(bandwidth: float) -> None:
     assert store.exchange_s > ring.exchange_s
     assert store.verdict.startswith("loses: ")
     assert store.verdict.endswith(
-        "; its servers share the workers' links and send what a ring does: it is for workers that need not wait "
-        "for each other (kind='dist_async', which changes the maths) and for sparse rows"
+        "; its servers share the workers' links and send what a ring does: it is for workers that need not "
+        "wait for each other (kind='dist_async', which changes the maths) and for sparse rows"
     )
     assert store.is_exact
 
@@ -138,8 +138,8 @@ def test_a_worker_alone_has_no_ways() -> None:
     with pytest.raises(PlanError) as caught:
         exchange_table(make_machine(), {1: workload}, Plan())
     assert str(caught.value) == (
-        "wanted a plan of several workers, got workers=1 in the plan: a worker alone exchanges nothing; give "
-        "--devices of 2 or more"
+        "wanted a plan of several workers, got workers=1 in the plan: a single worker exchanges nothing; "
+        "give --devices of 2 or more"
     )
 
 

@@ -56,7 +56,7 @@ def test_fewer_samples_than_workers_are_refused() -> None:
         (
             "model",
             lambda: None,
-            r"got TypeError: it returned NoneType, which is no torch module; mend the task$",
+            r"got TypeError: it returned NoneType, which is not a torch module; fix the task$",
         ),
         (
             "loss_fn",

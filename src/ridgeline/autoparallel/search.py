@@ -93,7 +93,7 @@ def _choose(
             )
         best = min(parallel, key=lambda name: quartiles(parallel[name])[1])
         return ParallelChoice(
-            name=best, times_faster=1.0, reason="asked for: the fastest on several lanes"
+            name=best, times_faster=1.0, reason="requested: the fastest on several lanes"
         )
     if SERIAL not in measured:
         return ParallelChoice(name=AS_WRITTEN, times_faster=1.0, reason=rows[SERIAL].note)

@@ -207,7 +207,7 @@ def _asked_for(
         subject=name_of(dispatch.fn),
         device=device.type,
         chosen=mode,
-        reason="asked for by name",
+        reason="requested by name",
         rows=(row,),
         calls=calls,
     )

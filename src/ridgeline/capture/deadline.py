@@ -68,7 +68,7 @@ def deadline(
         if over_s > LATE_S:
             words += f", {units.seconds(over_s)} late, as a call into a library had to end first"
         raise error(
-            f"wanted {what} within {units.seconds(limit_s)}, got no end of it: {words}; allow more "
+            f"wanted {what} within {units.seconds(limit_s)}, got no result: {words}; allow more "
             "seconds, or use execution='eager'"
         ) from None
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.reach.reach import Reach
 
-SEEDED = "the first step after each seed ran without a graph: recurrent layers with dropout begin anew in it"
+SEEDED = "the first step after each seed ran without a graph: recurrent layers with dropout start again in it"
 
 
 class DropoutStates:

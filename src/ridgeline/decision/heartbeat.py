@@ -11,7 +11,7 @@ from ridgeline import units
 
 Say = Callable[[str], None]
 EVERY_S = 10.0
-"""Seconds without a word after which one is due."""
+"""Seconds without a message after which one is due."""
 
 
 def to_stderr(line: str) -> None:

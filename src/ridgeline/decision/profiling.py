@@ -143,7 +143,7 @@ class Profiling:
             )
             if not refresh:
                 return self._assumed(
-                    setting, f"not measured: {why}; rates that nobody measured are assumed"
+                    setting, f"not measured: {why}; rates that were not measured are assumed"
                 )
             # What was measured once tells more of a machine than what is assumed of any.
             self._tell(f"not measured again: {why}; the rates of that profile are kept")
@@ -168,7 +168,7 @@ class Profiling:
         self.note([line for line in machine.warnings if line not in before])
         if any(entry.setting.device == setting.device for entry in machine.ceilings):
             return machine
-        return with_assumed_rates(machine, setting, "rates that nobody measured are assumed")
+        return with_assumed_rates(machine, setting, "rates that were not measured are assumed")
 
     def _wanted_s(self, workload: Workload | None, *, refresh: bool) -> tuple[float, float]:
         """Seconds that measuring takes, and that it may take; the same on all workers."""
@@ -204,7 +204,7 @@ class Profiling:
         except Exception as error:  # noqa: BLE001 - the user's, which comes again if the step is to run so
             told = f"{type(error).__name__}: {error}".splitlines()[0]
             self.note(
-                [f"operators were not held against a whole step, which fails as written: {told}"]
+                [f"operators were not compared with a whole step, which fails as written: {told}"]
             )
             return {}
 

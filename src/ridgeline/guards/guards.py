@@ -127,7 +127,7 @@ class Guards:
         if not self._classes({}):
             return "a method or variable of a class was replaced"
         if not self._has_same_tensors(arguments):
-            return "a tensor that it reads was replaced, or lies elsewhere"
+            return "a tensor that it reads was replaced, or moved in memory"
         return "a missing attribute or an array of NumPy changed, or a class hides an attribute"
 
     def moved(

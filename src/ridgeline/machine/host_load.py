@@ -45,7 +45,11 @@ class HostLoad(Value, frozen=True, kw_only=True):
                 MOST_STOLEN,
                 "the host of this virtual machine took {} of its processors",
             ),
-            (self.throttled, MOST_THROTTLED, "the control group stood still in {} of its periods"),
+            (
+                self.throttled,
+                MOST_THROTTLED,
+                "the control group was throttled in {} of its periods",
+            ),
             (self.spread, MOST_SPREAD, "repeated samples had a spread of {}"),
         )
         return tuple(

@@ -108,7 +108,7 @@ class ArchiveReader:
         file.seek(0)
         if start != b"PK\x03\x04":
             raise PackageError(
-                f"wanted a program saved by Ridgeline, got a file that is no zip archive (it starts with "
+                f"wanted a program saved by Ridgeline, got a file that is not a zip archive (it starts with "
                 f"{start!r}) in {where}; give the path of a file written by save()"
             )
         try:

@@ -14,7 +14,9 @@ from ridgeline.planner.preparation import FIRST_COMPILE_S, FIRST_COMPILE_SHARE, 
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.trials.trials import could_win
 
-REASON = "what compiles was tried once training had taken as long as compiling does, and was faster"
+REASON = (
+    "compiled plans were tried once training had taken as long as compiling does, and were faster"
+)
 
 
 def steps_before_compiling(ranking: Ranking, *, device: str) -> int | None:

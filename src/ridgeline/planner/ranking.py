@@ -179,6 +179,6 @@ def _lines(ranking: Ranking) -> Iterator[str]:
     yield from textwrap.wrap(
         ranking.best.why, _WIDTH, initial_indent="why   ", subsequent_indent="      "
     )
-    yield f"      predictions are taken to be right within {units.percent(ranking.error)}"
+    yield f"      predictions are assumed to be right within {units.percent(ranking.error)}"
     for note in ranking.notes:
         yield from textwrap.wrap(note, _WIDTH, initial_indent="note  ", subsequent_indent="      ")

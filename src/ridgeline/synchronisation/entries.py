@@ -108,7 +108,7 @@ class Algorithm(NamedTuple):
         remark: What a table of all ways tells of it besides its price.
         objection: As of `Compression`.
         options: What `Sync.options` may set.
-        least_workers: Fewer of several workers are refused; a worker alone exchanges nothing.
+        least_workers: Fewer of several workers are refused; a single worker exchanges nothing.
         is_tried_last: Whether the plan that won is tried with it, where a search does not compare it.
         unsearched: (device, workers) to why a search does not compare it there; empty where it does.
     """

@@ -85,7 +85,7 @@ def check_rhythm(sync: "Sync", workers: int) -> None:
         return
     if workers == 1:
         raise PlanError(
-            f"wanted sync.every=1 for workers=1, got {sync.every} in the plan; a worker alone exchanges "
+            f"wanted sync.every=1 for workers=1, got {sync.every} in the plan; a single worker exchanges "
             "nothing: leave it out, or use more workers"
         )
     fragments = int(sync.options.get(FRAGMENTS.name, FRAGMENTS.default))

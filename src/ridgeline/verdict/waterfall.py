@@ -85,7 +85,7 @@ def waterfall(
     notes: list[str] = []
     estimate = estimate_of(predicted) or _priced(measured, machine, workload, notes)
     if estimate is None:
-        notes.append("nothing tells what limits the operators: all computing counts as other")
+        notes.append("it is unknown what limits the operators: all computing counts as other")
         estimate = Estimate(0, 0, 0, 0, 0)
         limit = None
     else:
@@ -178,7 +178,7 @@ def _priced(
     try:
         priced = price_step(machine, workload, setting)
     except MachineError as error:
-        notes.append(f"the machine profile does not tell what limits the operators: {error}")
+        notes.append(f"the machine profile does not say what limits the operators: {error}")
         return None
     notes += priced.notes
     ideal = memory = kernel = launch = 0.0

@@ -139,7 +139,7 @@ def _absence(rank: int, row: Row | None, silence: str) -> Absence:
             is_silent=True,
         )
     if row.is_waiting:
-        what = "it had waited for other workers in vain, and left"
+        what = "it had waited for other workers until its timeout, and left"
         return Absence(
             rank=rank,
             what=what,

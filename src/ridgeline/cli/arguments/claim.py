@@ -48,8 +48,8 @@ def claimed(task: str, given: Path | None, *, resume: bool) -> Iterator[Path]:
 
 def _taken(path: Path) -> RidgelineError:
     return RidgelineError(
-        f"wanted a new or empty run directory, got {path}, which holds something already; name "
-        "another with -o, or go on with that run by --resume"
+        f"wanted a new or empty run directory, got {path}, which holds something already; name another with "
+        "-o, or continue that run with --resume"
     )
 
 
@@ -110,7 +110,7 @@ def _open_locked(path: Path) -> int:
             owner = os.read(handle, 32).decode() or "without a number yet"
             os.close(handle)
             raise RidgelineError(
-                f"wanted a run directory that nobody writes, got {path.parent}, which is being written by "
-                f"process {owner}; wait for it or name another directory with -o"
+                f"wanted a run directory that no other process writes, got {path.parent}, which is being "
+                f"written by process {owner}; wait for it or name another directory with -o"
             ) from None
         os.close(handle)

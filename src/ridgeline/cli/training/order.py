@@ -116,7 +116,7 @@ def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
     is_changed = before.task_digest is not None and digest != before.task_digest
     if is_changed:
         say(
-            f"{task} has changed since the run in {run_dir} was last started: going on with it as it is now"
+            f"{task} has changed since the run in {run_dir} was last started: continuing with it as it is now"
         )
     return Order(
         run_dir=str(run_dir),
@@ -188,7 +188,7 @@ def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Pa
     for option, mine, its_own in wanted:
         if mine not in (None, its_own):
             raise CheckpointError(
-                f"wanted to go on with the run in {run_dir}, which has {its_own}, got {option} {mine}; leave "
+                f"wanted to continue the run in {run_dir}, which has {its_own}, got {option} {mine}; leave "
                 "it out, or start another run with -o"
             )
 

@@ -51,19 +51,19 @@ def tried_again(
             measured = with_share(trial(best.plan), best.timeline, best.plan.sync)
     except OutOfTimeError as error:
         if is_compiled(best.plan):
-            tell(f"it does not get ready in time ({error}): choosing anew")
+            tell(f"it was not ready in time ({error}): choosing again")
             return None
         tell(f"there is no time to try it ({error}): taken as remembered")
         return remembered.noted(ranking, best, "and not tried again, since there was no time")
     except (AbsentWorkerError, DeviceLostError):
         raise
     except RidgelineError as error:
-        tell(f"it fails now ({error}): choosing anew")
+        tell(f"it fails now ({error}): choosing again")
         return None
     if measured.step_ns * 1e-9 > AS_REMEMBERED * best.step_s:
         tell(
             f"it takes {units.nanoseconds(measured.step_ns)} now, where it took "
-            f"{units.seconds(best.step_s)}: choosing anew"
+            f"{units.seconds(best.step_s)}: choosing again"
         )
         return None
     tell(f"  {units.nanoseconds(measured.step_ns)} a step, as remembered")

@@ -34,7 +34,7 @@ from ridgeline.synchronisation import (
 )
 from ridgeline.workload import Workload
 
-NOTHING_EXCHANGED = "a worker alone exchanges nothing"
+NOTHING_EXCHANGED = "a single worker exchanges nothing"
 
 
 class ExchangeRow(Value, frozen=True, kw_only=True):

@@ -54,7 +54,7 @@ def with_doubt(request: PlanRequest, ranking: Ranking) -> Ranking:
     name = request.workloads[best.plan.workers].name
     note = (
         f"{found.count} of {found.total} operators of {name}, {units.percent(found.share)} of its predicted "
-        f"step, were not timed on this machine: predictions before a trial are taken to be right within "
+        f"step, were not timed on this machine: predictions before a trial are assumed to be right within "
         f"{units.percent(found.error)} only"
     )
     return msgspec.structs.replace(

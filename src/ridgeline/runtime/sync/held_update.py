@@ -243,7 +243,7 @@ def check_can_hold(model: nn.Module, optimizer: Optimizer) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise _unfit(
-                f"{name or 'the model'} compiled by TorchScript, which reads without telling"
+                f"{name or 'the model'} compiled by TorchScript, which reads parameters without notice"
             )
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:

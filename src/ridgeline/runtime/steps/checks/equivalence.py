@@ -149,8 +149,8 @@ class _Trial(NamedTuple):
         if self._largest(0.0 if eager.is_finite() else 1.0):
             raise EquivalenceError(
                 f"wanted a step as written to compare execution={self.runs.body.plan.execution!r} with, got "
-                f"one whose loss is {eager.loss:.3g} and whose parameters are no numbers afterwards (inputs, "
-                "parameters and learning rate perturbed); see why, or use execution='eager'"
+                f"one whose loss is {eager.loss:.3g} and whose parameters are not numbers afterwards "
+                "(inputs, parameters and learning rate perturbed); see why, or use execution='eager'"
             )
         got = self.runs.tried(shift)
         return [

@@ -44,7 +44,9 @@ EAGER_STEPS = 1
 MOST_RECOMPILES = 3
 """After so many, some setting changes all the time, and compiling would cost more than it gains."""
 ONE_FRAME = f"forward, backward and optimizer run as one program: frame '{WHOLE_STEP}' is all of it"
-OTHERWISE = "batches that lie otherwise in memory than the compiled ones, or hold a tensor twice, ran eagerly"
+OTHERWISE = (
+    "batches with another memory layout than the compiled ones, or hold a tensor twice, ran eagerly"
+)
 OTHER_SHAPES = "batches of other shapes than the compiled one ran eagerly"
 
 
@@ -91,8 +93,8 @@ class StepGraphRunner:
     ) -> None:
         if body.synchronizer is not None or world.size > 1:
             raise PlanError(
-                f"wanted a worker alone for execution={body.plan.execution!r}, got workers={world.size}; its "
-                "one program has no room for the synchronisation of gradients: use 'compiled+graph' or "
+                f"wanted a single worker for execution={body.plan.execution!r}, got workers={world.size}; "
+                "its one program has no room for the synchronisation of gradients: use 'compiled+graph' or "
                 "'regional+graph' there"
             )
         self._body = body
@@ -213,7 +215,7 @@ class StepGraphRunner:
         self._num_recompiles += 1
         if self._num_recompiles > MOST_RECOMPILES:
             self._note(
-                f"steps ran eagerly after {MOST_RECOMPILES} compilations, since settings go on changing "
+                f"steps ran eagerly after {MOST_RECOMPILES} compilations, since settings keep changing "
                 f"({why})"
             )
             return

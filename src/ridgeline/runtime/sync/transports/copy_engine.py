@@ -9,7 +9,7 @@ Barriers are kernels of one warp. A share is added up by one GPU alone, in an or
 rank, so a mean has the same bits on all workers and in every run. Buckets lie in memory that the GPUs share;
 beside it is room for the shares that are fetched. Copies move (n - 1)/n of a bucket twice, as a ring does.
 
-What is smaller than `least_bytes`, or lies elsewhere, is NCCL's all-reduce, whose start costs less.
+What is smaller than `least_bytes`, or moved in memory, is NCCL's all-reduce, whose start costs less.
 
 Source: reduce-scatter, then all-gather: Patarasuk, Yuan, JPDC 69(2), 2009.
 """

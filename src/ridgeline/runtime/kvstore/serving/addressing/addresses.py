@@ -79,7 +79,7 @@ def check_published(address: str) -> None:
     host = _host(address)
     if host in ("*", "0.0.0.0", "::"):
         raise KVStoreError(
-            f"wanted the address of one interface, for other workers are told of it, got {address!r}; name "
+            f"wanted the address of one interface, as other workers connect to it, got {address!r}; name "
             "that which they reach, such as 'tcp://10.0.0.3:*'"
         )
 

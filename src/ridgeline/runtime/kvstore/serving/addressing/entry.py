@@ -22,11 +22,11 @@ FAILED = (
 TRIES = 3
 """Connections that a server may end in a row before a worker takes it for a refusal; it may have ended."""
 _DOMAIN = "ridgeline"
-_NOT_LET_IN = "a connection was not let in"
+_NOT_LET_IN = "a connection was refused"
 _REASONS = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not that of workers",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it has no key or another one, or is no worker",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it ended before it had said who it is",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it has no key or another one, or is not a worker",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it ended before it had identified itself",
 }
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -128,7 +128,7 @@ class Entrance:
                 self._num_failed = TRIES
         if self._num_failed >= TRIES:
             raise KVStoreError(
-                f"wanted to be let in by the server at {self._address}, got refused: {self._reason()}; name "
+                f"wanted to connect to the server at {self._address}, got refused: {self._reason()}; name "
                 "one directory of `ridgeline kvserver --new-keys DIR` on all hosts, by keys=DIR or "
                 "RIDGELINE_KVSTORE_KEYS=DIR"
             )
@@ -140,7 +140,7 @@ class Entrance:
 
     def _reason(self) -> str:
         if self._keys is None:
-            return "this worker has no keys, and it wants some"
+            return "this worker has no keys, and the server requires them"
         return f"it does not know the keys in {self._keys.directory!r}, or has others or none"
 
 

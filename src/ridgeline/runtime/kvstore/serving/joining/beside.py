@@ -75,7 +75,7 @@ class ServerBeside:
             self._input.close()
             raise KVStoreError(
                 f"wanted a server of a store beside this worker, got one that ended with status "
-                f"{self._process.wait(END_S)}; what it said stands above"
+                f"{self._process.wait(END_S)}; its output is above"
             )
         self.address = found.address
         self._watch: threading.Thread | None = None

@@ -102,7 +102,7 @@ class Members:
         except RuntimeError as error:
             raise KVStoreError(
                 f"wanted a training by a plan at {self.address} that has made its first step within "
-                f"{BEGIN_S:.0f} s, got {first_line(error)}; see that its workers train by rl.TrainStep"
+                f"{BEGIN_S:.0f} s, got {first_line(error)}; make sure that its workers train by rl.TrainStep"
             ) from error
 
     def tell(self, held: Mapping[Key, Held], parts: Mapping[Key, Sequence[ValuePart]]) -> None:
@@ -197,8 +197,8 @@ def found(address: str) -> Members:
         record = msgspec.json.decode(told, type=StoreRecord)
     except (RuntimeError, ValueError) as error:  # of torch; of msgspec
         raise KVStoreError(
-            f"wanted store {number} of a job that runs at {address!r}, got {first_line(error)}; see that its "
-            "workers have created it, of kind 'dist_async'"
+            f"wanted store {number} of a job that runs at {address!r}, got {first_line(error)}; make sure "
+            "that its workers have created it, of kind 'dist_async'"
         ) from error
     for server, place in zip(record.addresses, record.hosts, strict=True):
         if is_loopback(server) and place != host_identity():

@@ -51,7 +51,7 @@ _LASTING = (
     | wire.Cover
 )
 """Calls that workers do not keep: they are answered once a snapshot holds what they did."""
-_DROPPED = "a message that is none was dropped"
+_DROPPED = "a malformed message was dropped"
 
 _log = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ class Server:
         self._heard_s[worker] = now = time.monotonic()
         if worker in self._lost_s:
             _log.warning(
-                "worker %d is back, after %.1f s without a word",
+                "worker %d is back, after %.1f s without a message",
                 worker,
                 now - self._lost_s.pop(worker),
             )
@@ -277,7 +277,7 @@ class Server:
                 else:
                     self._lost_s[worker] = heard_s
                     _log.warning(
-                        "worker %d was not heard of for %.3g s: nobody waits for it",
+                        "worker %d sent no message for %.3g s: no worker waits for it any longer",
                         worker,
                         self._lease_s,
                     )

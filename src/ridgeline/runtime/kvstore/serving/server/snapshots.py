@@ -185,6 +185,6 @@ def _files(folder: Path) -> list[Path]:
 
 def _told(error: BaseException, folder: Path) -> str:
     return (
-        f"wanted to write a snapshot to {folder}, got {first_line(error)}; see that it has room, for workers "
-        "wait once they keep too much"
+        f"wanted to write a snapshot to {folder}, got {first_line(error)}; make sure that it has room, for "
+        "workers wait once they keep too much"
     )

@@ -353,7 +353,7 @@ class Connection:
         if now - self._heard_s <= OUTAGE_S:
             return
         _log.warning(
-            "the server at %s was not heard of for %.1f s and is again; worker %d waited with %d calls",
+            "the server at %s did not answer for %.1f s and answers again; worker %d waited with %d calls",
             self._at.address,
             now - self._heard_s,
             self._worker,

@@ -110,7 +110,8 @@ def check_heard(address: str, silent_s: float, most_s: float) -> None:
     """
     if silent_s > most_s:
         raise KVStoreError(
-            f"wanted an answer of the server at {address}, got none for {silent_s:.0f} s; see whether it runs"
+            f"wanted an answer of the server at {address}, got none for {silent_s:.0f} s; check whether it "
+            "runs"
         )
 
 
@@ -126,5 +127,5 @@ def nobody_came(address: str, worker: int, calls: Sequence[str], asked_s: float)
     waiting = ", ".join({*calls})
     return KVStoreError(
         f"wanted other workers to come to what worker {worker} waits for ({waiting}) at {address}, got none "
-        f"for {asked_s:.0f} s; see that all make the same calls of init and barrier, and push"
+        f"for {asked_s:.0f} s; make sure that all make the same calls of init and barrier, and push"
     )

@@ -134,7 +134,7 @@ class Peer:
             seen = self._look()
         except RuntimeError as error:
             if not self._is_blind:
-                _log.warning("nobody tells of servers that take another's place: %s", error)
+                _log.warning("servers that replace others are not announced: %s", error)
             self._is_blind = True
             seen = None
         return max(self.found, told, seen or told, key=lambda found: found.epoch)

@@ -100,7 +100,7 @@ def _refuses_none(step: Any) -> bool:
 
 
 def has_step_of_torch(optimizer: Any) -> bool:
-    """Whether an optimizer's step is torch's; what another one reads or counts in Python nobody knows."""
+    """Whether an optimizer's step is torch's; what another one reads or counts in Python is unknown."""
     return type(optimizer).step.__module__.startswith("torch.optim")
 
 

@@ -28,7 +28,7 @@ LATE_S = 1.0
 
 
 class _Late(BaseException):
-    """Time is up; no `Exception`, since compilers catch those and go on in another way."""
+    """Time is up; no `Exception`, since compilers catch those and continue in another way."""
 
 
 @contextlib.contextmanager

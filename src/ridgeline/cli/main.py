@@ -1,6 +1,6 @@
 """`ridgeline`: measure, trace, plan, simulate, train, verify, scaling, report, bench, kvserver.
 
-Exit status: 0 fine, 1 something the user can mend, 2 wrong usage, 3 prediction and measurement differ
+Exit status: 0 fine, 1 something the user can fix, 2 wrong usage, 3 prediction and measurement differ
 by more than the tolerance.
 """
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RidgelineError as error:
         return _fail(str(error), USER_ERROR)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; what Python still flushes at its end goes nowhere.
+        # The reader of our output has closed it; what Python still flushes at its end goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except OSError as error:

@@ -203,7 +203,7 @@ class PlanChoice:
             self.notes += [problem] if problem else []
 
     def _check_streams(self) -> None:
-        """Raise, on all workers, where the step of one can take from what nobody can put back."""
+        """Raise, on all workers, where the step of one can take from what cannot be put back."""
         other = SideEffectError("the step of another worker cannot be run again")
         with failing_together(self.world, other):
             refuse_streams(self.model, self.loss_fn, self.optimizer, list(self._examples))

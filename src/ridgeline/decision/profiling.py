@@ -44,7 +44,7 @@ class Profiling:
         described: The traced step.
         codecs: Whether plans may send less, so that encoding gradients is timed as well.
         time_phases: Times a step of an eager plan in so many seconds, see `whole_step.phase_seconds`.
-        heartbeat: Tells what is under way.
+        heartbeat: Reports what is under way.
         note: Keeps what went otherwise than planned.
     """
 
@@ -145,7 +145,7 @@ class Profiling:
                 return self._assumed(
                     setting, f"not measured: {why}; rates that were not measured are assumed"
                 )
-            # What was measured once tells more of a machine than what is assumed of any.
+            # What was measured once says more about a machine than what is assumed of any.
             self._tell(f"not measured again: {why}; the rates of that profile are kept")
             return None
         before = () if refresh else known_machine().machine.warnings
@@ -190,13 +190,13 @@ class Profiling:
         return found
 
     def _phases(self) -> Mapping[str, float]:
-        """Seconds of the phases of a step; none where it is too long to tell, or fails on a worker."""
+        """Seconds of the phases of a step; none where it is too long to measure, or fails on a worker."""
         plan = Plan(workers=1, threads=self.world.threads)
         try:
             with self.heartbeat.during("timing a step"):
                 return self.time_phases(plan, MOST_CHECKING_SHARE * self.left())
         except OutOfTimeError:
-            return {}  # it is a long one, of which the trials will tell
+            return {}  # it is a long one, which the trials will measure
         except SideEffectError:
             if self.world.size == 1:
                 raise

@@ -1,4 +1,4 @@
-"""How an engine ends that nobody closed, and what nobody has been told of when it does."""
+"""How an engine ends that was not closed, and the failures that were not reported by then."""
 
 import sys
 import threading
@@ -13,13 +13,13 @@ from ridgeline.errors import EngineError
 
 
 def end_behind(scheduler: Scheduler) -> None:
-    """End an engine that nobody closed: one that was dropped, or any at the end of the interpreter.
+    """End an engine that was not closed: one that was dropped, or any at the end of the interpreter.
 
     One that was dropped finishes what is pending and ends its threads without holding up who dropped it; the
     end of the interpreter waits for that. At that end itself it is done here and now.
 
     Raises:
-        EngineError: a task failed and nobody has been told yet, or the interpreter ends and tasks remain
+        EngineError: a task failed and its error was not raised yet, or the interpreter ends and tasks remain
             that others have to finish; Python prints it.
     """
     if scheduler.process.is_forked or not (scheduler.has_threads or scheduler.waits_for_others):
@@ -34,7 +34,7 @@ def end_behind(scheduler: Scheduler) -> None:
 
 
 def tell_untold(scheduler: Scheduler) -> None:
-    """Tell of failures that nobody has been told of.
+    """Report failures that were not raised yet.
 
     Raises:
         EngineError: there are some.

@@ -192,7 +192,7 @@ def _require_no_interception(conditions: Conditions) -> None:
 
 
 def _is_same(now: Any, before: Any) -> bool:
-    """Whether it is the same object, or a plain value; each look at a method makes an object anew."""
+    """Whether it is the same object, or a plain value; each look at a method makes a new object."""
     is_method = isinstance(now, types.MethodType) and now == before
     return now is before or is_method or is_plain(now)
 

@@ -5,7 +5,7 @@ connection; where the caller of a send or receive holds it, the thread asks the 
 again, until it gets it. Under Linux' ordinary policy a thread that is woken preempts the one that runs. So
 where two workers send to each other at once, each write wakes the other's thread, both take the cores of the
 two that hold the locks, and all wait for each other until the next tick of the scheduler, some 4 ms later.
-After it both begin anew together, and the same happens again.
+After it both begin again together, and the same happens again.
 
 A thread of the batch policy preempts nobody when it is woken, so who holds a lock gives it back. It keeps
 its share of a core.

@@ -203,7 +203,7 @@ def judge_python(seen: Observation, python: Undo, state: Iterable[Tensor]) -> No
     """
     if any(finding.rule == "moved-state" for finding in seen.findings):
         return  # said with its line
-    # A view of a weight, made anew in each step, carries nothing on.
+    # A view of a weight, made again in each step, carries nothing on.
     seen.forget_read([*state])
     what = changed_in_python(python, seen.has_read)
     if what:

@@ -1,6 +1,6 @@
 """Python calls that matter to a capture and are no operators: seen by a profile function.
 
-`torch.cuda.synchronize()` and `random.random()` never reach torch's dispatcher, but Python tells a
+`torch.cuda.synchronize()` and `random.random()` never reach torch's dispatcher, but Python notifies a
 profile function of every call.
 """
 

@@ -161,7 +161,7 @@ HOST_READS: dict[str, str] = {
 """Functions that hand a tensor's value to Python, as torch names them, and as users write them."""
 
 COPIES_FROM_HOST = ("torch.tensor", "torch.as_tensor", "torch.asarray", "torch.Tensor.new_tensor")
-"""Functions that turn Python data into a tensor; with a device they copy, and no operator tells."""
+"""Functions that turn Python data into a tensor; with a device they copy, and no operator shows it."""
 
 FROM_HOST = frozenset(("unpinned-copy", "host-tensor"))
 """Rules that a program breaks by what lies on the host; the compiler may make that on the device."""

@@ -1,7 +1,7 @@
 """Modules whose parameters are computed (`torch.nn.utils.parametrize`), written with pickle for a child.
 
 torch gives each such module a class of its own, which pickle does not find again, and refuses to write it.
-The child makes that class anew: weight normalisation, spectral normalisation and the like are everyday code.
+The child makes that class again: weight normalisation, spectral normalisation and the like are everyday code.
 """
 
 import pickle

@@ -16,7 +16,7 @@ IN_MEMORY = ("tmpfs", "ramfs")
 
 
 class Access(Value, frozen=True, kw_only=True):
-    """One way to use a file: `depth` threads, each of which moves a block, waits for it, and goes on.
+    """One way to use a file: `depth` threads, each of which moves a block, waits for it, and continues.
 
     `seconds` are those of one block, from the call to its end. `rate` is what all threads together move, one
     sample for each tenth of the blocks.

@@ -3,7 +3,7 @@
 It stays an archive that torch itself reads (a root folder with `archive_format` and `data/aotinductor/`);
 Ridgeline adds its metadata, the seal of the metadata, and the state under the same root.
 
-The checksums guard against damage and mix-ups, never against malice: whoever can write the file can
+The checksums guard against damage and mix-ups, never against malice: a writer of the file can
 write matching checksums.
 """
 

@@ -20,7 +20,7 @@ from ridgeline.planner.ranking import Candidate, ratio
 from ridgeline.synchronisation import LEAST_GAIN
 
 EXCHANGED = (PERMISSION, APART_PERMISSION)
-"""Permissions that are told of with the knobs of exchanges."""
+"""Permissions that are named with the knobs of exchanges."""
 
 
 def make_choices(

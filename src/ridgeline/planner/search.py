@@ -54,7 +54,7 @@ UNTRIED = (
 TRIES = 12
 """Most trials unless the caller says otherwise: a bound against surprises, seldom reached."""
 AGAIN_S = 15.0
-"""What is tried again may take so long though compiling took all the time, where nobody gave seconds."""
+"""What is tried again may take so long though compiling took all the time, where no seconds were given."""
 
 
 def choose(

@@ -246,7 +246,7 @@ def names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _is_stream(value: Any) -> bool:
-    """Whether it is an open file, or an iterator whose place nobody can put back."""
+    """Whether it is an open file, or an iterator whose place cannot be put back."""
     kind = type(value)
     if isinstance(value, io.IOBase):
         return not value.closed and all(value is not screen for screen in _SCREENS)

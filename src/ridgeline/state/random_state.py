@@ -35,7 +35,7 @@ class HostGenerators(NamedTuple):
         return cls(random.getstate(), numpy.random.get_state() if numpy else None)
 
     def drawn(self) -> str:
-        """Whose random numbers were drawn since, in words; an empty text where nobody's were."""
+        """Whose random numbers were drawn since, in words; an empty text where none were."""
         now = HostGenerators.now()
         if now.python != self.python:
             return "Python's random module"
@@ -51,7 +51,7 @@ class HostGenerators(NamedTuple):
 
 
 def seed_worker(seed: int, rank: int, *, step: int = 0) -> None:
-    """Give a worker other than rank 0 random numbers of its own; rank 0 goes on as seeded.
+    """Give a worker other than rank 0 random numbers of its own; rank 0 continues as seeded.
 
     So every worker drops out other units, and a run on one worker draws what the plain loop draws.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BUFFERS: Operation = "broadcast"
 """How the buffers of worker 0 reach the others."""
 FLAG_BYTES = 4
-"""Of each parameter, by which workers tell whether they have a gradient of it."""
+"""Of each parameter, by which workers say whether they have a gradient of it."""
 _SAMPLE_BYTES, _SAMPLE_WORKERS = 1 << 20, 4
 """A payload and workers of which an entry is asked which collectives it needs."""
 
@@ -158,7 +158,7 @@ def traffic_of(
 
 
 def flags_of(sync: "Sync", num_parameters: int) -> tuple[CollectiveTraffic, ...]:
-    """The collective of a step, with its last bucket, that tells which gradients workers have.
+    """The collective of a step, with its last bucket, that says which gradients workers have.
 
     None where flags travel behind the payloads, which no codec may touch.
 

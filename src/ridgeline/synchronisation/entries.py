@@ -105,7 +105,7 @@ class Algorithm(NamedTuple):
         joining: `"package.module:function"` that makes the synchronizer where something else than the
             worker's own optimizer updates the parameters (see `sync.joining.join_others`); else empty.
         busiest: (workers, options) to how many times what `traffic` says passes through the busiest link.
-        remark: What a table of all ways tells of it besides its price.
+        remark: What a table of all ways says of it besides its price.
         objection: As of `Compression`.
         options: What `Sync.options` may set.
         least_workers: Fewer of several workers are refused; a single worker exchanges nothing.

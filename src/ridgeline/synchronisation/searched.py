@@ -1,6 +1,6 @@
-"""Where an algorithm is not compared with others, and why: it cannot be faster there, or nothing would tell.
+"""Where an algorithm is not compared with others, and why: it cannot be faster there, or it would be unknown.
 
-A reason is told in the ranking in place of a simulation. Whoever fixes the algorithm gets it all the same.
+A reason is shown in the ranking in place of a simulation. An algorithm that is fixed is used all the same.
 """
 
 

@@ -123,7 +123,7 @@ def _grouped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _as_on_gpu(workload: Workload) -> Workload:
-    """The workload of a GPU as far as a host without one can tell."""
+    """The workload of a GPU as far as a host without one can know it."""
     note = (
         "traced on a host without a GPU: operators that have another form there are priced by the curves of "
         "their families"

@@ -33,7 +33,7 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def unlimited() -> None:
-    """Lets a trace go on."""
+    """Lets a trace continue."""
 
 
 class Step(NamedTuple):

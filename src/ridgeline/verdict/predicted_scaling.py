@@ -118,7 +118,7 @@ def predicted_scaling(
 
 
 def _limits(points: Sequence[ScalingPoint], found: Sequence[Law]) -> Iterator[str]:
-    """What the numbers of workers do not tell."""
+    """What the numbers of workers do not say."""
     if not found:
         yield (
             f"no law is drawn: {len(points)} numbers of workers are predicted, a law wants "

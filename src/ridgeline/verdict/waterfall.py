@@ -45,7 +45,7 @@ class Part(Value, frozen=True, kw_only=True):
 
 
 class Estimate(NamedTuple):
-    """Nanoseconds that the computing of a step needs, as far as a prediction tells."""
+    """Nanoseconds that the computing of a step needs, as far as a prediction shows."""
 
     ideal_ns: int
     memory_ns: int
@@ -56,7 +56,7 @@ class Estimate(NamedTuple):
 
 
 class Waterfall(NamedTuple):
-    """The parts, the notes on how they were found, and the limit (None when nothing tells it)."""
+    """The parts, the notes on how they were found, and the limit (None when that is unknown)."""
 
     parts: tuple[Part, ...]
     notes: tuple[str, ...]
@@ -72,9 +72,9 @@ def waterfall(
     """The parts of the measured step.
 
     Args:
-        predicted: Its operator spans tell what computing needs.
+        predicted: Its operator spans say what computing needs.
         measured: Its frames are divided.
-        machine: With `workload`, tells the same when `predicted` has no operator spans.
+        machine: With `workload`, gives the same when `predicted` has no operator spans.
         workload: See `machine`.
 
     Source: priority breakdown as in the TensorBoard profiler plugin, so that parts sum to wall time.
@@ -136,7 +136,7 @@ def is_fed(measured: Timeline) -> bool:
 
 
 def _waited(measured: Timeline, waiting_ns: int) -> int:
-    """What of the time between steps is waiting for input, as far as anything tells."""
+    """What of the time between steps is waiting for input, as far as it is known."""
     if measured.origin == "predicted" or not any(s.lane == "host" for s in measured.frames):
         return waiting_ns
     return min(waiting_ns, round(measured.counters.get("waited_ns", 0.0)))

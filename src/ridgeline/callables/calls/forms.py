@@ -73,7 +73,7 @@ def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """Outside inference mode, whose tensors cannot be told apart once changed, and with fresh casts.
+    """Outside inference mode, whose tensors cannot be distinguished once changed, and with fresh casts.
 
     Value checks of distributions are off, as while the program is read.
     """

@@ -23,7 +23,7 @@ def claimed(task: str, given: Path | None, *, resume: bool) -> Iterator[Path]:
     Args:
         task: Name or file of the task.
         given: The directory that the user named, or None.
-        resume: Go on with a run that is there.
+        resume: Continue with a run that is there.
 
     Raises:
         CheckpointError: a run is to be resumed where there is none.

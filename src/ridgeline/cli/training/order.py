@@ -1,4 +1,4 @@
-"""What a training run is asked for: its arguments, with those of the run that it goes on with."""
+"""What a training run is asked for: its arguments, with those of the run that it continues with."""
 
 import argparse
 import dataclasses
@@ -31,7 +31,7 @@ class Order(Value, frozen=True, kw_only=True):
         job: Its paths are absolute.
         epochs: In all.
         seed: Of everything random.
-        resume: Go on with the run that is there.
+        resume: Continue with the run that is there.
         checkpoint_every: Steps.
         task_digest: See `TrainRequest`.
         is_task_changed: See `TrainRequest`.
@@ -75,7 +75,7 @@ def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
     Args:
         args: Of `ridgeline train`.
         run_dir: Claimed for this run.
-        say: Told what a resumed run goes on from.
+        say: Called with what a resumed run continues from.
 
     Raises:
         RidgelineError: the run directory holds a run of another task.

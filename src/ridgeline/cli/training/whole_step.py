@@ -34,7 +34,7 @@ def held_against_task(
         workload: The step of one worker.
         setting: Of all of them.
         phases: Times them.
-        heartbeat: Tells what is under way, which phases were missed, and why it did not work.
+        heartbeat: Reports what is under way, which phases were missed, and why it did not work.
     """
     try:
         if is_long(machine, workload, setting):

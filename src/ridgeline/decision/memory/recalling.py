@@ -20,7 +20,7 @@ from ridgeline.simulator.step import simulate
 from ridgeline.workload import Workload
 
 AS_REMEMBERED = 1.25
-"""A plan that takes more than this multiple of the step that is remembered of it is chosen anew."""
+"""A plan that takes more than this multiple of the step that is remembered of it is chosen again."""
 PREDICTED_BEFORE = (
     "predicted by an earlier start, from a profile that was measured again since; there is no time to time "
     "the operators of this step for the new one"
@@ -36,7 +36,7 @@ def tried_again(
         ranking: Of an earlier start.
         trial: Runs a plan.
         heartbeat: Says meanwhile what is under way.
-        tell: Takes what is said.
+        tell: Takes the lines.
 
     Raises:
         AbsentWorkerError: another worker is missing.

@@ -241,7 +241,7 @@ def _failed(row: HybridRow, error: Exception) -> HybridRow:
 
 @contextlib.contextmanager
 def _own_cache(wanted: bool) -> Iterator[None]:
-    """An empty cache for the compiler, removed afterwards; what was loaded from it goes on running."""
+    """An empty cache for the compiler, removed afterwards; what was loaded from it continues running."""
     if not wanted:
         yield
         return

@@ -1,4 +1,4 @@
-"""Time series: causal convolutions whose weights are normalised anew in every step."""
+"""Time series: causal convolutions whose weights are normalised again in every step."""
 
 import torch
 from torch import Tensor, nn

@@ -1,6 +1,6 @@
 """Ridgeline's own form: `TrainStep(plan="auto")`, and what it says about its choice.
 
-Everything that depends on how the session tells its story is here.
+Everything that depends on what the session reports is here.
 """
 
 import time
@@ -146,7 +146,7 @@ def _before_s(candidate: Candidate) -> float:
 
 
 def _after_s(candidate: Candidate) -> float | None:
-    """Predicted from the other plans' trials, where the ranking tells that."""
+    """Predicted from the other plans' trials, where the ranking says that."""
     if getattr(candidate, "before", None) is None:
         return None
     return candidate.timeline.step_ns * 1e-9

@@ -88,7 +88,7 @@ class TrainingStore(KVStore):
         self._shelf.load_optimizer_states(states)
 
     def put_back(self, values: Mapping[str, Tensor]) -> None:
-        """Go on from other values; all workers give the same.
+        """Continue from other values; all workers give the same.
 
         Cost: A copy of each; nothing is sent.
         """

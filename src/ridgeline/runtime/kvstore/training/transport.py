@@ -76,7 +76,7 @@ class StoreTransport(Transport):
             wanted = Wanted(servers, staleness, snapshots=self._snapshots)
             shelf, threads = make_shelf(kind, wanted=wanted)
         self.store = TrainingStore(kind, shelf, threads=threads)
-        # Whoever joins and leaves: a push remains of the size that the learning rate was chosen for.
+        # However many join and leave: a push remains of the size that the learning rate was chosen for.
         scaling = Scaling.over(self.store.num_workers) if self.adds_up else UNSCALED
         self.scale, self.rescale = scaling.factor, 1.0 / scaling.excess
 
@@ -104,7 +104,7 @@ class StoreTransport(Transport):
         return None
 
     def take_part(self, parameters: Mapping[str, Tensor]) -> None:
-        """Go on from what the workers of a training that runs have come to, as one of them.
+        """Continue from what the workers of a training that runs have come to, as one of them.
 
         Raises:
             KVStoreError: see `TrainingStore.take_part`.

@@ -63,7 +63,7 @@ class HeldValues(abc.ABC):
         return self.read(key, outs, None)
 
     def change_settings(self, updater: OptimizerUpdater) -> None:
-        """The optimizer goes on with the settings of another one of its name."""
+        """The optimizer continues with the settings of another one of its name."""
         assert isinstance(self.updater, OptimizerUpdater), "its name was compared"
         self.updater.with_settings_of(updater)
 

@@ -42,7 +42,7 @@ class Shelf(Protocol):
         """From the next push on; nothing is under way."""
 
     def change_settings(self, updater: OptimizerUpdater) -> None:
-        """Have the optimizer that is set go on with the settings of this one; nothing is under way."""
+        """Have the optimizer that is set continue with the settings of this one; nothing is under way."""
 
     def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> Versions:
         """Fill `outs` with a value, or with some of its rows; in the lane."""

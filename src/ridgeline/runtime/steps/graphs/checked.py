@@ -39,7 +39,7 @@ class CheckedRunner:
 
     Args:
         body: The step.
-        recorder: Told of the steps, and of the seconds spent compiling.
+        recorder: Notified of the steps, and of the seconds spent compiling.
         world: For the check, which all workers make together.
         notes: Receives the result of the check.
     """

@@ -70,7 +70,7 @@ class StepGraphRunner:
 
     Args:
         body: The step of a worker alone.
-        recorder: Told of the steps; a step is one frame.
+        recorder: Notified of the steps; a step is one frame.
         world: A world of one.
         notes: Receives what was done differently, and why.
         packaged: Compile ahead of time into a file that needs no Python (AOTInductor) and run that: less
@@ -174,7 +174,7 @@ class StepGraphRunner:
         return bool(self._prepared)
 
     def save(self, path: str | Path) -> Path:
-        """Save the program with its state, so that training goes on elsewhere; see `save_step`.
+        """Save the program with its state, so that training continues elsewhere; see `save_step`.
 
         Raises:
             PlanError: no program was compiled yet, or since something changed that it takes for granted.

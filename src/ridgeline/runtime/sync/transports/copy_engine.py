@@ -1,4 +1,4 @@
-"""Large buckets by copy engines: GPUs of one host fetch each other's shares while their kernels go on.
+"""Large buckets by copy engines: GPUs of one host fetch each other's shares while their kernels continue.
 
 A kernel that sends occupies multiprocessors, and a matrix product that was cut for all of them then takes
 two turns where it took one. So the bytes are moved by copies, which copy engines carry out:

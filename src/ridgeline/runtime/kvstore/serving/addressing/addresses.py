@@ -62,7 +62,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether sockets have to be told of it.
+    """Whether sockets have to be configured for it.
 
     Raises:
         KVStoreError: it is none.
@@ -71,7 +71,7 @@ def is_ipv6(address: str) -> bool:
 
 
 def check_published(address: str) -> None:
-    """Refuse to tell other workers of an address that says nothing about where it is.
+    """Refuse to give other workers an address that says nothing about where it is.
 
     Raises:
         KVStoreError: it stands for all interfaces.

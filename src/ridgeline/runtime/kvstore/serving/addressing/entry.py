@@ -145,7 +145,7 @@ class Entrance:
 
 
 class _Known:
-    """Tells `ThreadAuthenticator` which keys are those of workers."""
+    """Answers `ThreadAuthenticator` which keys are those of workers."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -66,7 +66,7 @@ class Notice:
         self._store = store
 
     def publish(self, place: int, found: FoundServer) -> bool:
-        """Tell of a server; False: a newer one was told of."""
+        """Report a server; False: a newer one was reported."""
         name, mine = f"server {place}", f"{found.epoch} {found.address}"
         present = self._store.compare_set(name, "", mine).decode()
         while present != mine:
@@ -76,7 +76,7 @@ class Notice:
         return True
 
     def newest(self, place: int) -> FoundServer | None:
-        """The server of a place that was told of last; None: the one that was there at the beginning.
+        """The server of a place that was reported last; None: the one that was there at the beginning.
 
         Raises:
             RuntimeError: the store of the job is gone.

@@ -38,7 +38,7 @@ class ServerBeside:
         address: Where it is to listen.
         keys: Directory of the keys of those whom it lets in; empty for none.
         snapshots: A folder for those of this server.
-        tell: Told of a server that has taken the place of one that died; False: another one has before.
+        tell: Notified of a server that has taken the place of one that died; False: another one has before.
 
     Attributes:
         address: Where the first one is found.

@@ -31,10 +31,10 @@ _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/]+):(\d{1,5})(?:/(\d{1
 
 
 class StoreRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is told of a store.
+    """What is recorded of a store.
 
     Attributes:
-        run: Another one each time that the job begins anew.
+        run: Another one each time that the job begins again.
         num_workers: Who began it.
         staleness: See `Slots`.
         addresses: Of the servers.
@@ -64,7 +64,7 @@ class Members:
     Args:
         root: The store of torch that the job has, of nobody else in this process.
         address: Where others join.
-        record: What is told of it.
+        record: What is recorded of it.
         is_later: This worker was not there when it began.
 
     Attributes:
@@ -84,7 +84,7 @@ class Members:
         return Notice(self._store) if self.record.writes else None
 
     def next_rank(self) -> int:
-        """A number that nobody has had."""
+        """A number that was not used before."""
         return self.record.num_workers - 1 + self._store.add("joined", 1)
 
     def say_it_trains(self) -> None:
@@ -164,12 +164,12 @@ def job_store() -> dist.TCPStore | None:
 
 
 def founded(root: dist.TCPStore, number: int, record: StoreRecord, *, is_first: bool) -> Members:
-    """A store that this worker has begun with others; the first of them tells of it.
+    """A store that this worker has begun with others; the first of them reports it.
 
     Args:
         root: See `job_store`.
         number: Of the store in the job.
-        record: What is told.
+        record: What is recorded.
         is_first: This is worker 0.
     """
     if is_first:
@@ -182,7 +182,7 @@ def found(address: str) -> Members:
     """A store that runs, to a process that joins.
 
     Raises:
-        KVStoreError: the address is none, nobody is there, or its servers are out of reach.
+        KVStoreError: the address is none, no store is there, or its servers are out of reach.
     """
     match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if match is None:

@@ -1,8 +1,8 @@
 """A shard as tensors and facts, and back: what a snapshot holds. One file in the format of safetensors.
 
 It holds, of each slice, the value, what its optimizer remembers, whose pushes are in it and which wait for
-their round; and who was there, and how sums are worked in. What connections were told is not in it: those of
-another server begin anew, and pushes have numbers of their own.
+their round; and who was there, and how sums are worked in. What connections were answered is not in it: those
+of another server begin again, and pushes have numbers of their own.
 """
 
 from collections import deque

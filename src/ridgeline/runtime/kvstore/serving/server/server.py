@@ -1,6 +1,6 @@
 """A server process: one socket, the calls that come in by it, and the leases of the workers.
 
-A worker that is not heard of for a lease is taken for gone: whoever waits for it goes on.
+A worker that is not heard of for a lease is taken for gone: what waits for it continues.
 """
 
 import logging
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 class Server:
-    """Answers calls until it is told to stop.
+    """Answers calls until it is stopped.
 
     Args:
         shard: What it holds.
@@ -312,9 +312,10 @@ def is_wanted() -> bool:
 
 
 def serve_beside(server: Server) -> None:
-    """Tell the address on standard output, and serve until standard input ends and all workers have left.
+    """Print the address on standard output, and serve until standard input ends and all workers have left.
 
-    That they have is told there, too: who started it then knows that it is to end soon. Behind the address
+    That they have is printed there, too: the process that started it then knows that it is to end soon.
+        Behind the address
     stands the epoch of a server that writes snapshots.
     """
     set_threads(1)  # the workers' cores are theirs

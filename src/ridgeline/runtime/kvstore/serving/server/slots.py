@@ -7,8 +7,8 @@ workers see.
 
 How far a worker is with a slice, its clock, is how many of its pushes that holds, and where it began. Who
 comes later begins where the slowest of the others is: nobody waits for pushes that it never owed. Who is back
-after its lease goes on where it was, since it has all its steps to do still: were it as far as the others, it
-would wait for them in the end, and they for it.
+after its lease continues where it was, since it has all its steps to do still: were it as far as the others,
+it would wait for them in the end, and they for it.
 
 Source: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NeurIPS
 2013 (staleness); MXNet, dist_sync (rounds).
@@ -217,7 +217,7 @@ class Slots:
         return one.value[rows], dict(one.rounds)
 
     def join(self, worker: int) -> None:
-        """A worker is there; one that is back goes on where it was, and others wait for it again."""
+        """A worker is there; one that is back continues where it was, and others wait for it again."""
         self.present.add(worker)
 
     def enter(self, worker: int, slot: ValueSlot, clock: int) -> int:
@@ -236,7 +236,7 @@ class Slots:
         """A worker is gone: nobody waits for it. What it has pushed to rounds that others complete counts."""
         self.present.discard(worker)
         for slot, one in self._slices.items():
-            with contextlib.suppress(KVStoreError):  # whoever reads or pushes next is told
+            with contextlib.suppress(KVStoreError):  # the next read or push raises it
                 self._complete(slot, one)
 
     def _of(self, slot: ValueSlot) -> Slice:

@@ -1,4 +1,4 @@
-"""When a server writes down what it holds, and what workers are told of that.
+"""When a server writes down what it holds, and how workers learn of that.
 
 A snapshot is a copy, taken between two calls, that a thread writes. A push that is done after so many had
 begun is in the next one. Workers keep what they pushed until that is written.

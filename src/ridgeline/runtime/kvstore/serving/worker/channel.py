@@ -38,9 +38,9 @@ SILENCE_S = 30.0
 PARKED_S = 1800.0
 """How long a call may wait for other workers. Source: torch.distributed, the default of gloo."""
 OUTAGE_S = 5.0
-"""How long a server may say nothing before the log tells of it, once it is heard of again."""
+"""How long a server may say nothing before the log reports it, once it is heard of again."""
 ALIVE_S = 2.0
-"""How often ZeroMQ asks whether the other end is there; five times in vain, and it connects anew. TCP alone
+"""How often ZeroMQ asks whether the other end is there; five times in vain, and it connects again. TCP alone
 would notice after minutes that a host was cut off."""
 WINDOW = 16
 """Calls that may be under way on one connection."""

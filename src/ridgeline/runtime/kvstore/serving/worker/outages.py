@@ -30,7 +30,7 @@ class Silence(NamedTuple):
 
 
 def _is_one(last: Silence, new: Silence) -> bool:
-    """Whether both tell of the same: they overlap, or one connection heard later of who took over."""
+    """Whether both report the same: they overlap, or one connection heard later of who took over."""
     is_overlapping = last.ended_s >= new.began_s
     return is_overlapping or (last.is_replaced and new.is_replaced and last.address == new.address)
 
@@ -64,7 +64,7 @@ class Silences:
     def outages(
         self, worker: int, server: int, *, wall_s: float | None = None, now_s: float | None = None
     ) -> list[Outage]:
-        """What there is to tell of them.
+        """What there is to report about them.
 
         Args:
             worker: Whose connections these are.

@@ -1,7 +1,7 @@
 """A server as all connections of a worker to it see it: where it is, and what it may still lose.
 
 What a server was sent and has not yet written down is kept here. A server that takes its place is sent all
-that again, by whichever connection finds it first; the others wait for that and go on there.
+that again, by whichever connection finds it first; the others wait for that and continue there.
 """
 
 import logging
@@ -49,7 +49,7 @@ class Peer:
 
     Args:
         found: As far as is known.
-        look: Tells of a server that has taken its place.
+        look: Reports a server that has taken its place.
         barriers: How many barriers the worker has passed there.
         is_part: What this one keeps is not all that the worker has sent.
 

@@ -198,7 +198,7 @@ def test_verify_says_what_the_causes_lack(run, run_dir: Path, machine_file: str)
     """A profile alone, or a workload alone, tells no causes."""
     files = [run_dir / "predicted.json", run_dir / "measured.json"]
     assert run("verify", *files, "--machine", machine_file).err == (
-        "! --machine tells no causes without --workload: only the steps are compared\n"
+        "! --machine shows no causes without --workload: only the steps are compared\n"
     )
 
 

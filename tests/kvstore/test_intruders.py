@@ -298,6 +298,6 @@ def test_a_flood_leaves_memory_flat_and_stops_nobody(capfd: pytest.CaptureFixtur
     shelf.close()
     beside.close()
     lines = capfd.readouterr().err.splitlines()
-    first, *rest = [line for line in lines if line.startswith("a message that is none")]
+    first, *rest = [line for line in lines if line.startswith("a malformed message")]
     assert "; it came from 127.0.0.1" in first
     assert all("more since the last line about this" in line for line in rest)

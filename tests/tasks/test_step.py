@@ -46,7 +46,7 @@ def test_fewer_samples_than_workers_are_refused() -> None:
         (
             "optimizer",
             lambda model: None,
-            r"got TypeError: it returned NoneType, which is no torch",
+            r"got TypeError: it returned NoneType, which is not a torch",
         ),
         (
             "model",
@@ -61,7 +61,7 @@ def test_fewer_samples_than_workers_are_refused() -> None:
         (
             "loss_fn",
             lambda model, batch: {}["loss"],
-            r"got KeyError: 'loss' \(at .*test_step.py:\d+\); mend",
+            r"got KeyError: 'loss' \(at .*test_step.py:\d+\); fix the task",
         ),
     ],
 )

@@ -293,8 +293,7 @@ class Reducer(UpdatesAtOnce):
         while self._next < len(self._turns):
             bucket = self._turns[self._next]
             for position, parameter in enumerate(bucket.parameters):
-                # There was no listener, or an earlier micro-batch alone used it: its gradient is as good as
-                # any.
+                # No listener, or an earlier micro-batch alone used it: its gradient is as good as any.
                 if not bucket.arrived[position] and parameter.grad is not None:
                     self._take(self._layout.members[bucket.index][position])
             positions = missing[bucket.index] = bucket.blank_missing()

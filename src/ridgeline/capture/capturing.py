@@ -162,7 +162,7 @@ def told_of_capture(answer: Callable[[], bool] | None = None) -> Iterator[None]:
     """Programs inside that ask torch whether they are captured get this answer, whether or not they are.
 
     Libraries do ask, to leave out what a graph cannot hold: those of transformers look at the values of a
-    mask only where nobody captures.
+    mask only outside of a capture.
 
     Args:
         answer: What they get instead.

@@ -152,7 +152,7 @@ class _Alarm:
                 if self._limits["depth"]:
                     continue
                 if self._before is not None:
-                    # By default nobody hears this signal, so that one which comes late does no harm.
+                    # By default nothing handles this signal, so that one which comes late does no harm.
                     signal.pthread_kill(self._ident, signal.SIGURG)
                 else:
                     _raise_in(self._ident, self.kind)

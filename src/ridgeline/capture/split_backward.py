@@ -1,7 +1,7 @@
 """One node that computes two independent things becomes two, so that they can run side by side.
 
 A convolution's backward gives the gradient of its input, which the rest of the backward pass waits
-for, and that of its weight, which nobody waits for before the end. The libraries compute them by
+for, and that of its weight, which nothing waits for before the end. The libraries compute them by
 different kernels; torch calls both from one operator, where a schedule could not distinguish them.
 """
 

@@ -97,7 +97,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         delay_s = EVERY_S
-        # What `say` raises, it raises at the lines of the choice as well, where somebody can catch it.
+        # What `say` raises, it raises at the lines of the choice as well, where it can be caught.
         with contextlib.suppress(Exception):
             while not self._is_over.wait(delay_s):
                 delay_s = self.beat()

@@ -19,7 +19,7 @@ class Blocked(NamedTuple):
     """What a running task waits for: a version of a variable.
 
     Attributes:
-        agenda: The innermost one of its thread, whose tasks nobody else will start.
+        agenda: The innermost one of its thread, whose tasks no other thread will start.
     """
 
     variable: Variable

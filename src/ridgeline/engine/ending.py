@@ -59,7 +59,7 @@ def _end_apart(
 
 
 def _end_at_exit(scheduler: Scheduler, over: "threading.Lock | None") -> None:
-    """End it, or wait until the thread that does so is over; nobody waits for other workers."""
+    """End it, or wait until the thread that does so is over; no wait for other workers."""
     if scheduler.waits_for_others:
         raise EngineError(
             f"wanted an engine that is closed before the interpreter ends, got one with "

@@ -34,7 +34,7 @@ class Engine:
 
     A lane is a kind of `timeline.LANES`, or one of several of a kind: `copy-in:1`. `host` and
     `compute` run in the pushing thread; every other lane is a thread of its own, which ends with `close` or,
-    where nobody calls it, when the engine is no longer referred to and its tasks are done. The end of the
+    if that is not called, when the engine is no longer referred to and its tasks are done. The end of the
     interpreter waits for pending tasks, but for collectives.
 
     Args:

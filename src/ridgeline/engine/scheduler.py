@@ -316,7 +316,7 @@ class Scheduler:
                 task = agenda.popleft()
                 try:
                     task.record.runner.start(task)
-                except BaseException as error:  # noqa: BLE001 - the others start before it goes on
+                except BaseException as error:  # noqa: BLE001 - the others start before it continues
                     interrupt = error
         finally:
             here.agenda = outer

@@ -79,7 +79,7 @@ class FeedStream(Stream):
         self._asked_s: float | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """A new pass, or the present one where nobody loops over it yet, or the loader gives only one.
+        """A new pass, or the present one where no loop uses it yet, or the loader gives only one.
 
         Raises:
             PlanError: the feed is closed, or its loader is over and cannot begin again.

@@ -2,7 +2,7 @@
 
 A slot goes round: *packed* (in the loading thread: into pinned memory, and the copy enqueued),
 *received* (the consumer's stream waits for the copy), *lent* (the consumer works with it), *freed* (with
-the moment after which nobody uses it, which the next copy into it waits for on the device).
+the moment after which it is unused, which the next copy into it waits for on the device).
 """
 
 from collections.abc import Callable

@@ -259,7 +259,7 @@ def _sparse_findings(model: nn.Module) -> tuple[Finding, ...]:
 
 
 def _fast_paths(module: Any) -> tuple[Doubt, ...]:
-    """Layers that choose another implementation when nobody watches."""
+    """Layers that choose another implementation when unobserved."""
     watched = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
     if not isinstance(module, nn.Module) or module.training:
         return ()

@@ -109,7 +109,7 @@ def _numpy_state() -> tuple[Any, ...]:
 
 
 def _extension(function: Any) -> str:
-    """Full name of a function of a compiled module that is nobody's we know; else empty."""
+    """Full name of a function of a compiled module that no known library owns; else empty."""
     module = getattr(function, "__module__", None)
     if not isinstance(module, str) or module.partition(".")[0] in _KNOWN_EXTENSIONS:
         return ""

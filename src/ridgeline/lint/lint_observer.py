@@ -70,7 +70,7 @@ class Observation:
         ignores_torch_optimizers: In the optimizer phase, see only lines of the user's.
         takes_sparse_gradients: Nothing captured reads the gradients, which may be sparse then.
         is_judged: The call that runs was reported, so the operators that it is made of are not.
-        idle: Draws on the host that decide nothing, where somebody draws them beside replays; else None.
+        idle: Draws on the host that decide nothing, where they are drawn beside replays; else None.
     """
 
     def __init__(self, device: str, outermost: FrameType) -> None:

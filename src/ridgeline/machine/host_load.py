@@ -18,7 +18,7 @@ MOST_SPREAD = 0.5
 """Distance of the quartiles as a share of the median, of half of all ceilings: load that came and went.
 
 Source: quick profiles of two cores: 0.03 where they are idle, and no more beside two busy processes, which
-halve all rates alike. So it says little, but also where nobody counts what others use.
+halve all rates alike. So it says little, but also where the use by others is not counted.
 """
 
 

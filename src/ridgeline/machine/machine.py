@@ -279,7 +279,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     """What the hardware can do; made by `rl.measure()`, saved as `machine.json`.
 
     `fingerprint` names hardware and software it was measured on: a profile with another is not used unasked.
-    `effort` says how thoroughly. Nobody measures `cluster` and `stragglers`: people write how more such
+    `effort` says how thoroughly. `cluster` and `stragglers` are not measured: users write how more such
     hosts are joined, and how much devices that do the same differ.
     `caches` are bytes by level, of one core; `stairs` rise by size; `storage` has one entry for each file
     system. These, `microarchitecture`, `operator_dispatch`, `gpu` and `contention` come with a full

@@ -33,7 +33,7 @@ ADVICE = (
     "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled",
     r"\s*Online softmax is disabled on the fly",
 )
-"""How the compiler's advice begins on what a plan decides (its precision) or nobody can change."""
+"""How the compiler's advice begins on what a plan decides (its precision) or a user cannot change."""
 
 
 NOTED = (

@@ -1,9 +1,9 @@
 """Time between the steps: what of it a step has to answer for; pure functions, and the tally they need.
 
 From a step's end to the next call a batch is waited for, other steps train, or the script does something of
-its own: it evaluates, writes a checkpoint, or somebody reads a notebook. A feed measures how long it waits,
-and every step how long it takes. What is left belongs to the script: to every step, where it is of the usual
-length, and to none, where it is much longer.
+its own: it evaluates, writes a checkpoint, or waits for a user in a notebook. A feed measures how long it
+waits, and every step how long it takes. What is left belongs to the script: to every step, where it is of the
+usual length, and to none, where it is much longer.
 """
 
 import statistics

@@ -219,7 +219,7 @@ def serving_bytes(sync: "Sync", num_bytes: int, workers: int) -> int:
     """Memory traffic of pushing so many bytes to a store and pulling them, the links and the update apart.
 
     Source: counted. What goes to each worker is put together (2), sums are taken of the parts (2, and 3 for
-    each worker more) and told (2), what others tell is taken (2 of each), and all is copied (2).
+    each worker more) and sent (2), what others send is taken (2 of each), and all is copied (2).
     """
     if not replaces_update(sync) or workers == 1:
         return 0

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 IDLE_S = 5.0
-"""So long a worker that fails waits for its device: finished steps shall count, lost peers hold nobody up."""
+"""So long a worker that fails waits for its device: finished steps shall count, lost peers hold none up."""
 GATHER_S = 10.0
 """So long the first worker at its end waits for the others, so that none loses what is still on its way."""
 ABORT_S = 20

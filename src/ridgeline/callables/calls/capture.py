@@ -79,7 +79,7 @@ class CallCapture:
         return replay
 
     def is_free(self) -> bool:
-        """Whether nobody holds a result of an earlier replay, or a view of one."""
+        """Whether nothing holds a result of an earlier replay, or a view of one."""
         return [*map(_num_holders, self._storages)] == self._holders
 
     def aliases(self) -> Any:

@@ -195,7 +195,7 @@ def _regional(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
             f"wanted a module with repeated blocks for mode 'regional', got {name_of(fn)}; give the "
             "module itself, or use mode 'compiled'"
         )
-    # The copy is nobody else's, so its blocks stay switched to their compiled form.
+    # The copy is used nowhere else, so its blocks stay switched to their compiled form.
     model = shared_copy(fn)
     regions = CompiledRegions(model)
     active = contextlib.ExitStack()

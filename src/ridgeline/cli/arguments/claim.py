@@ -54,7 +54,7 @@ def _taken(path: Path) -> RidgelineError:
 
 
 def _make_fresh(task: str, stack: contextlib.ExitStack) -> Path:
-    """A directory of a default name that nobody else has made."""
+    """A new directory of a default name."""
     while True:
         path = run_directory.fresh(task)
         try:

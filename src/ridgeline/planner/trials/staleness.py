@@ -109,7 +109,7 @@ def why_stale(machine: Machine, ranking: Ranking, now: datetime.datetime) -> str
 def _is_young(measured_at: str, now: datetime.datetime) -> bool:
     try:
         then = datetime.datetime.fromisoformat(measured_at)
-    except ValueError:  # somebody wrote it by hand
+    except ValueError:  # it was written by hand
         return False
     if then.tzinfo is None:
         then = then.replace(tzinfo=datetime.UTC)

@@ -74,7 +74,7 @@ def create(
         process_group: The workers that push together, where they are some of the job; not for
             `dist_async`. While the store is open, nothing else may use the group: what a store sends leaves
             in a thread of its own. Without it the store makes one of all workers of the job.
-        staleness: Of `dist_async`: a pull waits until nobody is more than so many pushes of its key behind
+        staleness: Of `dist_async`: a pull waits until no worker is more than so many pushes of its key behind
             this worker. 0 adds up the pushes of a round and is synchronous; None never waits.
         servers: Of `dist_async`: the first so many workers start one beside themselves; 0: all do.
         server_module: Of `dist_async`: imported in servers, to register updaters.

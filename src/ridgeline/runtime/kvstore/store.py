@@ -177,7 +177,7 @@ class KVStore:
         places = given if out is None else self._checked(key, out, "pushpull")
         readings = list[Reading]()
         for one, tensors in given.items():
-            # Nobody changes the values meanwhile, for this returns once all is done.
+            # The values do not change meanwhile, for this returns once all is done.
             total, outs = self._shelf.collect(one, tensors, borrows=True), places[one]
             read = partial(self._shelf.push_and_read, one, total, outs)
             readings += self._read({one: outs}, read, priority, brings=[total])
@@ -328,7 +328,7 @@ class KVStore:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Close; a push that nobody waited for reports its failure, unless another error is on its way."""
+        """Close; a push that was not waited for reports its failure, unless another error is on its way."""
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:

@@ -155,7 +155,7 @@ class Enter(_Body, frozen=True, tag="enter"):
 
 
 class Leave(_Body, frozen=True, tag="leave"):
-    """The worker is done: nobody is to wait for it."""
+    """The worker is done: no other is to wait for it."""
 
 
 class Again(_Body, frozen=True, tag="again"):

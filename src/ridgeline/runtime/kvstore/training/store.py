@@ -54,7 +54,8 @@ class TrainingStore(KVStore):
     def exchange(self, values: Mapping[str, Tensor]) -> None:
         """Push dense gradients; once this returns, `updated` is what came of them.
 
-        Workers who wait for each other do it in this thread, without a copy: nobody else uses the store then.
+        Workers who wait for each other do it in this thread, without a copy: no other thread uses the store
+            then.
 
         Args:
             values: By key; overwritten where servers have the values.

@@ -132,7 +132,7 @@ class StoreUpdate(UpdatesAtOnce):
         begin = time.perf_counter_ns()
         for name, parameter in self._dense.items():
             place = parameter.grad  # in a bucket, which may have been cut again since
-            if place is not None:  # else nobody has used it
+            if place is not None:  # else no worker has used it
                 self._updated.append((parameter, self._store.updated(name, place)))
                 parameter.grad = None
         self._sparse.take()
@@ -201,7 +201,7 @@ class StoreUpdate(UpdatesAtOnce):
         self._meet()
         states = self._store.optimizer_states()
         if not self._transport.waits:
-            self._store.barrier()  # nobody pushes before all is read
+            self._store.barrier()  # none pushes before all is read
         self._is_shown = True
         try:
             told = optimizer.state_dict()
@@ -265,7 +265,7 @@ class StoreUpdate(UpdatesAtOnce):
             self._is_filled = True
             self._load_states()
             if not self._transport.waits:
-                self._store.barrier()  # nobody pushes before all is there
+                self._store.barrier()  # none pushes before all is there
         self._writes.note()
 
     def _take_writes(self) -> None:
@@ -308,7 +308,7 @@ class StoreUpdate(UpdatesAtOnce):
             return
         self._store.barrier()
         self._store.pull([*self._parameters], [*self._parameters.values()])
-        self._store.barrier()  # nobody pushes before all have pulled
+        self._store.barrier()  # none pushes before all have pulled
         self._writes.note()
 
     def _refuse(self, optimizer: Optimizer, *_: Any) -> None:

@@ -1,6 +1,6 @@
 """Buckets that are pushed to a store: what comes back is no mean but the parameters that it has updated.
 
-Each parameter is a key, and a bucket is one call. Which of its gradients nobody has must be known before a
+Each parameter is a key, and a bucket is one call. Which of its gradients no worker has must be known before a
 push, for a push is an update: so where workers wait for each other its flags are added up first.
 """
 
@@ -126,10 +126,10 @@ class StoreTransport(Transport):
                 remove_own(self._snapshots, self.store.rank)
 
     def _raise_flags_of_used(self, bucket: Bucket) -> None:
-        """Push nothing but zeros where others have a gradient, of whom the first step told.
+        """Push nothing but zeros where others have a gradient, which the first step found.
 
         Raises:
-            WorkloadError: a gradient of which nobody had one then.
+            WorkloadError: a gradient of which no worker had one then.
         """
         if any(name not in self._used for name in bucket.names):
             flags = bucket.flags.clone()

@@ -17,7 +17,7 @@ class HeldValues(abc.ABC):
     """Values by key, read where they lie.
 
     Attributes:
-        address: Nobody joins.
+        address: None joins.
         values: By key; what a pull reads.
         updater: None replaces a value by the sum that is pushed.
         compression: Of what is pushed.
@@ -52,7 +52,7 @@ class HeldValues(abc.ABC):
         return {}
 
     def read_alike(self, places: Mapping[Key, Sequence[Tensor]]) -> Versions:
-        """One after the other; nobody changes values meanwhile."""
+        """One after the other; values do not change meanwhile."""
         for key, outs in places.items():
             self.read(key, outs, None)
         return {}

@@ -32,7 +32,7 @@ class Shelf(Protocol):
     def collect(self, key: Key, values: Sequence[Tensor], *, borrows: bool = False) -> Tensor:
         """The sum of this worker's, in the caller's thread.
 
-        In memory of its own, unless it `borrows`: then nobody changes what is pushed before it is worked in.
+        In memory of its own, unless it `borrows`: then what is pushed is not changed before it is worked in.
         """
 
     def push(self, totals: Mapping[Key, Tensor]) -> None:

@@ -273,7 +273,7 @@ def check_joins(plan: object, world: World) -> None:
     """A worker that takes part in a training that runs is alone, and has the plan of that training.
 
     Raises:
-        PlanError: it is one of several, or the plan is of another kind; nothing where it joins nobody.
+        PlanError: it is one of several, or the plan is of another kind; nothing where it joins none.
     """
     if not world.joins:
         return

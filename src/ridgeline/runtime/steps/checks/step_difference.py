@@ -193,7 +193,7 @@ def without_turned(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise 
     """Noise with the few elements as well that are updated in the other direction.
 
     What is next to nothing gets its sign by rounding, of which an optimizer like Adagrad makes a whole step:
-    in a small network one run has some such elements, and another none. Where there are more, they tell
+    in a small network one run has some such elements, and another none. Where there are more, they show
     something.
     """
     masks = []

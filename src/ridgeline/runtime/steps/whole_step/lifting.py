@@ -256,7 +256,7 @@ class _Caller(nn.Module):
 
 
 def _is_only_there(change: Change) -> bool:
-    """Whether nobody but the model has what an entry holds now, by another name or as a view."""
+    """Whether only the model has what an entry holds now, by another name or as a view."""
     held = change.store.get(change.key)
     if type(held) is not Tensor:
         return False
@@ -266,7 +266,7 @@ def _is_only_there(change: Change) -> bool:
 
 
 def _fits(mine: Any, theirs: Any) -> bool:
-    """Whether the values of one buffer can stand in the other, and nobody sees another layout than theirs."""
+    """Whether the values of one buffer can stand in the other, and none sees another layout than theirs."""
     return (
         isinstance(mine, Tensor)
         and isinstance(theirs, Tensor)

@@ -153,4 +153,4 @@ def average_by_copies(peers: CopyPeers, scaling: Scaling) -> None:
     peers.barrier()
     for other in others:
         own[shares[other]].copy_(peers.shared[other][shares[other]])
-    peers.barrier()  # nobody writes before all have read
+    peers.barrier()  # none writes before all have read

@@ -34,7 +34,7 @@ def host_identity() -> str:
 
 
 def check_listening(address: str, *, has_keys: bool) -> None:
-    """Refuse an address that is none, or that other hosts reach where nobody asks for keys.
+    """Refuse an address that is none, or that other hosts reach where no keys are required.
 
     Raises:
         KVStoreError: says what to do.

@@ -58,7 +58,7 @@ class Door:
             socket.curve_server = True
             socket.curve_secretkey = keys.secret
             socket.curve_publickey = keys.public
-            # Named, so that nobody is let in while nothing judges keys.
+            # Named, so that no connection is accepted while nothing checks keys.
             socket.zap_domain = _DOMAIN.encode()
             self._authenticator = ThreadAuthenticator(context)
             self._authenticator.configure_curve_callback(_DOMAIN, _Known(keys.other))

@@ -78,7 +78,7 @@ class Gathered(NamedTuple):
         addresses: Of all servers.
         keys: To be let in by them; None where they ask for none.
         notice: Of servers that take the place of these; None where none does.
-        members: Who takes part; None where nobody can join.
+        members: Who takes part; None where none can join.
     """
 
     beside: ServerBeside | None

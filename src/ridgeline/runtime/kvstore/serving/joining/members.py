@@ -62,7 +62,7 @@ class Members:
     """A store of a job, to those who take part.
 
     Args:
-        root: The store of torch that the job has, of nobody else in this process.
+        root: The store of torch that the job has, used by nothing else in this process.
         address: Where others join.
         record: What is recorded of it.
         is_later: This worker was not there when it began.

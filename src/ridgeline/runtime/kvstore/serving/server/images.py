@@ -155,7 +155,7 @@ def _fill(held: Slice, one: _Slice, place: int, tensors: dict[str, Tensor]) -> N
 
 
 def _add_waiting(tensors: dict[str, Tensor], name: str, total: Tensor) -> None:
-    """Those that wait are changed by nobody: they need no copy."""
+    """Those that wait are not changed: they need no copy."""
     if total.is_sparse:
         rows = total.coalesce()
         tensors[f"{name} numbers"] = rows.indices()[0].contiguous()

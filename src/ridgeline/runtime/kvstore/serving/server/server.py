@@ -33,7 +33,7 @@ KEPT_S = 1800.0
 LEFT = "all workers have left"
 _POLL_MS = 200
 _WRITING_POLL_MS = 5
-"""While a snapshot is written that somebody may wait for."""
+"""While a snapshot is written that may be waited for."""
 _LINGER_MS = 1000
 """How long the last answers may take to leave."""
 _QUEUED = 64

@@ -187,7 +187,7 @@ class Connection:
         return answered
 
     def signal(self, body: Body) -> None:
-        """A call whose answer nobody waits for; one that is not answered yet is sent again instead.
+        """A call whose answer is not waited for; one that is not answered yet is sent again instead.
 
         Raises:
             KVStoreError: the server has refused it, or does not let this worker in.
@@ -325,7 +325,7 @@ class Connection:
             place = self._places[number]
             call = msgspec.structs.replace(call, place=place, length=length, room=asked.room)
             frames.clear()
-        # Copied: pyzmq frees what is not by a thread of its own, which nobody can end.
+        # Copied: pyzmq frees what is not by a thread of its own, which cannot be ended.
         self._socket.send_multipart([wire.encode(call), *frames])
 
     def _share(self) -> None:

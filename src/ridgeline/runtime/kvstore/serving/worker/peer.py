@@ -97,7 +97,7 @@ class Peer:
         return msgspec.structs.replace(body, number=number)
 
     def sent(self, body: Body, frames: tuple[Tensor, ...]) -> None:
-        """Keep what the server may lose; nobody changes the frames."""
+        """Keep what the server may lose; the frames are not changed."""
         if self.writes is False or not isinstance(body, wire.Init | wire.Push | wire.PushRows):
             return
         with self._lock:

@@ -47,7 +47,7 @@ class RemoteShelf:
         lease_s: How long servers wait for a worker that is silent.
         keys: Of workers; None for servers that ask for none.
         notice: Reports servers that take the place of these; None where none does.
-        members: Who takes part; None where nobody can join.
+        members: Who takes part; None where none can join.
 
     Attributes:
         address: Where others join; empty where they cannot.
@@ -163,7 +163,7 @@ class RemoteShelf:
         """Fill places with one consistent version of keys, and push to these from now on.
 
         Where rounds are worked in together, that is the version behind the last one that goes without this
-        worker, for whose pushes all wait then. Else it is taken first, so that nobody waits for a worker that
+        worker, for whose pushes all wait then. Else it is taken first, so that none waits for a worker that
         still reads.
 
         Returns:

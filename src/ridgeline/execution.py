@@ -338,9 +338,9 @@ def _check_replaced(plan: Plan, device: str) -> None:
         )
     if is_checked(plan.execution) and not is_exact(plan.sync):
         raise PlanError(
-            "wanted execution='eager' for workers that need not wait for each other, got "
-            f"{plan.execution!r} in the plan; no two steps of theirs are the same, as its check wants: use "
-            "that, or let them wait"
+            f"wanted execution='eager' for workers that need not wait for each other, got {plan.execution!r} "
+            "in the plan; no two steps of theirs are the same, as its check requires: use that, or let them "
+            "wait"
         )
 
 

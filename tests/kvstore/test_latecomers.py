@@ -254,8 +254,8 @@ def test_who_joins_finds_keys_where_they_are() -> None:
     with pytest.raises(KVStoreError) as refused:
         later.parts_of({"3": held[3]}, lambda: False)
     assert str(refused.value) == (
-        "wanted first values of keys ['3'] from worker 0, got none of some of them, and that worker is gone; "
-        "begin again with all workers"
+        "wanted first values of keys ['3'] from worker 0, got none of some of them, and that worker is "
+        "gone; restart with all workers"
     )
 
 

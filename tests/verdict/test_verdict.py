@@ -295,10 +295,10 @@ def test_the_largest_part_names_the_verdict(spans: list, head: str) -> None:
             None,
             "BETWEEN STEPS: 90.0 % of the step is spent from a step's end to the next call",
             (
-                "iterate over rl.feed(loader), which measures how long it waits, to separate waiting for input "
-                "from code of your own"
+                "iterate over rl.feed(loader), which measures how long it waits, to separate waiting for "
+                "input from code of your own"
             ),
-            "no gain is claimed: nothing measured what passed there",
+            "no gain is claimed: what passed there was not measured",
         ),
     ],
 )

@@ -212,9 +212,9 @@ def _default_reason(knob: str, best: Candidate) -> str:
         if plan.workers == 1
         else "exact: workers were not allowed to train alone in between, or cannot here "
         f"(possible: {APART_PERMISSION})",
-        "options": "they go with the interval"
+        "options": "they are set with the interval"
         if plan.sync.every > 1
-        else "they go with the algorithm, or the compression",
+        else "they are set with the algorithm, or the compression",
         "bucket_bytes": "no gradients are exchanged"
         if plan.workers == 1
         else "no other cut makes sense for these gradients",

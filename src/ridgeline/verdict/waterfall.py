@@ -81,7 +81,7 @@ def waterfall(
     """
     compute, communication, waiting, rest = divide(measured)
     waited = _waited(measured, waiting)
-    whose = "code of your own" if is_fed(measured) else "nothing measured what passed there"
+    whose = "code of your own" if is_fed(measured) else "what passed there was not measured"
     notes: list[str] = []
     estimate = estimate_of(predicted) or _priced(measured, machine, workload, notes)
     if estimate is None:

@@ -157,7 +157,7 @@ def words_for(
     )
     gain = _gain(kind, length, step_ns, doubt)
     if kind.advice_fed and not is_fed:
-        gain = "no gain is claimed: nothing measured what passed there"
+        gain = "no gain is claimed: what passed there was not measured"
     return Words(
         f"{kind.name}: {units.percent(share)} of the step is {kind.what}",
         why,

@@ -163,7 +163,7 @@ def _judged(
         words.append(remark)
     if not row.is_exact:
         wanted = APART_PERMISSION if row.every > 1 else PERMISSION
-        words.append(UNKNOWN_LOSS if wanted in allow else f"wants allow={wanted!r}: {UNKNOWN_LOSS}")
+        words.append(UNKNOWN_LOSS if wanted in allow else f"needs allow={wanted!r}: {UNKNOWN_LOSS}")
     return msgspec.structs.replace(row, verdict="; ".join(words))
 
 

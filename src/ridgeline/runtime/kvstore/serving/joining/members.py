@@ -131,7 +131,7 @@ class Members:
                 if not is_first_there():
                     raise KVStoreError(
                         f"wanted first values of keys {[*held][:8]} from worker {FIRST}, got none of some of "
-                        "them, and that worker is gone; begin again with all workers"
+                        "them, and that worker is gone; restart with all workers"
                     )
                 time.sleep(_LOOK_S)
             told = [msgspec.json.decode(one, type=_Placed) for one in self._store.multi_get(names)]

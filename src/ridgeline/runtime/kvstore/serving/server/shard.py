@@ -200,7 +200,7 @@ class Shard:
         if not self.slots.knows(slot) and FIRST not in self.slots.present:
             raise KVStoreError(
                 f"wanted a first value of key {slot.key!r} from worker {FIRST}, got none, and that worker is "
-                "gone; begin again with all workers"
+                "gone; restart with all workers"
             )
         return self.slots.knows(slot)
 

@@ -165,7 +165,7 @@ class Slots:
         if number > taken + 1:
             raise KVStoreError(
                 f"wanted push {taken + 1} of worker {worker} to key {slot.key!r}, got push {number}: this "
-                "server does not have what was pushed before; begin again from a checkpoint"
+                "server does not have what was pushed before; restart from a checkpoint"
             )
         one.taken[worker] = taken + 1
         return True
@@ -246,7 +246,7 @@ class Slots:
         if one.failure:
             raise KVStoreError(
                 f"wanted a value of key {slot.key!r} with all rounds worked in, got one that failed: "
-                f"{one.failure}; begin again from a checkpoint, with an optimizer that takes what is pushed"
+                f"{one.failure}; restart from a checkpoint, with an optimizer that takes what is pushed"
             )
         return one
 

@@ -17,7 +17,7 @@ class CompilerKernel(Value, frozen=True, kw_only=True):
     """One kernel that the compiler wrote, or one operator of a library that its program calls.
 
     `name` is the compiler's (`triton_poi_fused_relu_2`), or that of the operator (`mm`). `operators` are the
-    ATen operators that it came from. `shapes` and `dtype` tell what a library's operator takes; `parts` how
+    ATen operators that it came from. `shapes` and `dtype` say what a library's operator takes; `parts` how
     many results it computes of those that it could (a convolution's gradients by image and by weight).
     """
 

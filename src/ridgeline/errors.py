@@ -35,7 +35,7 @@ class WorkloadError(RidgelineError, ValueError):
 
 
 class SideEffectError(WorkloadError):
-    """A step does what nobody can take back, so that it cannot be run without being trained."""
+    """A step does what cannot be taken back, so that it cannot be run without being trained."""
 
 
 class PlanError(RidgelineError, ValueError):

@@ -196,7 +196,7 @@ def check_alone(name: Execution, workers: int) -> None:
 
 
 def runs_uncaptured(name: Execution, device: str) -> bool:
-    """Whether a step of a mode is issued anew each time, so that steps, or workers, may do other things.
+    """Whether a step of a mode is issued again each time, so that steps, or workers, may do other things.
 
     A captured step is the same in every replay. So workers that train alone between exchanges, or that update
     a part of the parameters each, want such a mode.
@@ -208,7 +208,7 @@ def is_compiled_in_parts(plan: Plan, device: str) -> bool:
     """Whether a forward pass is compiled in as many parts as its gradients have buckets.
 
     One program hands out all its gradients when its backward pass is over; a part, those of its bucket. In
-    a captured step operators tell of gradients by themselves, and workers that train alone send none.
+    a captured step operators report gradients by themselves, and workers that train alone send none.
     """
     mode = MODES[plan.execution]
     is_called = mode.form == "compiled" and not (mode.replays_model or mode.is_replayed_on(device))
@@ -255,7 +255,7 @@ def check_plan(plan: Plan, device: str) -> None:
     if plan.workers > 1 and holds(plan.sync) and plan.execution != "eager":
         raise PlanError(
             f"wanted execution='eager' for sync.options[{HELD.name!r}], got {plan.execution!r} in the plan; "
-            "programs and captured steps read parameters without telling: hold none, or run eagerly"
+            "programs and captured steps read parameters without notice: hold none, or run eagerly"
         )
     is_parted = plan.workers > 1 and shards_update(plan.sync)
     if is_parted and not runs_uncaptured(plan.execution, device):
@@ -338,9 +338,9 @@ def _check_replaced(plan: Plan, device: str) -> None:
         )
     if is_checked(plan.execution) and not is_exact(plan.sync):
         raise PlanError(
-            "wanted execution='eager' for workers that need not wait for each other, got "
-            f"{plan.execution!r} in the plan; no two steps of theirs are the same, as its check wants: use "
-            "that, or let them wait"
+            f"wanted execution='eager' for workers that need not wait for each other, got {plan.execution!r} "
+            "in the plan; no two steps of theirs are the same, as its check requires: use that, or let them "
+            "wait"
         )
 
 

@@ -32,7 +32,7 @@ class EpochPoint(Value, frozen=True, kw_only=True):
 
 
 class Outage(Value, frozen=True, kw_only=True):
-    """A time in which a worker did not hear of a server of a key-value store; training went on after it.
+    """A time in which a worker did not hear of a server of a key-value store; training continued after it.
 
     Attributes:
         worker: Who missed it.
@@ -56,7 +56,7 @@ class Outage(Value, frozen=True, kw_only=True):
         again = f"{self.pushes_again} push{'es' * (self.pushes_again != 1)} sent again"
         end = "another took its place" if self.is_replaced else "it came back"
         return (
-            f"worker {self.worker} did not hear of server {self.server} from "
+            f"worker {self.worker} got no answer from server {self.server} from "
             f"{units.moment(self.began_at)} on for {self.lasted_s:.1f} s; {end} at {self.address}, {again}"
         )
 

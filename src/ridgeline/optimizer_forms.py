@@ -1,7 +1,7 @@
 """Which optimizers a CUDA graph can hold, and which of them it runs in their fused form.
 
 A fused form is one kernel that reads and writes each value once. The runtime switches to it, and the tracer
-tells the simulator what it moves, or that the optimizer stays outside of a captured step.
+informs the simulator what it moves, or that the optimizer stays outside of a captured step.
 
 Source: torch/optim, releases 2.11 to 2.13. Capturable: Adadelta, Adam, AdamW, Adamax, ASGD, NAdam, RAdam,
 RMSprop, Rprop. Fused only: SGD, Adagrad. Neither: Adafactor, LBFGS, Muon, SparseAdam.
@@ -100,7 +100,7 @@ def _refuses_none(step: Any) -> bool:
 
 
 def has_step_of_torch(optimizer: Any) -> bool:
-    """Whether an optimizer's step is torch's; what another one reads or counts in Python nobody knows."""
+    """Whether an optimizer's step is torch's; what another one reads or counts in Python is unknown."""
     return type(optimizer).step.__module__.startswith("torch.optim")
 
 

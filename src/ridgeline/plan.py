@@ -31,7 +31,7 @@ Origin = Literal["user", "search", "default"]
 
 MIB = 1 << 20
 DEFAULT_BUCKET_BYTES = (4 * MIB, 25 * MIB)
-"""Bucket limits when nobody chose any: the first leaves early, at a size at which NCCL and gloo both reach
+"""Bucket limits by default: the first leaves early, at a size at which NCCL and gloo both reach
 most of their bandwidth; the others are few, because sending one costs the host as much as 27 operators.
 
 Source: measured, ResNet-18 operator by operator on 4 and 8 H200s: 1.00 and 1.03 times as fast as DDP (whose
@@ -70,7 +70,7 @@ class Feed(Value, frozen=True, kw_only=True):
 
 
 class Alternative(Value, frozen=True, kw_only=True):
-    """What another value of a knob would cost; `is_measured` tells trials from predictions."""
+    """What another value of a knob would cost; `is_measured` distinguishes trials from predictions."""
 
     value: str
     step_s: float

@@ -1,6 +1,6 @@
 """`TrainStep`, the public one: measures, traces, chooses and then trains.
 
-The parts live apart (probing, tracing, planning, running); this is where they meet for somebody who
+The parts live apart (probing, tracing, planning, running); this is where they meet for a user who
 has a model, a loss, an optimizer and batches, and wants the loop closed around them.
 """
 
@@ -73,7 +73,7 @@ class TrainStep(Closing):
         device: `cpu` or `cuda`, with this worker's own number or none; None takes the GPU where there is one.
         steps: Steps that will be trained, if known: `"auto"` then weighs the seconds of compiling against
             what they gain over all steps. Unknown, and without `seconds`, a CPU trains without a compiler
-            for as long as compiling takes; then what compiles is tried, and the faster plan goes on.
+            for as long as compiling takes; then what compiles is tried, and the faster plan continues.
         seconds: That `"auto"` may take to choose, from the first batch on; what is under way then is stopped,
             but for a call into a library (a backward pass, say), which ends first. With very few the step
             runs as it was written. None: as `steps` allow, or, where those are unknown, half as long again
@@ -197,7 +197,7 @@ class TrainStep(Closing):
         self._example = batch
         if self._step is None:
             with attendance.phase("the choice of a plan", self.world):
-                # Parameters and buffers will be rank 0's; nobody sends the optimizer's state.
+                # Parameters and buffers will be rank 0's; the optimizer's state is not sent.
                 check_same_state(None, self.optimizer, self.world, when="before a plan is chosen")
                 choice = self._choose()
             self._take_best(choice.notes)
@@ -266,7 +266,7 @@ class TrainStep(Closing):
     def save(self, path: str | Path) -> Path:
         """Write the whole training step as one program with its state, for batches like those seen.
 
-        `rl.load(path)` runs it in a process without the model's source, and goes on training with the same
+        `rl.load(path)` runs it in a process without the model's source, and continues training with the same
         losses. A package holds native code: load only what comes from someone you trust.
 
         Args:
@@ -347,7 +347,7 @@ class TrainStep(Closing):
         )
 
     def _revise(self, revisions: Revisions, batch: Any) -> None:
-        """Go on with another plan where a batch shows, or the length of the run, that it is better."""
+        """Continue with another plan where a batch shows, or the length of the run, that it is better."""
         ranking = revisions.due(batch)
         if ranking is not None:
             self.ranking = ranking
@@ -356,7 +356,7 @@ class TrainStep(Closing):
             self._revisions = None
 
     def _takes_next_best(self, error: RidgelineError) -> bool:
-        """Whether there is another plan to go on with where the one in force fails: it is in force then."""
+        """Whether there is another plan to continue with if the present one fails: it is in force then."""
         # Several workers end: one of them may have failed alone.
         ranking = None if self.world.size > 1 else without_best(self.ranking, error)
         if ranking is not None:

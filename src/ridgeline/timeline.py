@@ -35,7 +35,7 @@ Nanoseconds = Annotated[int, Meta(ge=0)]
 class Span(Value, frozen=True, kw_only=True):
     """One thing that ran on one lane. `detail` marks operators inside a frame.
 
-    `index` tells lanes of one kind apart: which device, or which thread.
+    `index` distinguishes lanes of one kind: which device, or which thread.
 
     `attributes` carry what is known about it (`flops`, `bytes`, `bound`, `source`, ...).
     """

@@ -120,7 +120,7 @@ class Op(Value, frozen=True, kw_only=True):
 
     @property
     def waits_for_device(self) -> bool:
-        """Whether, in a step on a GPU, the host goes on only when the device has done this op.
+        """Whether, in a step on a GPU, the host continues only when the device has done this op.
 
         It reads values (`.item()`, a shape that depends on them), or has the device's data on the host.
         """

@@ -196,7 +196,7 @@ def test_a_gain_over_the_program_that_is_none_over_the_function_is_not_claimed(
 def test_wrong_results_are_not_used(
     inputs: tuple[Tensor, Tensor], timed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A way that differs from the function is out, whatever its speed; asked for by name it is an error."""
+    """A way that differs from the function is out, whatever its speed; requested by name it is an error."""
     timed(as_written=1.0, serial=1.0, concurrent=0.1)
     real = home.compare
 
@@ -214,8 +214,8 @@ def test_wrong_results_are_not_used(
     with pytest.raises(EquivalenceError) as caught:
         parallelize(chains, inputs, lanes=2, mode="parallel")
     assert str(caught.value) == (
-        "wanted a way on several lanes with the results of the function, got none: concurrent not used: differs in "
-        "tensor 0 of call 1, accepted are 1e-04; use mode='serial'"
+        "wanted a way on several lanes with the results of the function, got none: concurrent not used: "
+        "differs in tensor 0 of call 1, accepted are 1e-04; use mode='serial'"
     )
 
 
@@ -226,8 +226,8 @@ def test_a_chain_has_nothing_to_run_side_by_side() -> None:
     with pytest.raises(PlanError) as caught:
         parallelize(lambda x: x.sin().cos().exp(), torch.ones(4), mode="parallel")
     assert str(caught.value) == (
-        "wanted a way on several lanes, got a function with no independent parts (or lanes=1); use mode='auto', "
-        "which runs it serially"
+        "wanted a way on several lanes, got a function with no independent parts (or lanes=1); use "
+        "mode='auto', which runs it serially"
     )
 
 
@@ -279,8 +279,8 @@ def test_wrong_use_is_refused(inputs: tuple[Tensor, Tensor]) -> None:
         "wanted at least 1 lane, got lanes=0 for parallelize; raise it"
     )
     assert message(PlanError, devices=["meta"]) == (
-        "wanted the function's tensors on devices=['meta'], got operations on cpu; add it to devices, or move the "
-        "tensors with .to(device)"
+        "wanted the function's tensors on devices=['meta'], got operations on cpu; add it to devices, or "
+        "move the tensors with .to(device)"
     )
     with pytest.raises(CaptureError, match="must not depend on the values of tensors"):
         parallelize(lambda x: x * x.sum().item(), inputs[0])

@@ -153,7 +153,7 @@ def test_a_second_start_tries_what_the_first_one_chose(
             "and tried again; reasons name what was measured then"
         )
     else:
-        assert said[2] == "it takes 80.0 ms now, where it took 40.0 ms: choosing anew"
+        assert said[2] == "it takes 80.0 ms now, where it took 40.0 ms: choosing again"
         assert len(trials) == 5
     for other in ({"tries": 1}, {"tries": 1, "allow": ("bf16",)}):
         del trials[:]
@@ -355,7 +355,7 @@ def test_a_group_tells_the_same_on_rank_0(
     compiled = tried[1]
     seconds = 2.0 * compile_seconds(decision.workload, compiled.execution)
     failed = (
-        f"wanted a trial of {label(compiled)} within 500 ms, got no end of it: it was stopped; allow more "
+        f"wanted a trial of {label(compiled)} within 500 ms, got no result: it was stopped; allow more "
         "seconds, or use execution='eager'"
     )
     expected = [

@@ -22,7 +22,8 @@ def test_a_directory_is_refused_before_anything_is_done(
     assert main([*verb.split(), "-o", str(tmp_path)]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.endswith(
-        f"error: argument -o/--output: wanted a file to write, got the directory {tmp_path}; name a file in it"
+        f"error: argument -o/--output: wanted a file to write, got the directory {tmp_path}; name a file in "
+        "it"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -57,7 +58,7 @@ def test_a_file_is_no_place_for_files(tmp_path: Path) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as refused:
         output_file(str(wanted))
     assert str(refused.value) == (
-        f"wanted a file to write, got {wanted}, and {file} is no directory; name another"
+        f"wanted a file to write, got {wanted}, and {file} is not a directory; name another"
     )
     assert file.read_text() == "kept"
 

@@ -46,7 +46,7 @@ def test_runs_are_shown_by_their_workers(run, run_dirs) -> None:
     assert ran.out.count("+10.0 %") == 3
     assert "serial part 10.0 % (" in ran.out
     assert "8 workers" in ran.out
-    assert "! laws say little of 8, 16 workers: they are fitted to 3 numbers" in " ".join(words)
+    assert "! laws say little about 8, 16 workers: they are fitted to 3 numbers" in " ".join(words)
 
 
 def test_the_result_as_json_and_in_a_file(run, run_dirs, tmp_path) -> None:
@@ -65,8 +65,8 @@ def test_what_is_no_finished_run_is_named(run, run_dirs, tmp_path) -> None:
     ran = run("scaling", *run_dirs, "-o", tmp_path / "out.json")
     assert ran.status == 1
     assert ran.err == (
-        f"ridgeline: wanted the directory of a finished run, got no measured.json in {tmp_path / 'w2'}; train "
-        "there first, or name another\n"
+        f"ridgeline: wanted the directory of a finished run, got no measured.json in {tmp_path / 'w2'}; "
+        "train there first, or name another\n"
     )
     assert not (tmp_path / "out.json").exists()
 

@@ -36,7 +36,7 @@ def test_what_compiles_has_a_limit(
     assert limits == [limit_s]
     if execution == "compiled":
         assert str(caught.value) == (
-            "wanted a trial of 1 worker x 2 threads, compiled within 600 s, got no end of it from rank 0 of "
+            "wanted a trial of 1 worker x 2 threads, compiled within 600 s, got no result from rank 0 of "
             "1: lowering the graph; it was stopped: if no other plan runs, name one by --plan"
         )
 
@@ -48,7 +48,7 @@ def test_a_trial_that_does_not_come_back_is_stopped(
     path = Path(task_file)
     path.write_text("while True:\n    pass\n" + path.read_text())
     monkeypatch.setattr("ridgeline.decision.trial.LONGEST_S", 1.5)
-    with pytest.raises(LaunchError, match=r"compiled within 1\.50 s, got no end of it from rank 0"):
+    with pytest.raises(LaunchError, match=r"compiled within 1\.50 s, got no result from rank 0"):
         try_apart(asked(task_file, "compiled"))
 
 

@@ -137,7 +137,7 @@ def test_plan_compares_what_is_allowed(
 def test_plan_explains_exchanges_by_what_is_allowed(run, task_file, machine_file) -> None:
     """The table of exchanges asks for a permission only where it was not given."""
     words = ("plan", task_file, "--machine", machine_file, "--explain", "sync", "-q")
-    wanted = "wants allow='local-steps'"
+    wanted = "needs allow='local-steps'"
     assert wanted in " ".join(run(*words).out.split())
     allowed = run(*words, "--allow", "local-steps")
     assert allowed.status == 0
@@ -198,7 +198,7 @@ def test_verify_says_what_the_causes_lack(run, run_dir: Path, machine_file: str)
     """A profile alone, or a workload alone, tells no causes."""
     files = [run_dir / "predicted.json", run_dir / "measured.json"]
     assert run("verify", *files, "--machine", machine_file).err == (
-        "! --machine tells no causes without --workload: only the steps are compared\n"
+        "! --machine shows no causes without --workload: only the steps are compared\n"
     )
 
 

@@ -72,7 +72,7 @@ def test_workers_time_their_steps(
         found = held_against_task(machine, workload, setting, phases, heartbeat)
     assert found is machine
     (told,) = (line for line in said if not line.startswith("  still "))
-    assert told.startswith("operators were not held against a whole step: ")
+    assert told.startswith("operators were not compared with a whole step: ")
     assert "no such label" in told
 
 

@@ -30,8 +30,8 @@ def test_a_directory_that_is_being_written_is_refused(tmp_path: Path, resume: bo
             pass
         assert (run_dir / "lock").exists()
     assert str(error.value) == (
-        f"wanted a run directory that nobody writes, got {run_dir}, which is being written by process "
-        f"{os.getpid()}; wait for it or name another directory with -o"
+        f"wanted a run directory that no other process writes, got {run_dir}, which is being written by "
+        f"process {os.getpid()}; wait for it or name another directory with -o"
     )
     with claimed("mlp", run_dir, resume=True) as mine:
         assert mine == run_dir

@@ -70,7 +70,7 @@ def test_other_data_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -
     words = ["train", "a_task.py", "--resume", "-o", "run", "--epochs", "1"]
     assert main([*words, "--data", "other"]) == 1
     assert capsys.readouterr().err == (
-        f"ridgeline: wanted to go on with the run in run, which has its data in {home / 'data'}, got --data "
+        f"ridgeline: wanted to continue the run in run, which has its data in {home / 'data'}, got --data "
         "other; leave it out, or start another run with -o\n"
     )
     assert main([*words, "--data", "other/../data"]) == 1
@@ -99,7 +99,7 @@ def test_a_changed_task_and_a_lost_prediction(
     assert main(["train", "a_task.py", "--resume", "-o", "run", "--machine", "profile.json"]) == 0
     error = capsys.readouterr().err
     changed = (
-        f"{file} has changed since the run in run was last started: going on with it as it is now"
+        f"{file} has changed since the run in run was last started: continuing with it as it is now"
     )
     assert changed in " ".join(error.split())  # long lines are broken at the terminal's width
     assert "no plan.json, predicted.json in run: predicting the plan of that run again" in error

@@ -93,7 +93,7 @@ def assert_refusals(run_dir: Path, machine_file: Path, capsys: pytest.CaptureFix
     assert main(arguments(run_dir, machine_file)) == 1
     assert capsys.readouterr().err == (
         f"ridgeline: wanted a new or empty run directory, got {run_dir}, which holds something already; name "
-        "another with -o, or go on with that run by --resume\n"
+        "another with -o, or continue that run with --resume\n"
     )
     assert main(arguments(run_dir, machine_file, "--resume")) == 1
     last = run_dir / "checkpoints" / "step-0000016"
@@ -111,7 +111,7 @@ def assert_refusals(run_dir: Path, machine_file: Path, capsys: pytest.CaptureFix
     ):
         assert main(["train", TASK, "--resume", "-o", str(run_dir), option, value]) == 1
         assert capsys.readouterr().err == (
-            f"ridgeline: wanted to go on with the run in {run_dir}, which has {own}, got {option} {value}; "
+            f"ridgeline: wanted to continue the run in {run_dir}, which has {own}, got {option} {value}; "
             "leave it out, or start another run with -o\n"
         )
     assert (run_dir / "request.json").read_bytes() == request
@@ -226,13 +226,15 @@ def test_under_torchrun(tmp_path: Path, machine_file: Path) -> None:
         (
             Plan(workers=2, sync=Sync(algorithm="kvstore", options={"staleness": 1})),
             (),
-            "wanted sync.options['kind']='dist_async' for sync.options['staleness'], got 'dist_sync' in the plan; set it, or leave the option out",
+            ("wanted sync.options['kind']='dist_async' for sync.options['staleness'], got 'dist_sync' in the "
+            "plan; set it, or leave the option out"),
         ),
         (Plan(workers=2), ("--workers", "4"), "wanted --workers 4, got workers=2 in the plan; give one of them"),
         (
             Plan(workers=3),
             ("--workers", "3"),
-            "wanted a global batch that 3 workers can share equally, got batch size 8; use --batch-size 6 or 9",
+            ("wanted a global batch that 3 workers can share equally, got batch size 8; use --batch-size 6 "
+            "or 9"),
         ),
     ],
 )  # fmt: skip

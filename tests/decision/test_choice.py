@@ -104,7 +104,7 @@ def test_a_remembered_plan_that_fails_is_forgotten(
 
     monkeypatch.setattr(choice, "run_trial", fails_once)
     start(lines).close()
-    assert "it fails now (not today): choosing anew" in lines
+    assert "it fails now (not today): choosing again" in lines
     assert len(calls) > 1
 
 
@@ -123,7 +123,7 @@ def test_a_remembered_plan_that_became_slow_is_chosen_anew(
     lines.clear()
     step_ns[0] = now_ns
     start(lines).close()
-    told = [line for line in lines if line.endswith("where it took 1.00 ms: choosing anew")]
+    told = [line for line in lines if line.endswith("where it took 1.00 ms: choosing again")]
     assert len(told) == (0 if is_kept else 1)
     assert (len(lines) == 2) is is_kept
 
@@ -161,8 +161,8 @@ def test_few_seconds_leave_the_machine_unmeasured(
         assert not asked
         assert step.machine is not None
         assert step.machine.warnings[0].startswith(
-            "not measured: that takes about 20.0 s, for which 10.5 s of the 30.0 s of the choice may be used; "
-            "rates that nobody measured are assumed"
+            "not measured: that takes about 20.0 s, for which 10.5 s of the 30.0 s of the choice may be "
+            "used; rates that were not measured are assumed"
         )
         assert any("s left)" in line for line in lines)
         assert step.machine.warnings[0] in step.notes

@@ -30,8 +30,8 @@ def test_the_next_start_does_without_it(tmp_path: Path, monkeypatch: pytest.Monk
     refuse_if_lost(place, COMPILED)
     with pytest.raises(
         DeviceLostError,
-        match="wanted a GPU that goes on after a trial of 1 worker, compiled, got CUDA error: misaligned "
-        "address; start the process again, which will do without that plan",
+        match="wanted a GPU that still works after a trial of 1 worker, compiled, got CUDA error: misaligned "
+        "address; start the process again, which will leave out that plan",
     ):
         raise_if_lost(place, COMPILED, FAULT)
     with pytest.raises(

@@ -93,7 +93,7 @@ def test_without_time_to_trace_the_step_runs_as_written(
     clock.tick_s = 0.3
     note = (
         "the step runs as it was written, since there was no time to choose: wanted the step traced within "
-        "1.00 s, got no end of it; allow more seconds"
+        "1.00 s, got no result; allow more seconds"
     )
     with start(lines, seconds=1.0) as step:
         assert step.ranking is None
@@ -211,7 +211,7 @@ def test_a_compiled_plan_is_not_remembered_without_a_trial(
     monkeypatch.setattr(choice, "run_trial", _out_of_time)
     lines.clear()
     with start(lines, seconds=50.0) as second:
-        assert "it does not get ready in time (time is up): choosing anew" in lines
+        assert "it was not ready in time (time is up): choosing again" in lines
         assert second.plan.execution == "eager"
     assert [*tmp_path.glob("choice-*.json")] == [path], "what nobody tried is not remembered"
     assert path.read_bytes() == before

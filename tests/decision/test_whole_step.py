@@ -195,7 +195,7 @@ def test_a_choice_rests_on_operators_that_add_up_to_a_step(
         (OutOfTimeError("over"), None),
         (
             RuntimeError("no room\nat all"),
-            "operators were not held against a whole step, which fails as written: RuntimeError: no room",
+            "operators were not compared with a whole step, which fails as written: RuntimeError: no room",
         ),
     ],
 )

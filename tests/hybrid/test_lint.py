@@ -82,7 +82,7 @@ def host_rand(x: Tensor) -> Tensor:
 
 
 MESSAGES = [
-    (item, "cpu", "wanted values that stay on the device, got tensor.item() at {}: the host waits for the device to read it, and a replay would go on with what was read at capture; keep it a tensor (torch.where, a mask as a factor), or read it from the result of the step"),
+    (item, "cpu", "wanted values that stay on the device, got tensor.item() at {}: the host waits for the device to read it, and a replay would keep using what was read at capture; keep it a tensor (torch.where, a mask as a factor), or read it from the result of the step"),
     (copy_to_host, "cpu", "wanted results that stay on the device, got tensor.cpu() at {}: the copy to the host is waited for, and would hold the values seen at capture; copy what the step returns, after the step"),
     (boolean_index, "cpu", "wanted shapes that do not depend on values, got aten.index at {}: the host waits to learn how many elements there are, and a replay would keep that number; use a form of fixed shape: torch.where, masked_fill, a weight of zero, output_size="),
     (python_random, "cpu", "wanted random numbers drawn on the device, got Python's random at {}: it is drawn on the host, once, at capture, and every replay repeats it; draw with device= on the device of the step, or pass it in the batch"),
@@ -90,7 +90,7 @@ MESSAGES = [
     (seeding, "cpu", "wanted random state that the step leaves alone, got torch.manual_seed() at {}: seeding and reading the state are host work: refused in a capture, or done once and never again; seed before the step; give activation checkpoints preserve_rng_state=False if they hold no dropout"),
     (sparse, "cpu", "wanted dense tensors, got aten._to_sparse at {}: the number of non-zero entries depends on the data, so the host waits for it; make the gradient dense, for example nn.Embedding(sparse=False)"),
     (swap_data, "cpu", "wanted parameters and buffers changed in place, got tensor.data = ... at {}: the name gets another tensor, while every replay reads the one of the capture; write into it: copy_, add_, lerp_"),
-    (unpinned_copy, "meta", "wanted data that is on the device already, got aten._to_copy at {}: a copy from host memory that is not pinned, or not asked for with non_blocking=True, makes the host wait; put it in the batch or a buffer of the model, or make it on the device (torch.full, torch.arange)"),
+    (unpinned_copy, "meta", "wanted data that is on the device already, got aten._to_copy at {}: a copy from host memory that is not pinned, or not requested with non_blocking=True, makes the host wait; put it in the batch or a buffer of the model, or make it on the device (torch.full, torch.arange)"),
     (host_tensor, "meta", "wanted every tensor of the step on the device, got aten.select at {}: a tensor on the host is read once, at capture, and every replay repeats what it held then; move it to the device before: register_buffer in the model, or a leaf of the batch"),
     (host_rand, "meta", "wanted random numbers drawn on the device, got aten.rand at {}: it is drawn on the host, once, at capture, and every replay repeats it; draw with device= on the device of the step, or pass it in the batch"),
 ]  # fmt: skip

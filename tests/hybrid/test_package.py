@@ -189,18 +189,18 @@ def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
     """A missing file, a directory, a text, a checkpoint and a foreign program are told apart."""
     missing = tmp_path / "missing.pt2"
     assert refusal(missing) == (
-        f"wanted a program saved by Ridgeline, got no such file at {missing}; give the path of a file written "
-        "by save()"
+        f"wanted a program saved by Ridgeline, got no such file at {missing}; give the path of a file "
+        "written by save()"
     )
     assert refusal(tmp_path) == (
-        f"wanted a program saved by Ridgeline, got a directory at {tmp_path}; give the path of a file written "
-        "by save()"
+        f"wanted a program saved by Ridgeline, got a directory at {tmp_path}; give the path of a file "
+        "written by save()"
     )
     text = tmp_path / "text.pt2"
     text.write_text("hello")
     assert refusal(text) == (
-        "wanted a program saved by Ridgeline, got a file that is no zip archive (it starts with b'hell') in "
-        f"{text}; give the path of a file written by save()"
+        "wanted a program saved by Ridgeline, got a file that is not a zip archive (it starts with b'hell') "
+        f"in {text}; give the path of a file written by save()"
     )
     text.write_bytes(b"")
     assert "(it starts with b'')" in refusal(text)
@@ -220,8 +220,8 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     for size in (4, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:size])
         assert refusal(path) == (
-            "wanted the saved program as it was written, got a damaged file: it was cut short, or its directory "
-            f"is broken, in {path}; {DAMAGED}"
+            "wanted the saved program as it was written, got a damaged file: it was cut short, or its "
+            f"directory is broken, in {path}; {DAMAGED}"
         )
 
 
@@ -232,8 +232,8 @@ def test_a_damaged_byte_of_the_program_is_refused(tmp_path: Path) -> None:
     content[content.index(bytes(range(256))) + 300] ^= 1
     path.write_bytes(content)
     assert refusal(path) == (
-        "wanted the saved program as it was written, got a damaged file: data/aotinductor/model/code.wrapper.so "
-        f"is not what was written, in {path}; {DAMAGED}"
+        "wanted the saved program as it was written, got a damaged file: "
+        f"data/aotinductor/model/code.wrapper.so is not what was written, in {path}; {DAMAGED}"
     )
 
 
@@ -326,8 +326,8 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     later = codec.encode(metadata()).replace(b'"version": 1', b'"version": 2')
     write_archive(path, {}, lambda _checksums: later)
     assert refusal(path) == (
-        f"wanted package version 1, got version 2 in {path}, written by ridgeline {codec.VERSION}; make the file "
-        "again with this release"
+        f"wanted package version 1, got version 2 in {path}, written by ridgeline {codec.VERSION}; make the "
+        "file again with this release"
     )
 
 
@@ -349,8 +349,8 @@ def test_another_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = save(tmp_path, device="cuda")
     assert refusal(path) == (
-        f"wanted a CUDA device for the program in {path}, got none on this machine; run it where there is one, "
-        "or save it again from a model on cpu"
+        f"wanted a CUDA device for the program in {path}, got none on this machine; run it where there is "
+        "one, or save it again from a model on cpu"
     )
 
 
@@ -362,8 +362,8 @@ def test_another_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = save(tmp_path)
     monkeypatch.undo()
     assert refusal(path) == (
-        f"wanted torch 2.10, for which the program in {path} was made, got torch {torch.__version__}; save it "
-        "again here, from the model's source"
+        f"wanted torch 2.10, for which the program in {path} was made, got torch {torch.__version__}; save "
+        "it again here, from the model's source"
     )
 
 
@@ -386,8 +386,8 @@ def test_a_program_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PackageError) as caught:
         load(path)
     assert str(caught.value) == (
-        f"wanted the description of a callable, got one that does not fit (KeyError: 'constants') in {path}; save "
-        "the program again with this release"
+        f"wanted the description of a callable, got one that does not fit (KeyError: 'constants') in {path}; "
+        "save the program again with this release"
     )
     leaf = torch.utils._pytree.treespec_dumps(torch.utils._pytree.tree_structure(0))
     save(tmp_path, details={"constants": {}}, input_tree=leaf, output_tree=leaf)

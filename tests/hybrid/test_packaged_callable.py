@@ -80,8 +80,9 @@ def test_dependence_on_values_is_refused(fn: Callable[[Tensor], Tensor], operato
         flatten_program(fn, torch.ones(3))
     line = fn.__code__.co_firstlineno
     assert str(caught.value) == (
-        f"wanted to trace <lambda> into a program, got {operator} (test_packaged_callable.py:{line} in <lambda>); shapes and "
-        "control flow must not depend on the values of tensors (.item(), if tensor: ..., x[mask])"
+        f"wanted to trace <lambda> into a program, got {operator} (test_packaged_callable.py:{line} in "
+        "<lambda>); shapes and control flow must not depend on the values of tensors (.item(), if tensor: "
+        "..., x[mask])"
     )
 
 
@@ -95,21 +96,21 @@ def test_functions_that_do_not_fit_are_refused() -> None:
         return str(caught.value)
 
     assert message(lambda a, b: a * b, (x, 3)) == (
-        "wanted example inputs made of tensors, got 3 as leaf 1; fix what is no tensor with functools.partial or "
-        "a lambda"
+        "wanted example inputs made of tensors, got 3 as leaf 1; fix what is not a tensor with "
+        "functools.partial or a lambda"
     )
     assert message(lambda a, b: a + b.mul_(2), (x, x)) == (
-        "wanted a function that leaves its inputs as they are, got one that updates input 1 in place; clone the "
-        "input first, or close over a tensor that is to be updated"
+        "wanted a function that leaves its inputs as they are, got one that updates input 1 in place; clone "
+        "the input first, or close over a tensor that is to be updated"
     )
     assert message(lambda a: {"a": a + 1, "b": object()}, x) == (
-        "wanted <lambda> to return tensors, numbers, texts or None in tuples, lists and dicts, got object; return "
-        "its tensors"
+        "wanted <lambda> to return tensors, numbers, texts or None in tuples, lists and dicts, got object; "
+        "return its tensors"
     )
     supply = iter([torch.ones(3), torch.zeros(3)])
     assert message(lambda a: a + next(supply), x) == (
-        "wanted a function that uses the same tensors in every call, got one that used a new (3,) tensor in its "
-        "second; keep one tensor, and write new values into it"
+        "wanted a function that uses the same tensors in every call, got one that used a new (3,) tensor in "
+        "its second; keep one tensor, and write new values into it"
     )
     meta = torch.ones(3, device="meta")
     assert message(lambda a: (a + 1, meta + 1), x) == (
@@ -126,8 +127,8 @@ def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with config.patch({"cpp.cxx": (None, "g++")}), pytest.raises(CaptureError) as caught:
         compile_program(program.graph, [*program.state.values(), *program.inputs], tmp_path)
     assert str(caught.value) == (
-        "wanted a C++ compiler to package a program, got none (g++ is not on PATH); install one (apt install g++, "
-        "or dnf install gcc-c++) or set CXX to its path"
+        "wanted a C++ compiler to package a program, got none (g++ is not on PATH); install one (apt "
+        "install g++, or dnf install gcc-c++) or set CXX to its path"
     )
 
 
@@ -307,8 +308,8 @@ def test_inputs_are_checked(case: Case) -> None:
         f"wanted input 0 as (4, 6) float32 on cpu, got (4, 6) float32 on meta; {remedy}"
     )
     assert message(x) == (
-        "wanted inputs of structure (..., {'scale': ..., 'bias': ...}), got (...,); call it as the function that it "
-        "was made from"
+        "wanted inputs of structure (..., {'scale': ..., 'bias': ...}), got (...,); call it as the function "
+        "that it was made from"
     )
     assert int(loaded.state["norm.num_batches_tracked"]) == 0
 
@@ -349,8 +350,8 @@ def test_an_exchanged_parameter_is_caught(network: tuple[nn.Module, PackagedCall
     with pytest.raises(PackageError) as caught:
         packaged(x)
     assert str(caught.value) == (
-        "wanted 0.weight as (6, 8) float32 on cpu, as it was packaged, got (6, 8) bfloat16 on cpu; package the "
-        "model again after such a change"
+        "wanted 0.weight as (6, 8) float32 on cpu, as it was packaged, got (6, 8) bfloat16 on cpu; package "
+        "the model again after such a change"
     )
     net[0].weight.data = weight.t().contiguous().t()
     with pytest.raises(PackageError, match=r"got \(6, 8\) float32 on cpu with strides \(1, 6\)"):

@@ -101,7 +101,7 @@ def test_a_setting_that_changes_all_the_time_runs_eagerly(pair: Pair) -> None:
         )
     assert pair.counters()["recaptures"] == MOST_RECOMPILES
     assert pair.counters()["eager_steps"] >= 2
-    note = f"steps ran eagerly after {MOST_RECOMPILES} compilations, since settings go on changing"
+    note = f"steps ran eagerly after {MOST_RECOMPILES} compilations, since settings keep changing"
     assert any(text.startswith(note) for text in pair.program.notes)
 
 
@@ -165,8 +165,8 @@ def test_what_torch_raises_in_the_first_run_is_a_refusal() -> None:
             step(batch_of(EAGER_STEPS))
     assert isinstance(caught.value.__cause__, TypeError)
     assert str(caught.value) == (
-        "wanted the step's program run, got TypeError: expected Tensor(); use another mode of execution, such "
-        "as execution='eager'"
+        "wanted the step's program run, got TypeError: expected Tensor(); use another mode of execution, "
+        "such as execution='eager'"
     )
 
 
@@ -179,8 +179,8 @@ def test_several_workers_are_refused() -> None:
     with pytest.raises(PlanError) as caught:
         StepGraphRunner(body, Recorder(HostClock()), world, [], packaged=False)
     assert str(caught.value) == (
-        "wanted a worker alone for execution='step-graph', got workers=2; its one program has no room for the "
-        "synchronisation of gradients: use 'compiled+graph' or 'regional+graph' there"
+        "wanted a single worker for execution='step-graph', got workers=2; its one program has no room for "
+        "the synchronisation of gradients: use 'compiled+graph' or 'regional+graph' there"
     )
 
 

@@ -103,15 +103,15 @@ def test_what_goes_wrong_here_is_said(other: Callable[..., None], tmp_path: Path
         (
             "tcp://127.0.0.1:*",
             (
-                "wanted an address that the workers on other hosts reach, got 'tcp://127.0.0.1:*'; name another, "
-                "or none"
+                "wanted an address that the workers on other hosts reach, got 'tcp://127.0.0.1:*'; name "
+                "another, or none"
             ),
         ),
         (
             "tcp://*:*",
             (
-                "wanted the address of one interface, for other workers are told of it, got 'tcp://*:*'; name that "
-                "which they reach, such as 'tcp://10.0.0.3:*'"
+                "wanted the address of one interface, as other workers connect to it, got 'tcp://*:*'; name "
+                "that which they reach, such as 'tcp://10.0.0.3:*'"
             ),
         ),
     ):
@@ -142,8 +142,8 @@ def test_what_goes_wrong_elsewhere_is_told(other: Callable[..., None]) -> None:
         (
             "127.0.0.1",
             (
-                "wanted an address that other hosts reach, got 127.0.0.1, which MASTER_ADDR=127.0.0.1 is here; "
-                f"{NO_ADDRESS}"
+                "wanted an address that other hosts reach, got 127.0.0.1, which MASTER_ADDR=127.0.0.1 is "
+                f"here; {NO_ADDRESS}"
             ),
         ),
     ],

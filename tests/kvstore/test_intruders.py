@@ -124,7 +124,7 @@ def test_a_recorded_connection_cannot_be_played_again(
             again.sendall(recorder.sent)
             until(lambda: bool(caplog.messages), lambda: goes_on_from(beside, -PATTERN))
         beside.close()
-    assert caplog.messages[0].startswith("a connection was not let in: ")
+    assert caplog.messages[0].startswith("a connection was refused: ")
 
 
 def goes_on_from(shelf: RemoteShelf, value: float) -> None:
@@ -171,7 +171,7 @@ def test_who_says_nothing_of_itself_is_told_of(caplog: pytest.LogCaptureFixture)
             raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
         until(lambda: bool(caplog.messages), lambda: goes_on(shelf))
         shelf.close()
-    told = "a connection was not let in: it ended before it had said who it is"
+    told = "a connection was refused: it ended before it had identified itself"
     assert caplog.messages == [told]
 
 
@@ -218,8 +218,8 @@ def test_what_a_worker_may_name_has_limits(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(KVStoreError) as refused:
             shelf.init({"u": torch.zeros(1)})
         assert str(refused.value) == (
-            "wanted at most 2 slices of values on a server, got another one, of key 'u'; have more servers, or "
-            "fewer keys"
+            "wanted at most 2 slices of values on a server, got another one, of key 'u'; have more servers, "
+            "or fewer keys"
         )
         with connected(server.address, OTHER) as channel:
             with pytest.raises(
@@ -260,8 +260,8 @@ def test_a_server_answers_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> No
         ):
             channel.ask(wire.Beat())
         assert str(refused.value) == (
-            f"the server at {server.address} refused a message: wanted at most 3 connections over the life of "
-            "a server, got another one, of worker 0"
+            f"the server at {server.address} refused a message: wanted at most 3 connections over the life "
+            "of a server, got another one, of worker 0"
         )
         goes_on(shelf)
         shelf.close()
@@ -298,6 +298,6 @@ def test_a_flood_leaves_memory_flat_and_stops_nobody(capfd: pytest.CaptureFixtur
     shelf.close()
     beside.close()
     lines = capfd.readouterr().err.splitlines()
-    first, *rest = [line for line in lines if line.startswith("a message that is none")]
+    first, *rest = [line for line in lines if line.startswith("a malformed message")]
     assert "; it came from 127.0.0.1" in first
     assert all("more since the last line about this" in line for line in rest)

@@ -40,8 +40,8 @@ def test_new_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
     with pytest.raises(KVStoreError) as refused:
         make_keys(tmp_path / "keys")
     assert str(refused.value) == (
-        f"wanted a new or empty directory for keys, got '{tmp_path}/keys' with something in it; name another, "
-        "for whoever has the old keys would be shut out"
+        f"wanted a new or empty directory for keys, got '{tmp_path}/keys' with something in it; name "
+        "another, since processes with the old keys would be refused"
     )
     (tmp_path / "file").touch()
     with pytest.raises(KVStoreError, match=r"^wanted a directory for keys, got '.*/file': "):
@@ -137,15 +137,15 @@ def push_twice(shelf: RemoteShelf) -> None:
 
 
 REFUSED = {
-    "no key": "this worker has no keys, and it wants some",
+    "no key": "this worker has no keys, and the server requires them",
     "another key of a worker": "it does not know the keys in 'DIR', or has others or none",
     "another key of a server": "it does not know the keys in 'DIR', or has others or none",
     "keys of both": "it does not know the keys in 'DIR', or has others or none",
 }
 SAID = (
     "its key is not that of workers",
-    "it has no key or another one, or is no worker",
-    "it ended before it had said who it is",
+    "it has no key or another one, or is not a worker",
+    "it ended before it had identified itself",
 )
 
 
@@ -175,13 +175,13 @@ def test_who_has_other_keys_is_refused(
         until(lambda: bool(caplog.messages), lambda: beside.read("w", [out], None))
         beside.close()
     assert str(refused.value).replace(directory, "DIR") == (
-        f"wanted to be let in by the server at {server.address}, got refused: {REFUSED[what]}; name one "
+        f"wanted to connect to the server at {server.address}, got refused: {REFUSED[what]}; name one "
         "directory of `ridgeline kvserver --new-keys DIR` on all hosts, by keys=DIR or "
         "RIDGELINE_KVSTORE_KEYS=DIR"
     )
     first, *rest = caplog.messages
-    assert first in {f"a connection was not let in: {why}" for why in SAID}
-    told = re.compile(r"a connection was not let in \(\d+ more since the last line about this\)")
+    assert first in {f"a connection was refused: {why}" for why in SAID}
+    told = re.compile(r"a connection was refused \(\d+ more since the last line about this\)")
     assert all(told.fullmatch(one) for one in rest)
     assert len(rest) <= 1
 
@@ -193,7 +193,7 @@ def test_keys_for_a_server_without_are_told_of(tmp_path: Path) -> None:
         serving(Shard(1, None)) as server,
         connected(server.address, keys=theirs, resend_s=0.05) as channel,
         pytest.raises(
-            KVStoreError, match=r"^wanted to be let in by the server at .*, got refused: it"
+            KVStoreError, match=r"^wanted to connect to the server at .*, got refused: it"
         ),
     ):
         channel.ask(wire.Beat())

@@ -254,8 +254,8 @@ def test_who_joins_finds_keys_where_they_are() -> None:
     with pytest.raises(KVStoreError) as refused:
         later.parts_of({"3": held[3]}, lambda: False)
     assert str(refused.value) == (
-        "wanted first values of keys ['3'] from worker 0, got none of some of them, and that worker is gone; "
-        "begin again with all workers"
+        "wanted first values of keys ['3'] from worker 0, got none of some of them, and that worker is "
+        "gone; restart with all workers"
     )
 
 
@@ -297,8 +297,8 @@ NOT_JOINED: dict[str, tuple[Wanted, str]] = {
     "more": (
         Wanted(2, join="tcp://127.0.0.1:9"),
         (
-            "wanted staleness, servers, server_module, address and snapshots where a store begins, got one for "
-            "a store to join, 'tcp://127.0.0.1:9', which has its own"
+            "wanted staleness, servers, server_module, address and snapshots where a store begins, got one "
+            "for a store to join, 'tcp://127.0.0.1:9', which has its own"
         ),
     ),
     "no address": (
@@ -328,9 +328,7 @@ def test_what_is_told_of_a_store_is_checked(monkeypatch: pytest.MonkeyPatch) -> 
     job = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=short)
     address = founded(job, 4, RECORD, is_first=False).address
     assert address == f"tcp://127.0.0.1:{job.port}/4"
-    message = (
-        rf"^wanted store 4 of a job that runs at '{address}', got .*; see that its workers have "
-    )
+    message = rf"^wanted store 4 of a job that runs at '{address}', got .*; make sure that its workers have "
     with pytest.raises(KVStoreError, match=message):
         gather_later(Wanted(join=address))
     founded(job, 4, RECORD, is_first=True)

@@ -57,8 +57,8 @@ def test_outages_say_who_missed_what() -> None:
     silences.add(Silence(1.0, 7.5, "tcp://there", 2, is_replaced=True))
     (outage,) = silences.outages(3, 1, wall_s=1000.0, now_s=11.0)
     assert str(outage) == (
-        "worker 3 did not hear of server 1 from 1970-01-01 00:16:30 UTC on for 6.5 s; another took its place at "
-        "tcp://there, 2 pushes sent again"
+        "worker 3 got no answer from server 1 from 1970-01-01 00:16:30 UTC on for 6.5 s; another took its "
+        "place at tcp://there, 2 pushes sent again"
     )
 
 

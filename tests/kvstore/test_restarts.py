@@ -378,8 +378,8 @@ def test_nobody_waits_for_a_first_value_of_who_is_gone() -> None:
             1,
             number,
             (
-                f"wanted a first value of key {slot.key!r} from worker 0, got none, and that worker is gone; begin again "
-                "with all workers"
+                f"wanted a first value of key {slot.key!r} from worker 0, got none, and that worker is gone; "
+                "restart with all workers"
             ),
         )
         for number, slot in ((1, SLOTS[0]), (2, SLOTS[1]))
@@ -395,6 +395,6 @@ def test_a_server_that_lacks_pushes_says_so() -> None:
     push = Call(0, 1, 2, wire.Push(SLOTS[0], SHAPE, number=3))
     (reply,) = shard.handle(push, frames_of(push))
     assert reply.answer.error == (
-        "wanted push 1 of worker 0 to key 'a', got push 3: this server does not have what was pushed before; "
-        "begin again from a checkpoint"
+        "wanted push 1 of worker 0 to key 'a', got push 3: this server does not have what was pushed "
+        "before; restart from a checkpoint"
     )

@@ -119,7 +119,9 @@ def test_a_worker_that_is_silent_is_not_waited_for(caplog: pytest.LogCaptureFixt
             out = torch.empty(2)
             shelf.read("w", [out], None)
         assert torch.equal(out, torch.ones(2))
-        assert "worker 1 was not heard of for 0.5 s: nobody waits for it" in caplog.text
+        assert (
+            "worker 1 sent no message for 0.5 s: no worker waits for it any longer" in caplog.text
+        )
         shelf.close()
         silent.close()
 
@@ -150,12 +152,12 @@ def test_a_worker_that_comes_back_goes_on(caplog: pytest.LogCaptureFixture) -> N
         with connected(server.address) as channel:
             slot, shape = wire.ValueSlot("w", 0), wire.Shape("float32", (20_000,))
             channel.ask(wire.Init(slot, shape), torch.zeros(20_000))
-            until(lambda: "worker 0 was not heard of" in caplog.text, lambda: None)
+            until(lambda: "worker 0 sent no message" in caplog.text, lambda: None)
             pulled = Asked(wire.Pull(slot), room=80_000)
             (found,) = channel.finish(channel.start([pulled]))
         assert found.tensor is not None
         assert torch.equal(found.tensor, torch.zeros(20_000))
-    assert re.fullmatch(r"worker 0 is back, after \d+\.\d s without a word", caplog.messages[1])
+    assert re.fullmatch(r"worker 0 is back, after \d+\.\d s without a message", caplog.messages[1])
 
 
 class Deaf(Shard):
@@ -205,7 +207,7 @@ def test_an_outage_is_told_of(
         channel.ask(wire.Beat())
     (told,) = caplog.messages
     assert re.fullmatch(
-        rf"the server at {server.address} was not heard of for \d\.\d s and is again; worker 0 waited with 1 "
+        rf"the server at {server.address} did not answer for \d\.\d s and answers again; worker 0 waited with 1 "
         "calls",
         told,
     )
@@ -241,10 +243,10 @@ def test_garbage_of_one_client_stops_nobody(caplog: pytest.LogCaptureFixture) ->
             socket.close(linger=0)
         shelf.close()
     assert not shard.slots.knows(wire.ValueSlot("x", 0))
-    first, last = (one for one in caplog.messages if one.startswith("a message that is none"))
-    assert first.startswith("a message that is none was dropped: wanted a call of a worker, got ")
+    first, last = (one for one in caplog.messages if one.startswith("a malformed message"))
+    assert first.startswith("a malformed message was dropped: wanted a call of a worker, got ")
     assert first.endswith("; it came from 127.0.0.1")
-    told = "a message that is none was dropped (3 more since the last line about this)"
+    told = "a malformed message was dropped (3 more since the last line about this)"
     assert last == told
 
 
@@ -271,7 +273,7 @@ def test_workers_that_do_not_come_are_told_of() -> None:
     ):
         message = (
             rf"^wanted other workers to come to what worker 0 waits for \(Barrier\) at {server.address}, "
-            "got none for 0 s; see that all make the same calls of init and barrier, and push$"
+            "got none for 0 s; make sure that all make the same calls of init and barrier, and push$"
         )
         with pytest.raises(KVStoreError, match=message):
             channel.ask(wire.Barrier())

@@ -233,9 +233,9 @@ def test_a_round_that_cannot_be_worked_in_is_told_to_all(leaves: bool) -> None:
         assert "got ValueError: no" in third.answers[len(third.calls) - 1].answer.error
     failed, held = (one.answers[pulls[slot].number] for slot in SLOTS)
     assert failed.answer.error == (
-        "wanted a value of key 'a' with all rounds worked in, got one that failed: wanted updater 'fail for a' to "
-        "update key 'a', got ValueError: no; begin again from a checkpoint, with an optimizer that takes what "
-        "is pushed"
+        "wanted a value of key 'a' with all rounds worked in, got one that failed: wanted updater 'fail for "
+        "a' to update key 'a', got ValueError: no; restart from a checkpoint, with an optimizer that takes "
+        "what is pushed"
     )
     assert held.tensor == torch.tensor([11 if leaves else 111])
     push = other.ask(wire.Push(SLOTS[0], shape))

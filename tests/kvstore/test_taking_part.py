@@ -49,8 +49,9 @@ def check_all(told: dict[str, Any], pushed: dict[str, int]) -> None:
         assert one["steps"] > 0
         assert one["versions"][str(one["rank"])] == pushed[str(one["rank"])]
         assert one["notes"][-1] == (
-            f"takes part as worker {one['rank']} in a training at {told['notes'][-1].split()[4].partition('=')[2]} "
-            f"that {WORKERS} workers began; each push counts for as much as one of theirs"
+            f"takes part as worker {one['rank']} in a training at "
+            f"{told['notes'][-1].split()[4].partition('=')[2]} that {WORKERS} workers began; each push "
+            "counts for as much as one of theirs"
         )
     for versions in told["versions"].values():
         assert {rank: versions[rank] for rank in pushed} == pushed
@@ -134,17 +135,17 @@ REFUSED: dict[str, tuple[Any, World, str]] = {
         plan_of(kind="dist_async"),
         World(0, 4, 0, WORLDS.device, joins=ADDRESS),
         (
-            f"wanted a process by itself for {JOIN}='{ADDRESS}', got one of 4 workers; start each of them with a "
-            "torchrun of its own, or without"
+            f"wanted a single process for {JOIN}='{ADDRESS}', got one of 4 workers; start each of them with "
+            "a torchrun of its own, or without"
         ),
     ),
     "auto": (
         "auto",
         JOINING,
         (
-            f"wanted the plan of the training at {JOIN}='{ADDRESS}', whose workers do not wait for each other "
-            "(sync.algorithm='kvstore' of kind 'dist_async', workers above 1), got auto; give that plan, or unset "
-            "the variable"
+            f"wanted the plan of the training at {JOIN}='{ADDRESS}', whose workers do not wait for each "
+            "other (sync.algorithm='kvstore' of kind 'dist_async', workers above 1), got auto; give that "
+            "plan, or unset the variable"
         ),
     ),
     "synchronous": (plan_of(), JOINING, "^wanted the plan of the training at .*, got workers=2, "),
@@ -169,8 +170,8 @@ def test_a_run_of_a_task_is_not_joined(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as refused:
         train(none, plan_of(kind="dist_async"), JOINING, run_dir=tmp_path, epochs=1)
     assert str(refused.value) == (
-        f"wanted no {JOIN} for a run of a task, whose workers are all there from the beginning, got '{ADDRESS}'; "
-        "unset it, or join from a script with rl.TrainStep"
+        f"wanted no {JOIN} for a run of a task, whose workers are all there from the beginning, got "
+        f"'{ADDRESS}'; unset it, or join from a script with rl.TrainStep"
     )
 
 
@@ -182,7 +183,7 @@ def test_a_store_that_nobody_trains_by_is_not_joined(monkeypatch: pytest.MonkeyP
     address = members.founded(job, 0, record, is_first=True).address
     message = (
         rf"^wanted a training by a plan at {address} that has made its first step within 0 s, got "
-        r".*; see that its workers train by rl.TrainStep$"
+        r".*; make sure that its workers train by rl.TrainStep$"
     )
     with pytest.raises(KVStoreError, match=message):
         check_joined(plan_of(kind="dist_async", staleness=3), address)
@@ -191,6 +192,6 @@ def test_a_store_that_nobody_trains_by_is_not_joined(monkeypatch: pytest.MonkeyP
     with pytest.raises(PlanError) as refused:
         check_joined(plan_of(kind="dist_async"), address)
     assert str(refused.value) == (
-        f"wanted workers=2 and sync.options['staleness']=3 in the plan, as in that of the training at {address}, "
-        "got 2 and -1; give the plan of that training"
+        "wanted workers=2 and sync.options['staleness']=3 in the plan, as in that of the training at "
+        f"{address}, got 2 and -1; give the plan of that training"
     )

@@ -30,44 +30,46 @@ OF_STORE = (
     "load_state_dict"
 )
 WHOLE = (
-    "WorkloadError: wanted an optimizer of the parameters that it had when the step was made, got one more, of "
-    "shape (), of which the store has no value; make the step again after adding parameters"
+    "WorkloadError: wanted an optimizer of the parameters that it had when the step was made, got one more, "
+    "of shape (), of which the store has no value; make the step again after adding parameters"
 )
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "class": (
         {},
         (
-            "PlanError: wanted an optimizer of torch.optim for sync.algorithm='kvstore', which makes it again by its "
-            "name, got __main__.Wrapped; use one of those, or another algorithm"
+            "PlanError: wanted an optimizer of torch.optim for sync.algorithm='kvstore', which makes it "
+            "again by its name, got __main__.Wrapped; use one of those, or another algorithm"
         ),
     ),
     "clip": (
         {},
         (
-            "PlanError: wanted clip_norm=None for sync.algorithm='kvstore', got 1.0: parameters are updated while "
-            "gradients still come, whose total norm nobody knows yet; leave it out, or use another algorithm"
+            "PlanError: wanted clip_norm=None for sync.algorithm='kvstore', got 1.0: parameters are updated "
+            "while gradients still come, whose total norm is not known yet; leave it out, or use another "
+            "algorithm"
         ),
     ),
     "hook": (
         {},
         (
-            "WorkloadError: wanted an optimizer without hooks before its step for sync.algorithm='kvstore', whose "
-            "updates are made while gradients come, got SGD with some; remove them, or use another algorithm"
+            "WorkloadError: wanted an optimizer without hooks before its step for sync.algorithm='kvstore', "
+            "whose updates are made while gradients come, got SGD with some; remove them, or use another "
+            "algorithm"
         ),
     ),
     "added": ({"left_out": "scale"}, WHOLE),
     "unfrozen": (
         {},
         (
-            "WorkloadError: wanted the parameters to require gradients as when the step was made, got frozen.weight "
-            "that does now; make the step again after unfreezing"
+            "WorkloadError: wanted the parameters to require gradients as when the step was made, got "
+            "frozen.weight that does now; make the step again after unfreezing"
         ),
     ),
     "some of the job": (
         {"store": SERVERS},
         (
-            "PlanError: wanted all 4 workers of the job for sync.options['kind']='dist_async', got 2 of them; train "
-            "over all, or use another kind"
+            "PlanError: wanted all 4 workers of the job for sync.options['kind']='dist_async', got 2 of "
+            "them; train over all, or use another kind"
         ),
     ),
     **{
@@ -184,9 +186,9 @@ def test_what_a_script_writes_on_one_worker_is_refused(
     """On all of them, before the parameters of the step are taken."""
     told = workers.ask("written", 2, optimizer="AdamW", who="last", what=what)
     message = (
-        "WorkloadError: wanted the same state on all 2 workers after step 4, before which it was written, got "
-        f"{found} (1 of 35 tensors and settings differ); load a checkpoint on every worker, model and optimizer "
-        "alike, or set on all what was set on one"
+        "WorkloadError: wanted the same state on all 2 workers after step 4, before which it was written, "
+        f"got {found} (1 of 35 tensors and settings differ); load a checkpoint on every worker, model and "
+        "optimizer alike, or set on all what was set on one"
     )
     assert told == [{"message": message}] * 2
 
@@ -217,8 +219,8 @@ def test_servers_that_add_up_train_as_one_process(workers: Workers) -> None:
     assert told[0]["state"]
     told_of_pace, told_of_address = told[0]["notes"]
     assert told_of_pace == (
-        "a worker waits for others that are more than 0 pushes behind, and each has parameters and buffers of its "
-        "own between steps; updates are by the mean of their gradients"
+        "a worker waits for others that are more than 0 pushes behind, and each has parameters and buffers "
+        "of its own between steps; updates are by the mean of their gradients"
     )
     assert re.fullmatch(
         r"other processes join by RIDGELINE_KVSTORE_JOIN=tcp://127.0.0.1:\d+/\d+ and this plan",
@@ -241,7 +243,7 @@ def test_training_survives_servers_that_are_killed(workers: Workers, tmp_path: P
     for rank, one in enumerate(told):
         found = [
             re.fullmatch(
-                rf"worker {rank} did not hear of server ([01]) from .* s; (another took its place|it came back) "
+                rf"worker {rank} got no answer from server ([01]) from .* s; (another took its place|it came back) "
                 r"at tcp://127.0.0.1:\d+, \d+ push(?:es)? sent again",
                 outage,
             )
@@ -267,7 +269,7 @@ def test_a_run_tells_of_outages_that_it_went_through(workers: Workers, tmp_path:
     assert [outage for outage in second if outage in first] == first
     assert all("it came back" in outage for outage in second if outage not in first)
     replaced = [outage for outage in first if "another took its place" in outage]
-    assert sorted(re.findall(r"worker (\d) did not hear of server 0", " ".join(replaced))) == [
+    assert sorted(re.findall(r"worker (\d) got no answer from server 0", " ".join(replaced))) == [
         *"0123"
     ]
 

@@ -178,25 +178,25 @@ def test_memory_decides_on_micro_batches() -> None:
             "cpu",
             1,
             (
-                "1 worker x 2 threads, eager, 8 micro-batches needs 9.12 MiB of memory per worker, of which 900 B "
-                "are usable; reduce the batch size"
+                "1 worker x 2 threads, eager, 8 micro-batches needs 9.12 MiB of memory per worker, of which "
+                "900 B are usable; reduce the batch size"
             ),
         ),
         (
             "cpu",
             4,
             (
-                "4 workers x 1 thread, eager, 8 micro-batches, buckets 4.00 MiB, 25.0 MiB needs 9.12 MiB of memory per "
-                "worker, of which 225 B are usable; reduce the batch size, or the number of workers, which share "
-                "the host's memory"
+                "4 workers x 1 thread, eager, 8 micro-batches, buckets 4.00 MiB, 25.0 MiB needs 9.12 MiB of "
+                "memory per worker, of which 225 B are usable; reduce the batch size, or the number of "
+                "workers, which share the host's memory"
             ),
         ),
         (
             "cuda",
             2,
             (
-                "2 workers, eager, 8 micro-batches, buckets 4.00 MiB, 25.0 MiB needs 9.12 MiB of memory per worker, of "
-                "which 900 B are usable; reduce the batch size or use more devices"
+                "2 workers, eager, 8 micro-batches, buckets 4.00 MiB, 25.0 MiB needs 9.12 MiB of memory per "
+                "worker, of which 900 B are usable; reduce the batch size or use more devices"
             ),
         ),
     ],
@@ -215,14 +215,14 @@ def test_micro_batches_need_samples() -> None:
     ranking = choose(make_machine(), loads, fixed={"accumulate": 64})
     assert {c.plan.workers for c in ranking.candidates} == {1}
     assert (
-        "left out: 2 workers x 1 thread, eager, 64 micro-batches, buckets 4.00 MiB, 25.0 MiB: has accumulate=64, more "
-        "than the 32 samples of a worker's batch"
+        "left out: 2 workers x 1 thread, eager, 64 micro-batches, buckets 4.00 MiB, 25.0 MiB: has "
+        "accumulate=64, more than the 32 samples of a worker's batch"
     ) in ranking.notes
     with pytest.raises(PlanError) as error:
         choose(make_machine(), loads[2], fixed={"accumulate": 64})
     assert str(error.value) == (
-        "wanted a plan that can run, got none: 1 worker x 2 threads, eager, 64 micro-batches has accumulate=64, "
-        "more than the 32 samples of a worker's batch; lower accumulate"
+        "wanted a plan that can run, got none: 1 worker x 2 threads, eager, 64 micro-batches has "
+        "accumulate=64, more than the 32 samples of a worker's batch; lower accumulate"
     )
 
 
@@ -244,20 +244,21 @@ def test_assumptions_are_in_the_notes() -> None:
     notes = choose(machine, make_loads()).notes
     assert notes == (
         (
-            "ways to reduce that were not compared: ring (the backend's all-reduce sends the same bytes in as "
-            "many messages); rings (workers share one network, which one ring fills); tree (over 2 workers a tree waits for no fewer messages than a ring, larger ones); "
-            "sharded (it saves memory, not time: the updated parameters travel where no backward pass hides it); "
-            "key-value store (its servers are the workers, so that it sends the bytes of a ring: it gains where "
-            "some need not wait for others, and by sparse rows)"
+            "ways to reduce that were not compared: ring (the backend's all-reduce sends the same bytes in "
+            "as many messages); rings (workers share one network, which one ring fills); tree (over 2 "
+            "workers a tree waits for no fewer messages than a ring, larger ones); sharded (it saves "
+            "memory, not time: the updated parameters travel where no backward pass hides it); key-value "
+            "store (its servers are the workers, so that it sends the bytes of a ring: it gains where some "
+            "need not wait for others, and by sparse rows)"
         ),
         "ceilings at 1 x 2 cpu threads were not measured: assumed as at 2 x 1 cpu threads",
         (
             "what compiling does is assumed (kernels as fast as their bytes): untried modes that compile are "
-            "taken to be right within 25.0 % only"
+            "assumed to be right within 25.0 % only"
         ),
         (
-            "17 of 17 operators of toy, 100.0 % of its predicted step, were not timed on this machine: predictions "
-            "before a trial are taken to be right within 75.0 % only"
+            "17 of 17 operators of toy, 100.0 % of its predicted step, were not timed on this machine: "
+            "predictions before a trial are assumed to be right within 75.0 % only"
         ),
     )
 
@@ -288,5 +289,6 @@ def test_explain() -> None:
         ranking.explain("colour")
     assert str(error.value) == (
         "wanted a knob out of workers, threads, execution, precision, memory_format, optimizer, kernels, "
-        "random, accumulate, algorithm, compression, every, bucket_bytes, depth, got 'colour'; name one of them"
+        "random, accumulate, algorithm, compression, every, bucket_bytes, depth, got 'colour'; name one of "
+        "them"
     )

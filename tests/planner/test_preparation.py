@@ -68,8 +68,8 @@ def test_the_sum_is_said() -> None:
         "the fastest predicted: 286 ms a step; the run takes 8.59 s = 30 x 286 ms"
     )
     assert whys["compiled+graph"] == (
-        "predicted 0.580 x the time per sample of the chosen plan; the run takes 11.3 s = 6.32 s of compiling "
-        "+ 30 x 166 ms, earned back against eager after 17 steps"
+        "predicted 0.580 x the time per sample of the chosen plan; the run takes 11.3 s = 6.32 s of "
+        "compiling + 30 x 166 ms, earned back against eager after 17 steps"
     )
     assert ranking.choice("execution").reason.startswith("over 30 steps this takes 8.59 s = ")
 
@@ -80,8 +80,8 @@ def test_what_is_not_weighed_is_said() -> None:
     ranking = choose(machine, make_chain((4, 4), device="cuda", elements=1 << 10))
     assert ranking.best.plan.execution == "step-graph"
     assert ranking.best.why == (
-        "the fastest predicted: 126 ms a step; 7.10 s of compiling are not weighed, as the number of steps is "
-        "unknown: earned back against eager after 10 steps"
+        "the fastest predicted: 126 ms a step; 7.10 s of compiling are not weighed, as the number of steps "
+        "is unknown: earned back against eager after 10 steps"
     )
     graph = next(c for c in ranking.candidates if c.plan.execution == "graph")
     assert "compiling" not in graph.why
@@ -131,7 +131,7 @@ def test_an_untried_gain_of_compiling_is_doubted() -> None:
     )
     assert (
         "what compiling does is assumed (kernels as fast as their bytes): untried modes that compile are "
-        "taken to be right within 25.0 % only" in ranking.notes
+        "assumed to be right within 25.0 % only" in ranking.notes
     )
     tried = choose(machine, workload, trial=Trial(machine, workload))
     assert tried.best.plan.execution == "step-graph"

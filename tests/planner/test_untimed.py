@@ -57,7 +57,7 @@ def test_a_trial_tells_the_error_itself() -> None:
 
     ranking = rank(machine, trial=slower)
     (note,) = about_timings(ranking)
-    assert note.endswith("predictions before a trial are taken to be right within 75.0 % only")
+    assert note.endswith("predictions before a trial are assumed to be right within 75.0 % only")
     assert ranking.error == pytest.approx(0.75)
     exact = rank(machine, trial=lambda plan: simulate(machine, make_workload(), plan))
     assert exact.error == 0.0

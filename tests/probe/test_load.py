@@ -101,7 +101,7 @@ def test_ceilings_tell_their_spread() -> None:
         (
             "throttled",
             host_load.MOST_THROTTLED,
-            "the control group stood still in 10.0 % of its periods",
+            "the control group was throttled in 10.0 % of its periods",
         ),
         ("spread", host_load.MOST_SPREAD, "repeated samples had a spread of 50.0 %"),
     ],

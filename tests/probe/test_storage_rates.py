@@ -141,8 +141,8 @@ def test_a_directory_that_takes_no_file(
     machine = make_machine()
     refused = with_storage(machine, lambda one: one, print, tmp_path / "none")
     warning = (
-        f"no figures of storage: wanted to write and read a file in {tmp_path / 'none'}, got: No such file or "
-        "directory; run `ridgeline measure --full` in a directory where runs could be written"
+        f"no figures of storage: wanted to write and read a file in {tmp_path / 'none'}, got: No such file "
+        "or directory; run `ridgeline measure --full` in a directory where runs could be written"
     )
     assert refused.warnings == (*machine.warnings, warning)
     assert with_storage(refused, lambda one: one, print, tmp_path / "none") == refused
@@ -187,8 +187,9 @@ def test_a_full_drive_is_left_alone(
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(0, 0, 12 << 20))
     found = with_storage(make_machine(), lambda one: one, print, tmp_path)
     assert found.warnings[-1] == (
-        "no figures of storage: wanted a file of 16.0 MiB at least, got room for 3.00 MiB in a quarter of what is "
-        f"free in {tmp_path}; run `ridgeline measure --full` in a directory where runs could be written"
+        "no figures of storage: wanted a file of 16.0 MiB at least, got room for 3.00 MiB in a quarter of "
+        f"what is free in {tmp_path}; run `ridgeline measure --full` in a directory where runs could be "
+        "written"
     )
     assert tried == []
 
@@ -203,14 +204,14 @@ def test_what_figures_mean() -> None:
 
     assert meaning("ext4", True) == "direct: past the system's cache of files"
     assert meaning("ext4", True, False) == (
-        "direct: past the system's cache of files; issued by Python for want of a C compiler: many at once wait for "
-        "each other"
+        "direct: past the system's cache of files; issued by Python, as there is no C compiler: many at "
+        "once wait for each other"
     )
     assert meaning("fuse", False) == (
-        "fuse allows no direct I/O: reads come from the system's cache of files, so that their figures are memory's; "
-        "writes go through it, and wait for the drive every 16 MiB"
+        "fuse allows no direct I/O: reads come from the system's cache of files, so their figures are those "
+        "of memory; writes go through it, and wait for the drive every 16 MiB"
     )
-    memory = "tmpfs keeps files in memory: these are figures of memory, and no drive's"
+    memory = "tmpfs keeps files in memory: these are figures of memory, not of a drive"
     assert meaning("tmpfs", True) == meaning("tmpfs", False) == memory
 
 

@@ -84,9 +84,10 @@ def test_levels() -> None:
         ("1.00 GiB", "800 ns", "10.0 %", "4.00 TB/s", "10.0 %", "5"),
     )
     assert effect.reading == (
-        "A load that waits for another takes 40.0 ns in 1.00 MiB and 800 ns in 1.00 GiB. All multiprocessors together "
-        "read 6.00 TB/s from the cache of the GPU (L2, 50.0 MiB) and 4.00 TB/s from memory behind it: a tensor that is "
-        "still in the cache when the next operator reads it is read 1.50 x as fast."
+        "A load that waits for another takes 40.0 ns in 1.00 MiB and 800 ns in 1.00 GiB. All "
+        "multiprocessors together read 6.00 TB/s from the cache of the GPU (L2, 50.0 MiB) and 4.00 TB/s "
+        "from memory behind it: a tensor that is still in the cache when the next operator reads it is read "
+        "1.50 x as fast."
     )
     alone = msgspec.structs.replace(STAIRS, stairs=STAIRS.stairs[:1])
     (effect,) = gpu_effects(GpuLevels(stairs=alone))
@@ -108,10 +109,10 @@ def test_blocks() -> None:
         ("528", "30.1 TFLOP/s", "10.0 %", "4.00 TB/s", "10.0 %"),
     )
     assert effect.reading == (
-        "Multiply-adds no longer gain from 264 blocks on (512 threads on each of 132 multiprocessors), at 30.1 TFLOP/s. "
-        "Reads of memory no longer gain from 528 blocks on (1024 threads on each of 132 multiprocessors), at 4.00 TB/s. "
-        "A kernel of fewer blocks leaves the rest of the GPU to others, or to nobody. Memory that a block shares is read "
-        "at 30.0 TB/s by all blocks together."
+        "Multiply-adds no longer gain from 264 blocks on (512 threads on each of 132 multiprocessors), at "
+        "30.1 TFLOP/s. Reads of memory no longer gain from 528 blocks on (1024 threads on each of 132 "
+        "multiprocessors), at 4.00 TB/s. A kernel of fewer blocks leaves the rest of the GPU to other "
+        "kernels, or idle. Memory that a block shares is read at 30.0 TB/s by all blocks together."
     )
 
 
@@ -120,8 +121,9 @@ def test_sizes() -> None:
     (effect,) = gpu_effects(GpuLevels(sizes=SIZES))
     assert effect.rows[0] == ("1.00 MiB", "800 GB/s", "10.0 %", "2.62 us", "5")
     assert effect.reading == (
-        "mul_ of float32 reaches nine tenths of the bandwidth of memory, 4.00 TB/s, from tensors of 32.0 MiB on; of 1.00 "
-        "MiB it gets 800 GB/s, since a kernel takes microseconds to start and end. Smaller tensors are worth merging."
+        "mul_ of float32 reaches nine tenths of the bandwidth of memory, 4.00 TB/s, from tensors of 32.0 "
+        "MiB on; of 1.00 MiB it gets 800 GB/s, since a kernel takes microseconds to start and end. Smaller "
+        "tensors are worth merging."
     )
 
 

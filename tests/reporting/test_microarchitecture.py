@@ -124,8 +124,8 @@ def test_strides() -> None:
         ("4.00 KiB", "8.00 ns", "10.0 %", "12.0 ns", "10.0 %", "1.50 x"),
     )
     assert effect.reading == (
-        "Over 1.00 GiB, a load every 4.00 KiB costs 16.0 x as much as one every 8 B, and at random 24.0 x; operators on "
-        "transposed or sliced tensors pay the first, lookups of single values the second."
+        "Over 1.00 GiB, a load every 4.00 KiB costs 16.0 x as much as one every 8 B, and at random 24.0 x; "
+        "operators on transposed or sliced tensors pay the first, lookups of single values the second."
     )
 
 
@@ -137,9 +137,10 @@ def test_pages() -> None:
         ("2.00 MiB", "200 ns", "10.0 %", "10.0 ns", "10.0 %", "5"),
     )
     assert effect.reading == (
-        "In small pages a load at random in 1.00 GiB takes 1.60 x (1.52 to 1.68) as long as in large where it waits for "
-        "the one before it, and 3.00 x (2.85 to 3.15) where none waits; embedding tables and cached samples pay this, "
-        "unless large ones are asked for (of torch's allocator by THP_MEM_ALLOC_ENABLE=1)."
+        "In small pages a load at random in 1.00 GiB takes 1.60 x (1.52 to 1.68) as long as in large where "
+        "it waits for the one before it, and 3.00 x (2.85 to 3.15) where none waits; embedding tables and "
+        "cached samples pay this, unless large ones are requested (from torch's allocator by "
+        "THP_MEM_ALLOC_ENABLE=1)."
     )
     refused = one(pages=pages(is_refused=True))
     assert refused.rows == effect.rows[:1]
@@ -155,9 +156,9 @@ def test_false_sharing() -> None:
         ("128 B", "4.00 ns", "10.0 %", "5"),
     )
     assert effect.reading == (
-        "Two counters in one cache line, of cores 0 and 4, are 8.00 x (7.60 to 8.40) slower than 64 B apart and 10.0 x "
-        "(9.50 to 10.5) slower than 128 B apart; data loaders and threads whose counters, flags or sums share a line pay "
-        "this at every write."
+        "Two counters in one cache line, of cores 0 and 4, are 8.00 x (7.60 to 8.40) slower than 64 B apart "
+        "and 10.0 x (9.50 to 10.5) slower than 128 B apart; data loaders and threads whose counters, flags "
+        "or sums share a line pay this at every write."
     )
     alone = one(false_sharing=FalseSharing(reason="needs two cores"))
     assert (alone.rows, alone.reading) == ((), "Not measured: needs two cores.")
@@ -173,8 +174,8 @@ def test_vectors(missing: tuple[str, ...]) -> None:
         ("256 bit", "80.0 GFLOP/s", "10.0 %", "32.0", "8.00 x", "5"),
     )
     assert effect.reading == (
-        "In vectors of 256 bit one core multiplies and adds 8.00 x (7.60 to 8.40) as fast as one float at a time, at "
-        "2.50 GHz; operators that are not vectorised pay this. torch's own kernels use AVX2."
+        "In vectors of 256 bit one core multiplies and adds 8.00 x (7.60 to 8.40) as fast as one float at a "
+        "time, at 2.50 GHz; operators that are not vectorised pay this. torch's own kernels use AVX2."
         + "".join(f" {reason}." for reason in missing)
     )
 
@@ -186,8 +187,8 @@ def test_nodes() -> None:
     assert effect.rows[3] == ("cores of 1, memory of 0", "200 ns", "10.0 %", "8.00 GB/s", "10.0 %")
     assert len(effect.rows) == 6
     assert effect.reading == (
-        "A load from another node takes up to 1.82 x as long as one from the core's own; a worker whose threads leave "
-        "the node where its memory was first written pays this."
+        "A load from another node takes up to 1.82 x as long as one from the core's own; a worker whose "
+        "threads leave the node where its memory was first written pays this."
     )
     doubtful = one(nodes=nodes("75 % of the memory of node 1 lay elsewhere"))
     assert doubtful.reading == (

@@ -209,18 +209,18 @@ def test_outages_are_shown(history: History, tmp_path: Path) -> None:
     back = msgspec.structs.replace(outage, lasted_s=15.5, pushes_again=3, is_replaced=False)
     history = msgspec.structs.replace(history, outages=(outage, back))
     text = " ".join(read(report(tmp_path / "report.html", history=history)).text)
-    assert "training went on after 2 outages of servers, the longest of 15.5\u00a0s." in text
+    assert "training continued after 2 outages of servers, the longest of 15.5\u00a0s." in text
     row = "1 worker 2 2026-01-31 12:00:05 UTC 6.04 s 1 replaced, now at tcp://10.0.0.2:5555"
     assert row in text
     assert "15.5 s 3 back at tcp://10.0.0.2:5555" in text
     assert as_text(*outages_text(history)).splitlines() == [
         (
-            "! worker 2 did not hear of server 1 from 2026-01-31 12:00:05 UTC on for 6.0 s; another took its place at "
-            "tcp://10.0.0.2:5555, 1 push sent again"
+            "! worker 2 got no answer from server 1 from 2026-01-31 12:00:05 UTC on for 6.0 s; another took "
+            "its place at tcp://10.0.0.2:5555, 1 push sent again"
         ),
         (
-            "! worker 2 did not hear of server 1 from 2026-01-31 12:00:05 UTC on for 15.5 s; it came back at "
-            "tcp://10.0.0.2:5555, 3 pushes sent again"
+            "! worker 2 got no answer from server 1 from 2026-01-31 12:00:05 UTC on for 15.5 s; it came "
+            "back at tcp://10.0.0.2:5555, 3 pushes sent again"
         ),
     ]
     alone = report(tmp_path / "alone.html", history=History(task="stores", outages=(outage,)))

@@ -36,7 +36,7 @@ def test_a_compiler_that_fails_later_is_a_refusal(monkeypatch: pytest.MonkeyPatc
             with pytest.raises(CaptureError) as raised:
                 step(torch.randn(6, 4))
         assert str(raised.value) == (
-            "wanted execution='compiled' to compile the step anew for what is another since its check, got "
+            "wanted execution='compiled' to compile the step again for what has changed since its check, got "
             "RuntimeError: Argument 's77' was used before it has been defined; "
             "use execution='eager'"
         )

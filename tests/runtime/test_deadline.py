@@ -29,7 +29,7 @@ def test_what_takes_too_long_is_stopped() -> None:
     with pytest.raises(CaptureError) as caught, deadline(0.05, "the step compiled"):
         stubborn()
     assert str(caught.value) == (
-        "wanted the step compiled within 50.0 ms, got no end of it: it was stopped; allow more seconds, or "
+        "wanted the step compiled within 50.0 ms, got no result: it was stopped; allow more seconds, or "
         "use execution='eager'"
     )
     assert rounds > 0
@@ -68,7 +68,7 @@ def test_waiting_is_ended() -> None:
     before = signal.getsignal(signal.SIGURG)
     held = threading.Lock()
     held.acquire()
-    late = pytest.raises(PlanError, match=r"wanted the lock within 50\.0 ms, got no end of it")
+    late = pytest.raises(PlanError, match=r"wanted the lock within 50\.0 ms, got no result")
     with late, deadline(0.05, "the lock", error=PlanError):
         held.acquire()
     assert signal.getsignal(signal.SIGURG) is before
@@ -152,6 +152,6 @@ def test_it_is_said_how_late_a_limit_was(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(CaptureError) as caught, deadline(2.0, "it"):
         raise limits._here.alarms[-1].kind
     assert str(caught.value) == (
-        "wanted it within 2.00 s, got no end of it: it was stopped, 2.50 s late, as a call into a library had "
+        "wanted it within 2.00 s, got no result: it was stopped, 2.50 s late, as a call into a library had "
         "to end first; allow more seconds, or use execution='eager'"
     )

@@ -95,8 +95,8 @@ def test_a_module_of_torchscript_is_refused_where_it_has_to_be_watched() -> None
     ):
         [step(torch.ones(3, 2)) for _ in range(3)]
     assert str(caught.value) == (
-        "wanted modules of Python, got one of TorchScript in '1', whose parameters nobody can watch; give the "
-        "module that it was made from, or use execution='compiled' or 'eager'"
+        "wanted modules of Python, got one of TorchScript in '1', whose parameters cannot be watched; give "
+        "the module that it was made from, or use execution='compiled' or 'eager'"
     )
 
 
@@ -110,8 +110,8 @@ def test_a_module_of_torchscript_is_refused_where_it_has_to_be_watched() -> None
         (
             {"allow": ("bfloat16",)},
             (
-                "wanted allow to name changes of the maths out of tf32, bf16, random, compression, local-steps, "
-                "got 'bfloat16'; leave it out"
+                "wanted allow to name changes of the maths out of tf32, bf16, random, compression, "
+                "local-steps, got 'bfloat16'; leave it out"
             ),
         ),
         (

@@ -63,8 +63,8 @@ def test_auto_says_why_it_tries_nothing() -> None:
         step(batch)
         (note,) = step.notes
     assert note == (
-        "the step runs as it was written, since LBFGS calls the loss as often as it wants, so that no trial "
-        "tells what a step takes; plan=rl.Plan(execution='compiled') compiles the loss"
+        "the step runs as it was written, since LBFGS calls the loss any number of times, so no trial shows "
+        "how long a step takes; plan=rl.Plan(execution='compiled') compiles the loss"
     )
     assert lines[-1].endswith(note)
 
@@ -98,8 +98,8 @@ def test_what_makes_one_program_of_the_step_is_refused(execution) -> None:
     with pytest.raises(PlanError) as refused:
         rl.TrainStep(model, loss_fn, optim.LBFGS(model.parameters()), rl.Plan(execution=execution))
     assert str(refused.value) == (
-        "wanted execution as one of 'eager', 'compiled', 'regional' for LBFGS, which calls the loss as often "
-        f"as it wants, got {execution!r} in the plan; choose one of those"
+        "wanted execution as one of 'eager', 'compiled', 'regional' for LBFGS, which calls the loss any "
+        f"number of times, got {execution!r} in the plan; choose one of those"
     )
 
 

@@ -36,30 +36,30 @@ from strategies import make_machine, make_workload
         (
             Plan(workers=2, sync=Sync(compression="topk", options={"density": 0.5})),
             (
-                "wanted sync.options['density'] < 1/2 = 0.5 with 2 workers, got 0.5 in the plan: each worker "
-                "would receive 4 bytes for an element of a gradient, where 4 do without compression; lower it, "
-                "or leave the compression out"
+                "wanted sync.options['density'] < 1/2 = 0.5 with 2 workers, got 0.5 in the plan: each "
+                "worker would receive 4 bytes for an element of a gradient, where 4 do without compression; "
+                "lower it, or leave the compression out"
             ),
         ),
         (
             Plan(sync=Sync(algorithm="kvstore", options={"servers": 1})),
             (
-                "wanted sync.options['kind']='dist_async' for sync.options['servers'], got 'dist_sync' in the "
-                "plan; set it, or leave the option out"
+                "wanted sync.options['kind']='dist_async' for sync.options['servers'], got 'dist_sync' in "
+                "the plan; set it, or leave the option out"
             ),
         ),
         (
             Plan(sync=Sync(every=4)),
             (
-                "wanted sync.every=1 for workers=1, got 4 in the plan; a worker alone exchanges nothing: leave it "
-                "out, or use more workers"
+                "wanted sync.every=1 for workers=1, got 4 in the plan; a single worker exchanges nothing: "
+                "leave it out, or use more workers"
             ),
         ),
         (
             Plan(workers=2, layout=Layout(tensor=2)),
             (
-                "wanted all workers along the data axis, got Layout(data=1, shard=1, tensor=2, pipeline=1) in "
-                "the plan; this release runs data parallelism only"
+                "wanted all workers along the data axis, got Layout(data=1, shard=1, tensor=2, pipeline=1) "
+                "in the plan; this release runs data parallelism only"
             ),
         ),
         (

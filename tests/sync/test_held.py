@@ -51,7 +51,7 @@ def test_results_are_those_of_steps_that_wait(found: dict[str, Any], case: str) 
         ),
         (
             "script",
-            "got 0 compiled by TorchScript, which reads without telling; change that, or hold none",
+            "got 0 compiled by TorchScript, which reads parameters without notice; change that, or hold none",
         ),
         ("clipped", "wanted clip_norm=None for sync.options['held'], got 1.0"),
         ("fused", "wanted an optimizer that is not fused for sync.options['held'], got fused SGD"),

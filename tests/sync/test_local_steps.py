@@ -143,8 +143,8 @@ def test_frames_are_those_of_the_prediction(found: dict[str, Any]) -> None:
 def test_notes_tell_that_workers_differ(found: dict[str, Any]) -> None:
     """And why nobody compares them."""
     note = (
-        "workers train alone and exchange parameters every 4 steps: between two exchanges they hold different "
-        "parameters, which nobody compares, and the median step has no exchange"
+        "workers train alone and exchange parameters every 4 steps: between two exchanges they hold "
+        "different parameters, which are not compared, and the median step has no exchange"
     )
     assert found["laws"]["average / sgd"]["notes"] == [note]
 
@@ -160,16 +160,16 @@ def test_what_must_be_alike_is_compared(found: dict[str, Any]) -> None:
         ),
         "written later": "",
         "rate set": (
-            f"{head} after exchange 1, got the setting lr of group 0 as 0.01 on rank 0, 0.5 on rank 1 (1 of 19 "
-            f"tensors and settings differ){rest}"
+            f"{head} after exchange 1, got the setting lr of group 0 as 0.01 on rank 0, 0.5 on rank 1 (1 of "
+            f"19 tensors and settings differ){rest}"
         ),
         "common written": (
-            f"{head} after exchange 1, got another common parameter last.bias on rank 1 than on rank 0 (1 of 19 "
-            f"tensors and settings differ){rest}"
+            f"{head} after exchange 1, got another common parameter last.bias on rank 1 than on rank 0 (1 of "
+            f"19 tensors and settings differ){rest}"
         ),
         "steps counted apart": (
-            f"{head} at its first step, got the setting number of local steps as 0 on rank 0, 7 on rank 1 (8 of "
-            f"19 tensors and settings differ){rest}"
+            f"{head} at its first step, got the setting number of local steps as 0 on rank 0, 7 on rank 1 (8 "
+            f"of 19 tensors and settings differ){rest}"
         ),
     }
 

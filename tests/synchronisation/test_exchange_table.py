@@ -65,7 +65,7 @@ def test_a_slow_link_pays_for_a_codec_and_a_fast_one_does_not() -> None:
     """The same codec gains on one machine and loses on another; permission is asked for in either."""
     slow, fast = rows_of(1e8)["half"], rows_of(1e12, allow=("compression",))["half"]
     assert slow.sent_bytes == fast.sent_bytes == 2 * MIB
-    assert "faster than the default; wants allow='compression'" in slow.verdict
+    assert "faster than the default; needs allow='compression'" in slow.verdict
     assert fast.verdict.startswith("loses: ")
     assert fast.verdict.endswith(f"; {UNKNOWN_LOSS}")
     assert not slow.is_exact
@@ -82,11 +82,11 @@ def test_rhythms_send_their_share_and_ask_for_a_permission_of_their_own() -> Non
     for name in apart:
         assert not rows[name].is_exact
         assert rows[name].verdict.endswith(
-            f"faster than the default; wants allow='local-steps': {UNKNOWN_LOSS}"
+            f"faster than the default; needs allow='local-steps': {UNKNOWN_LOSS}"
         )
     allowed = rows_of(1e8, allow=("local-steps",))["every 50"].verdict
     assert allowed.endswith(f"faster than the default; {UNKNOWN_LOSS}")
-    assert "wants allow='local-steps'" in rows_of(1e8, allow=("compression",))["every 50"].verdict
+    assert "needs allow='local-steps'" in rows_of(1e8, allow=("compression",))["every 50"].verdict
     late = Plan(workers=2, threads=1, sync=Sync(every=50, options={"fragments": 4, "delay": 10}))
     marked = {name for name, row in rows_of(1e8, plan=late).items() if "chosen" in row.verdict}
     assert marked == {"every 50 10 late"}
@@ -153,8 +153,8 @@ def test_a_store_is_as_fast_as_its_law_at_best(bandwidth: float) -> None:
     assert store.exchange_s > ring.exchange_s
     assert store.verdict.startswith("loses: ")
     assert store.verdict.endswith(
-        "; its servers share the workers' links and send what a ring does: it is for workers that need not wait "
-        "for each other (kind='dist_async', which changes the maths) and for sparse rows"
+        "; its servers share the workers' links and send what a ring does: it is for workers that need not "
+        "wait for each other (kind='dist_async', which changes the maths) and for sparse rows"
     )
     assert store.is_exact
 
@@ -172,8 +172,8 @@ def test_a_worker_alone_has_no_ways() -> None:
     with pytest.raises(PlanError) as caught:
         exchange_table(make_machine(), {1: workload}, Plan())
     assert str(caught.value) == (
-        "wanted a plan of several workers, got workers=1 in the plan: a worker alone exchanges nothing; give "
-        "--devices of 2 or more"
+        "wanted a plan of several workers, got workers=1 in the plan: a single worker exchanges nothing; "
+        "give --devices of 2 or more"
     )
 
 

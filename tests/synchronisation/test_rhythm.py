@@ -40,22 +40,22 @@ def planned(every: int, **options: Any) -> Plan:
         (
             {"options": NESTEROV},
             (
-                "wanted sync.every > 1 for sync.options['outer'], got every=1 in the plan; raise it, or leave the "
-                "option out"
+                "wanted sync.every > 1 for sync.options['outer'], got every=1 in the plan; raise it, or "
+                "leave the option out"
             ),
         ),
         (
             {"every": 4, "options": {"outer": "adam"}},
             (
-                "wanted sync.options['outer'] to be one of 'average', 'nesterov', got 'adam' in the plan; choose "
-                "one of those"
+                "wanted sync.options['outer'] to be one of 'average', 'nesterov', got 'adam' in the plan; "
+                "choose one of those"
             ),
         ),
         (
             {"every": 4, "options": {"outer_lr": 0.5}},
             (
-                "wanted sync.options['outer']='nesterov' for sync.options['outer_lr'], got 'average' in the plan; "
-                "set it, or leave the option out"
+                "wanted sync.options['outer']='nesterov' for sync.options['outer_lr'], got 'average' in the "
+                "plan; set it, or leave the option out"
             ),
         ),
         (
@@ -69,15 +69,15 @@ def planned(every: int, **options: Any) -> Plan:
         (
             {"every": 4, "options": {"rank": 4}},
             (
-                "wanted sync.options to be one of 'held', 'outer', 'fragments', 'delay' with algorithm='all_reduce' and "
-                "compression='none', got 'rank' in the plan; leave it out"
+                "wanted sync.options to be one of 'held', 'outer', 'fragments', 'delay' with "
+                "algorithm='all_reduce' and compression='none', got 'rank' in the plan; leave it out"
             ),
         ),
         (
             {"every": "4", "options": NESTEROV},
             (
-                "wanted sync.every > 1 for sync.options['outer'], got every='4' in the plan; raise it, or leave "
-                "the option out"
+                "wanted sync.every > 1 for sync.options['outer'], got every='4' in the plan; raise it, or "
+                "leave the option out"
             ),
         ),
         ({"every": 0}, "wanted sync.every >= 1, got 0 in the plan; raise it"),
@@ -98,8 +98,8 @@ def test_what_a_plan_may_not_say(sync: dict[str, Any], message: str) -> None:
             Sync(every=4),
             1,
             (
-                "wanted sync.every=1 for workers=1, got 4 in the plan; a worker alone exchanges nothing: leave it "
-                "out, or use more workers"
+                "wanted sync.every=1 for workers=1, got 4 in the plan; a single worker exchanges nothing: "
+                "leave it out, or use more workers"
             ),
         ),
         (
@@ -114,24 +114,24 @@ def test_what_a_plan_may_not_say(sync: dict[str, Any], message: str) -> None:
             Sync(every=4, options={"delay": 4}),
             2,
             (
-                "wanted sync.options['delay'] < sync.every=4, got 4 in the plan; an exchange must be over before "
-                "the next one of the same parameters: lower it"
+                "wanted sync.options['delay'] < sync.every=4, got 4 in the plan; an exchange must be over "
+                "before the next one of the same parameters: lower it"
             ),
         ),
         (
             Sync(every=4, compression="bf16", options={"delay": 1}),
             2,
             (
-                "wanted sync.compression='none' for sync.options['delay'], got 'bf16' in the plan; that does not "
-                "go on beside steps: leave one of both out"
+                "wanted sync.compression='none' for sync.options['delay'], got 'bf16' in the plan; that "
+                "does not run during steps: leave one of them out"
             ),
         ),
         (
             Sync(every=4, algorithm="ring", options={"delay": 1}),
             2,
             (
-                "wanted sync.algorithm='all_reduce' for sync.options['delay'], got 'ring' in the plan; that does "
-                "not go on beside steps: leave one of both out"
+                "wanted sync.algorithm='all_reduce' for sync.options['delay'], got 'ring' in the plan; that "
+                "does not run during steps: leave one of them out"
             ),
         ),
     ],

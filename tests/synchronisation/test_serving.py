@@ -25,8 +25,8 @@ from strategies import make_machine, make_workload
 STORE = "kvstore"
 SERVERS = {"kind": "dist_async"}
 REASON = (
-    "its servers are the workers, so that it sends the bytes of a ring: it gains where some need not wait for "
-    "others, and by sparse rows"
+    "its servers are the workers, so that it sends the bytes of a ring: it gains where some need not wait "
+    "for others, and by sparse rows"
 )
 
 
@@ -90,48 +90,51 @@ def test_a_search_takes_the_modes_that_go_with_it() -> None:
             {"execution": "graph"},
             "cuda",
             (
-                "wanted sync.algorithm to be one of 'all_reduce', 'ring', 'rings', 'tree', 'hierarchical', 'two_shot', "
-                "'copy_engine', 'sharded' on cuda, got 'kvstore' in the plan; this release runs no other there"
+                "wanted sync.algorithm to be one of 'all_reduce', 'ring', 'rings', 'tree', 'hierarchical', "
+                "'two_shot', 'copy_engine', 'sharded' on cuda, got 'kvstore' in the plan; this release runs "
+                "no other there"
             ),
         ),
         (
             {"execution": "compiled", "options": SERVERS},
             "cpu",
             (
-                "wanted execution='eager' for workers that need not wait for each other, got 'compiled' in the plan; no "
-                "two steps of theirs are the same, as its check wants: use that, or let them wait"
+                "wanted execution='eager' for workers that need not wait for each other, got 'compiled' in "
+                "the plan; no two steps of theirs are the same, as its check requires: use that, or let "
+                "them wait"
             ),
         ),
         (
             {"every": 4},
             "cpu",
             (
-                "wanted sync.every=1 for sync.algorithm='kvstore', got 4 in the plan; a worker has no optimizer state "
-                "to train alone with: exchange in every step, or use another algorithm"
+                "wanted sync.every=1 for sync.algorithm='kvstore', got 4 in the plan; a worker has no "
+                "optimizer state to train alone with: exchange in every step, or use another algorithm"
             ),
         ),
         (
             {"compression": "int8"},
             "cpu",
             (
-                "wanted sync.compression='none' for sync.algorithm='kvstore', got 'int8' in the plan; codecs bring the "
-                "mean to all workers, not to who updates: leave it out, or use another algorithm"
+                "wanted sync.compression='none' for sync.algorithm='kvstore', got 'int8' in the plan; "
+                "codecs bring the mean to all workers, not to who updates: leave it out, or use another "
+                "algorithm"
             ),
         ),
         (
             {"options": {**SERVERS, "servers": 3}},
             "cpu",
             (
-                "wanted sync.options['servers'] <= workers=2, got 3 in the plan; a worker has one server beside it at "
-                "most: lower it"
+                "wanted sync.options['servers'] <= workers=2, got 3 in the plan; a worker has one server "
+                "beside it at most: lower it"
             ),
         ),
         (
             {"options": {"snapshots": "folder"}},
             "cpu",
             (
-                "wanted sync.options['kind']='dist_async' for sync.options['snapshots'], got 'dist_sync' in the plan; set "
-                "it, or leave the option out"
+                "wanted sync.options['kind']='dist_async' for sync.options['snapshots'], got 'dist_sync' in "
+                "the plan; set it, or leave the option out"
             ),
         ),
     ],

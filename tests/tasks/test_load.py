@@ -150,7 +150,7 @@ def test_exception_at_import(tmp_path: Path) -> None:
     path = write(tmp_path, "import math\n\nmath.sqrt(-1)\n")
     error = refused(
         path,
-        f"wanted a task from {path}, got ValueError: math domain error at {path}:3; mend the file",
+        f"wanted a task from {path}, got ValueError: math domain error at {path}:3; fix the file",
     )
     assert isinstance(error.__cause__, ValueError)
 
@@ -166,7 +166,7 @@ def test_exception_in_task(tmp_path: Path) -> None:
             return json.loads("{")
         """,
     )
-    with pytest.raises(TaskError, match=r"mine\.py:4; mend the file$") as caught:
+    with pytest.raises(TaskError, match=r"mine\.py:4; fix the file$") as caught:
         load_task(path)
     assert isinstance(caught.value.__cause__, ValueError)
 
@@ -174,7 +174,7 @@ def test_exception_in_task(tmp_path: Path) -> None:
 def test_syntax_error(tmp_path: Path) -> None:
     """A file that is not Python names the line that is not."""
     path = write(tmp_path, "x = 1\ndef task(:\n")
-    with pytest.raises(TaskError, match=r"got SyntaxError: .* at .*mine\.py:2; mend the file$"):
+    with pytest.raises(TaskError, match=r"got SyntaxError: .* at .*mine\.py:2; fix the file$"):
         load_task(path)
 
 
@@ -268,4 +268,4 @@ def test_fields_are_checked(tmp_path: Path, old: str, new: str, message: str) ->
 def test_a_file_that_leaves_the_interpreter(tmp_path: Path) -> None:
     """`sys.exit` in a task file is a mistake like any other, not the end of the command."""
     path = write(tmp_path, "import sys\n\nsys.exit(5)\n")
-    refused(path, f"wanted a task from {path}, got SystemExit: 5 at {path}:3; mend the file")
+    refused(path, f"wanted a task from {path}, got SystemExit: 5 at {path}:3; fix the file")

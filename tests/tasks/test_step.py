@@ -46,7 +46,7 @@ def test_fewer_samples_than_workers_are_refused() -> None:
         (
             "optimizer",
             lambda model: None,
-            r"got TypeError: it returned NoneType, which is no torch",
+            r"got TypeError: it returned NoneType, which is not a torch",
         ),
         (
             "model",
@@ -56,12 +56,12 @@ def test_fewer_samples_than_workers_are_refused() -> None:
         (
             "model",
             lambda: None,
-            r"got TypeError: it returned NoneType, which is no torch module; mend the task$",
+            r"got TypeError: it returned NoneType, which is not a torch module; fix the task$",
         ),
         (
             "loss_fn",
             lambda model, batch: {}["loss"],
-            r"got KeyError: 'loss' \(at .*test_step.py:\d+\); mend",
+            r"got KeyError: 'loss' \(at .*test_step.py:\d+\); fix the task",
         ),
     ],
 )

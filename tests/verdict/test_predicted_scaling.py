@@ -55,7 +55,7 @@ def test_too_few_points_have_no_law() -> None:
     found = amdahl_curve(0.9, [1, 2, 4, 8, 16])
     assert found.laws == ()
     assert found.notes == (
-        "no law is drawn: 5 numbers of workers are predicted, a law wants 6; give more to --devices",
+        "no law is drawn: 5 numbers of workers are predicted, a law needs 6; give more to --devices",
     )
 
 
@@ -109,8 +109,8 @@ def test_points_off_the_nearest_law_are_named() -> None:
     ]
     assert off
     assert found.notes == tuple(
-        f"{nearest.name} misses {workers} workers by {units.percent(abs(miss))}: where a curve breaks, workers "
-        "meet another link or fewer threads"
+        f"{nearest.name} misses {workers} workers by {units.percent(abs(miss))}: where a curve breaks, "
+        "workers meet another link or fewer threads"
         for workers, miss in off
     )
 

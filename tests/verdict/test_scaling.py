@@ -141,8 +141,8 @@ def test_workers_that_do_less_are_named() -> None:
         "more hardware"
     )
     assert less == (
-        "run2: 2 workers do less than 1 worker (291 for 467 samples/s): what they share or exchange costs more "
-        "than they add, which is no serial part"
+        "run2: 2 workers do less than 1 worker (291 for 467 samples/s): what they share or exchange costs "
+        "more than they add, which is no serial part"
     )
     assert law(found, "amdahl").coefficients["serial_fraction"].value == 1.0
 
@@ -160,7 +160,7 @@ def test_few_points_say_little_of_more_workers() -> None:
     """Beyond the largest run a law says what it says with a warning, unless there are six."""
     (note,) = scaling(strong(0.1, (1, 2, 4)), [2, 8, 16]).notes
     assert note == (
-        "laws say little of 8, 16 workers: they are fitted to 3 numbers of workers up to 4, wanted 6; "
+        "laws say little about 8, 16 workers: they are fitted to 3 numbers of workers up to 4, wanted 6; "
         "`ridgeline simulate` predicts from what the links do"
     )
     found = scaling(strong(0.1), [64])
@@ -207,7 +207,8 @@ REFUSED = {
         run_of(2, 8, 1.0, title="other"),
     ],
     "wanted runs of one training step, got none; name runs of one task": [],
-    "wanted runs with at least 2 different numbers of workers, got 2 with [2]; train with another --workers too": [
+    "wanted runs with at least 2 different numbers of workers, got 2 with [2]; train with another --workers "
+    "too": [
         run_of(2, 8, 1.0),
         run_of(2, 8, 1.1),
     ],

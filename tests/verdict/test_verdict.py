@@ -190,7 +190,7 @@ def test_machine_and_workload_explain_a_prediction_without_operators() -> None:
     bare = simulate(machine, workload, Plan(), details=False)
     assert verify(bare, bare).share_of_ceiling is None
     assert (
-        "nothing tells what limits the operators: all computing counts as other"
+        "it is unknown what limits the operators: all computing counts as other"
         in verify(bare, bare).notes
     )
     verdict = verify(bare, bare, machine=machine, workload=workload)
@@ -294,8 +294,11 @@ def test_the_largest_part_names_the_verdict(spans: list, head: str) -> None:
         (
             None,
             "BETWEEN STEPS: 90.0 % of the step is spent from a step's end to the next call",
-            "iterate over rl.feed(loader), which measures how long it waits, to tell waiting for input from code of your own",
-            "no gain is claimed: nothing measured what passed there",
+            (
+                "iterate over rl.feed(loader), which measures how long it waits, to separate waiting for "
+                "input from code of your own"
+            ),
+            "no gain is claimed: what passed there was not measured",
         ),
     ],
 )
@@ -322,7 +325,10 @@ def test_idle_time_is_told_apart() -> None:
         make_timeline(spans, counters=idle | {"others_ns": 3e6, "idle_gaps": 1}),
     )
     assert unfed.notes[:2] == (
-        "idle between steps: 12.0 s in 1 gap, not counted; rl.feed(loader) tells waiting for batches apart",
+        (
+            "idle between steps: 12.0 s in 1 gap, not counted; rl.feed(loader) measures waiting for batches "
+            "separately"
+        ),
         "other steps of this process ran between these, 3.00 ms before each, not counted",
     )
 

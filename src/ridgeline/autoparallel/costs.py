@@ -152,8 +152,8 @@ def _gpu_cost(
     except RuntimeError as error:
         raise CaptureError(
             f"wanted to capture {operation.node.name} ({operation.node.target}) as a CUDA graph, got "
-            f"{type(error).__name__}: {error}; the process cannot go on after a failed capture, start it "
-            "again with capture=False"
+            f"{type(error).__name__}: {error}; the process cannot continue after a failed capture, restart "
+            "it with capture=False"
         ) from error
     return NodeCost(row_s / count, fill)
 

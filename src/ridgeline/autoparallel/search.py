@@ -95,7 +95,7 @@ def _choose(
             )
         best = min(parallel, key=lambda name: statistics.median(parallel[name]))
         return ParallelChoice(
-            name=best, times_faster=1.0, reason="asked for: the fastest on several lanes"
+            name=best, times_faster=1.0, reason="requested: the fastest on several lanes"
         )
     if SERIAL not in measured:
         return ParallelChoice(name=AS_WRITTEN, times_faster=1.0, reason=rows[SERIAL].note)

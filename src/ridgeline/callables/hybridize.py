@@ -207,7 +207,7 @@ def _asked_for(
         subject=name_of(dispatch.fn),
         device=device.type,
         chosen=mode,
-        reason="asked for by name",
+        reason="requested by name",
         rows=(row,),
         calls=calls,
     )
@@ -254,7 +254,7 @@ def _searched(
 
 @contextlib.contextmanager
 def _taken_back(dispatch: CallDispatch) -> Iterator[None]:
-    """What nobody has read may change anything, each time that it is called."""
+    """Code that was not read may change anything, each time that it is called."""
     with undone(dispatch.fn, dispatch.args), refusing_writes():
         yield
 

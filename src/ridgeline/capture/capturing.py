@@ -63,8 +63,8 @@ def capturing(
 ) -> Iterator[None]:
     """Capture what runs inside, none of which is executed.
 
-    Threads that pin memory or watch NCCL go on calling CUDA meanwhile. A failed capture is cleared away, so
-    that the process goes on where the device still works.
+    Threads that pin memory or watch NCCL continue calling CUDA meanwhile. A failed capture is cleared away,
+    so that the process continues where the device still works.
 
     Args:
         graph: Receives it.
@@ -104,7 +104,7 @@ def capturing(
 def clear_failed_capture(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> str:
     """Put right what torch leaves behind where a capture fails: why that cannot be; empty if it is done.
 
-    Where a capture cannot be ended the allocator goes on to take memory from its pool, which is never given
+    Where a capture cannot be ended the allocator continues to take memory from its pool, which is never given
     back, and the random generator refuses to draw ("Offset increment outside graph capture encountered
     unexpectedly") until a capture ends well: one of nothing does.
 
@@ -147,7 +147,7 @@ def _has_ended(graph: torch.cuda.CUDAGraph) -> bool:
 def on_stream(stream: torch.cuda.Stream, device: torch.device | None = None) -> Iterator[None]:
     """What runs inside is on a stream, after what the current one was given, and before what it gets then.
 
-    Also where it raises: whoever puts tensors back after a failure does so after what wrote them.
+    Also where it raises: tensors are put back after a failure only after what wrote them.
     """
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
@@ -159,13 +159,13 @@ def on_stream(stream: torch.cuda.Stream, device: torch.device | None = None) -> 
 
 @contextlib.contextmanager
 def told_of_capture(answer: Callable[[], bool] | None = None) -> Iterator[None]:
-    """Programs inside that ask torch whether they are captured are told so, whether or not they are.
+    """Programs inside that ask torch whether they are captured get this answer, whether or not they are.
 
     Libraries do ask, to leave out what a graph cannot hold: those of transformers look at the values of a
-    mask only where nobody captures.
+    mask only outside of a capture.
 
     Args:
-        answer: What they are told instead.
+        answer: What they get instead.
     """
     asked = torch.cuda.is_current_stream_capturing
     torch.cuda.is_current_stream_capturing = answer or _yes

@@ -28,7 +28,7 @@ LATE_S = 1.0
 
 
 class _Late(BaseException):
-    """Time is up; no `Exception`, since compilers catch those and go on in another way."""
+    """Time is up; no `Exception`, since compilers catch those and continue in another way."""
 
 
 @contextlib.contextmanager
@@ -68,7 +68,7 @@ def deadline(
         if over_s > LATE_S:
             words += f", {units.seconds(over_s)} late, as a call into a library had to end first"
         raise error(
-            f"wanted {what} within {units.seconds(limit_s)}, got no end of it: {words}; allow more "
+            f"wanted {what} within {units.seconds(limit_s)}, got no result: {words}; allow more "
             "seconds, or use execution='eager'"
         ) from None
 
@@ -152,7 +152,7 @@ class _Alarm:
                 if self._limits["depth"]:
                     continue
                 if self._before is not None:
-                    # By default nobody hears this signal, so that one which comes late does no harm.
+                    # By default nothing handles this signal, so that one which comes late does no harm.
                     signal.pthread_kill(self._ident, signal.SIGURG)
                 else:
                     _raise_in(self._ident, self.kind)

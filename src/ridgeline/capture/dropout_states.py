@@ -2,8 +2,8 @@
 
 torch has one tensor for it on each GPU, which Python does not see. Whenever the GPU's generator is seeded or
 its state is set, the next recurrent layer that drops something out makes another one and frees the first. A
-CUDA graph goes on to draw from the first: so whoever captures holds it, and gives it the values of the other
-before a replay, for the draws of the layer as it is written.
+CUDA graph continues to draw from the first: so the capturing code holds it, and gives it the values of the
+other before a replay, for the draws of the layer as it is written.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.reach.reach import Reach
 
-SEEDED = "the first step after each seed ran without a graph: recurrent layers with dropout begin anew in it"
+SEEDED = "the first step after each seed ran without a graph: recurrent layers with dropout start again in it"
 
 
 class DropoutStates:
@@ -34,7 +34,7 @@ class DropoutStates:
     A generator that was seeded is noticed by its seed, or by an offset that is less than replays left it at:
     one that is set to a later place of the same sequence is not. A replay afterwards makes torch's new state
     before all else that it draws, an eager step at its first such layer: with other dropout before that,
-    their numbers differ. Whoever wants eager's has the first step after a seed run eagerly: `are_seeded`.
+    their numbers differ. Callers that need eager's run the first step after a seed eagerly: `are_seeded`.
 
     Cost: Where there are such layers, one of width 1 runs on each of their GPUs, now and after each seeding.
         It draws from torch's generator as the step's first such layer would have.
@@ -49,7 +49,7 @@ class DropoutStates:
         ]
 
     def are_seeded(self) -> bool:
-        """Whether a generator was seeded since the last replay, so that layers make their state anew."""
+        """Whether a generator was seeded since the last replay, so that layers make their state again."""
         return any(held.is_seeded() for held in self.held)
 
     def bring(self) -> None:
@@ -58,7 +58,7 @@ class DropoutStates:
             held.bring()
 
     def leave(self) -> None:
-        """After a replay: layers that run one by one go on where it ended.
+        """After a replay: layers that run one by one continue where it ended.
 
         Cost: Nothing until a generator is seeded; then copies of 2 MB on the GPU, here and in `bring`.
         """
@@ -66,7 +66,7 @@ class DropoutStates:
             held.leave()
 
     def adopt(self) -> None:
-        """After `left_as_found`: replays go on from the state that torch's layers now draw from."""
+        """After `left_as_found`: replays continue from the state that torch's layers now draw from."""
         for held in self.held:
             held.adopt()
 
@@ -121,7 +121,7 @@ def _place(device: torch.device) -> tuple[int, int]:
 def left_as_found(*roots: Any) -> Iterator[set[torch.device]]:
     """What happens meanwhile leaves no trace in what recurrent layers drop out afterwards, nor in generators.
 
-    Whoever puts a generator back has the next such layer begin anew otherwise.
+    Otherwise putting a generator back makes the next such layer begin again.
 
     Args:
         roots: Where modules are that draw, see `Reach`.
@@ -165,7 +165,7 @@ def dropping_devices(modules: Iterable[nn.Module]) -> set[torch.device]:
 
 
 def _put_back(device: torch.device, place: tuple[int, int]) -> None:
-    """Set seed and offset of a GPU's generator without having recurrent layers begin anew.
+    """Set seed and offset of a GPU's generator without having recurrent layers begin again.
 
     torch notes that in the generator by which a state is set, and generators can share one.
     """
@@ -175,13 +175,13 @@ def _put_back(device: torch.device, place: tuple[int, int]) -> None:
 
 
 def _set(generator: torch.Generator, place: tuple[int, int]) -> None:
-    """Set seed and offset, after which recurrent layers that draw by this generator begin anew."""
+    """Set seed and offset, after which recurrent layers that draw by this generator begin again."""
     generator.manual_seed(place[0])
     generator.set_offset(place[1])
 
 
 def dropout_state(device: torch.device) -> Tensor | None:
-    """That of one GPU, made anew where its generator was set; None where it does without cuDNN."""
+    """That of one GPU, made again where its generator was set; None where it does without cuDNN."""
     begin = torch.zeros(1, 1, 1, device=device, dtype=torch.float32)
     # The layer's weights lie in one piece of memory, without which torch warns; they need no values.
     layer = nn.LSTM(1, 1, bias=False, device="meta", dtype=torch.float32).to_empty(device=device)

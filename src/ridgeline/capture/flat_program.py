@@ -146,8 +146,8 @@ def _check_tensors(leaves: list[Any]) -> None:
     for index, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
             raise CaptureError(
-                f"wanted example inputs made of tensors, got {leaf!r} as leaf {index}; fix what is no tensor "
-                "with functools.partial or a lambda"
+                f"wanted example inputs made of tensors, got {leaf!r} as leaf {index}; fix what is not a "
+                "tensor with functools.partial or a lambda"
             )
 
 

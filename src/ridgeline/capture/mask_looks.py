@@ -72,7 +72,7 @@ def _is_held(mask: Tensor) -> bool:
 
 
 def _is_captured(mask: Tensor) -> bool:
-    # Asked of a mask on the host, CUDA would be started where nobody else uses it.
+    # Asked of a mask on the host, CUDA would be started where nothing else uses it.
     return mask.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -71,7 +71,7 @@ def place(
     wanted = _places.get((len(_results) + ahead, program))
     layout = (tuple(shape), tuple(strides), dtype)
     if wanted is not None and (tuple(wanted.shape), wanted.stride(), wanted.dtype) == layout:
-        return wanted.detach()  # whoever takes it as a gradient must be the only one to hold it
+        return wanted.detach()  # what takes it as a gradient must hold the only reference
     return like.new_empty_strided(shape, strides, dtype=dtype)
 
 
@@ -80,9 +80,9 @@ def note(result: Tensor, program: int = 0) -> None:
 
     Args:
         result: A tensor that a compiled program hands out.
-        program: Tells this program from others.
+        program: Distinguishes this program from others.
 
-    Cost: An event, while somebody watches; else nothing.
+    Cost: An event, while it is watched; else nothing.
     """
     if not _is_watched:
         return
@@ -94,7 +94,7 @@ def note(result: Tensor, program: int = 0) -> None:
 
 
 def look_up(gradient: Tensor) -> Ready | None:
-    """When a gradient was ready; None if nobody noted it, or it was changed since (added to, scaled)."""
+    """When a gradient was ready; None if not recorded, or if it was changed since (added to, scaled)."""
     found = _results.get(_key(gradient)) if _results else None
     if found is None or found.version != gradient._version:  # noqa: SLF001
         return None

@@ -1,8 +1,8 @@
 """One node that computes two independent things becomes two, so that they can run side by side.
 
 A convolution's backward gives the gradient of its input, which the rest of the backward pass waits
-for, and that of its weight, which nobody waits for before the end. The libraries compute them by
-different kernels; torch calls both from one operator, where a schedule could not tell them apart.
+for, and that of its weight, which nothing waits for before the end. The libraries compute them by
+different kernels; torch calls both from one operator, where a schedule could not distinguish them.
 """
 
 import operator
@@ -24,10 +24,10 @@ def split_backward(graph: fx.Graph, *, devices: Collection[str] = ("cuda",)) -> 
 
     Args:
         graph: A traced graph with values without data in its nodes.
-        devices: Kinds of devices whose nodes are parted.
+        devices: Kinds of devices whose nodes are split.
 
     Returns:
-        The number of nodes that were parted.
+        The number of nodes that were split.
     """
     found = [
         node

@@ -46,7 +46,7 @@ def unchecked(notes: list[str] | None = None) -> Iterator[None]:
     """Distributions made inside check nothing, unless they were given `validate_args=True` themselves.
 
     Args:
-        notes: Receives `NOTE` where a check was left out; None for compiled code, in which nobody can tell.
+        notes: Receives `NOTE` where a check was left out; None for compiled code, in which that is unknown.
     """
     before = Distribution._validate_args  # noqa: SLF001 - it can be set by a method, but not asked for
     if before is False:  # by the user, or by torch's compiler

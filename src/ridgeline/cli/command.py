@@ -30,7 +30,7 @@ class Verb(Protocol):
         """Add the verb's own arguments; `--json` and `-q` are there already."""
 
     def run(self, args: argparse.Namespace, output: "Output") -> int:
-        """Do it and return the exit status; raise `RidgelineError` for what the user can mend."""
+        """Do it and return the exit status; raise `RidgelineError` for what the user can fix."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ class KvserverCommand:
             type=Path,
             default=None,
             metavar="DIR",
-            help="write down what it holds, and begin with what is there (default: hold it in memory alone)",
+            help="save its values, and start from those found there (default: keep them in memory only)",
         )
         parser.add_argument(
             "--listen",
@@ -54,7 +54,7 @@ class KvserverCommand:
             "--keys",
             default="",
             metavar="DIR",
-            help="keys of those who are let in (default: those of RIDGELINE_KVSTORE_KEYS)",
+            help="keys of the processes that may connect (default: those of RIDGELINE_KVSTORE_KEYS)",
         )
         parser.add_argument(
             "--new-keys",

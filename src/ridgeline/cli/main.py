@@ -1,6 +1,6 @@
 """`ridgeline`: measure, trace, plan, simulate, train, verify, scaling, report, bench, kvserver.
 
-Exit status: 0 fine, 1 something the user can mend, 2 wrong usage, 3 prediction and measurement differ
+Exit status: 0 fine, 1 something the user can fix, 2 wrong usage, 3 prediction and measurement differ
 by more than the tolerance.
 """
 
@@ -30,7 +30,7 @@ VERBS = {
     "verify": "compare a predicted with a measured timeline",
     "scaling": "compare runs by their number of workers, with laws through them",
     "report": "write the report of a run again",
-    "bench": "run an experiment, ours beside what others offer",
+    "bench": "run an experiment that compares Ridgeline with alternatives",
     "kvserver": "serve a part of an asynchronous key-value store",
 }
 """Verb to its line in the help; the verb lives in `ridgeline.cli.<verb>`."""
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RidgelineError as error:
         return _fail(str(error), USER_ERROR)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; what Python still flushes at its end goes nowhere.
+        # The reader of our output has closed it; what Python still flushes at its end goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except OSError as error:
@@ -79,7 +79,7 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(
         prog="ridgeline",
-        description="PyTorch training as fast as the machine allows, and the distance that is left.",
+        description="PyTorch training as fast as the machine allows, and a measurement of what is left.",
         epilog="TASK is a built-in name (mlp, resnet18, gpt2) or a Python file with `def task() -> rl.Task`.",
     )
     parser.add_argument("--version", action="version", version=f"ridgeline {VERSION}")

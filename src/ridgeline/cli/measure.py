@@ -24,9 +24,11 @@ class MeasureCommand:
             "--full",
             action="store_true",
             help="more sizes and samples, a walk through memory, and a file in the current directory "
-            "written and read; takes minutes, and goes on where it was interrupted",
+            "written and read; takes minutes, and continues where it was interrupted",
         )
-        parser.add_argument("--refresh", action="store_true", help="measure again what is known")
+        parser.add_argument(
+            "--refresh", action="store_true", help="measure again what is already known"
+        )
         parser.add_argument(
             "-o", "--output", type=output_file, metavar="FILE", help="also write the profile here"
         )

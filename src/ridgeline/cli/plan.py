@@ -34,7 +34,7 @@ class PlanCommand:
             "--devices",
             type=positive,
             metavar="N",
-            help="most workers (default: what train would compare)",
+            help="largest number of workers (default: what train would compare)",
         )
         parser.add_argument(
             "--steps", type=positive, metavar="N", help="steps of the run, if known"

@@ -40,7 +40,7 @@ class ScalingCommand:
             type=counts,
             default=(),
             metavar="N,...",
-            help="numbers of workers of which the laws say something, too",
+            help="further numbers of workers to evaluate the laws at",
         )
         parser.add_argument(
             "-o",

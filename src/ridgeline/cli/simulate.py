@@ -63,15 +63,15 @@ class SimulateCommand:
             "--scaling",
             choices=(STRONG, WEAK),
             default=STRONG,
-            help="of several numbers of workers: they share one batch (strong, the default), or each has as "
-            "large a one as the task has (weak)",
+            help="with several numbers of workers: they share one batch (strong, the default), or each has "
+            "a batch of the task's size (weak)",
         )
         parser.add_argument(
             "--cluster",
             type=cluster,
             metavar="SIZE:RATE:LATENCY,...",
-            help="how more such hosts are joined, innermost level first: 8:400gbit:5us,16:1600gbit:8us are "
-            "hosts of 8 devices that share 400 Gbit/s, 5 us apart, 16 of them in a rack that shares 1600 "
+            help="how more such hosts are connected, innermost level first: 8:400gbit:5us,16:1600gbit:8us "
+            "are hosts of 8 devices that share 400 Gbit/s, 5 us apart, 16 of them in a rack that shares 1600 "
             "Gbit/s, 8 us from other racks; with :2jobs or :100gbit behind that, others use those links, too "
             "(default: what the profile says)",
         )
@@ -79,9 +79,9 @@ class SimulateCommand:
             "--stragglers",
             type=stragglers,
             metavar="SPREAD,FACTORx:COUNT",
-            help="how devices differ that wait for each other: 5%%,1.3x:1 vary by 5 %% from step to step, "
-            "and one takes 1.3 times as long; measured takes the spread of the profile's numbers (default: "
-            "what the profile says)",
+            help="how devices that wait for each other differ in speed: 5%%,1.3x:1 vary by 5 %% from step "
+            "to step, and one takes 1.3 times as long; measured takes the spread of the profile's numbers "
+            "(default: what the profile says)",
         )
         parser.add_argument(
             "--what-if",
@@ -95,7 +95,7 @@ class SimulateCommand:
             "--intensity",
             action="store_true",
             help="what each layer sends where workers share its samples, or its columns, and FLOP per byte "
-            "of that; of one number of workers, nothing else is shown",
+            "of that; with one number of workers, only this is shown",
         )
         parser.add_argument(
             "--report",

@@ -42,7 +42,7 @@ class TrainCommand:
             metavar="RUN_DIR",
             help="run directory (default runs/TASK-DATE-N)",
         )
-        run.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+        run.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
         run.add_argument(
             "--checkpoint-every",
             type=positive,

@@ -46,7 +46,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
     """Close the loop around one training run, as one of the workers that torchrun started.
 
     Raises:
-        RidgelineError: see `ridgeline.cli.train`; of several workers, each tells and ends at once.
+        RidgelineError: see `ridgeline.cli.train`; of several workers, each reports it and ends at once.
     """
     from ridgeline.runtime.training.launch import check_plan
     from ridgeline.workers.world import World

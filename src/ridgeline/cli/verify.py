@@ -62,7 +62,7 @@ class VerifyCommand:
             if files.machine is None:
                 given, missing = missing, given
             output.progress(
-                f"! {given} tells no causes without {missing}: only the steps are compared"
+                f"! {given} shows no causes without {missing}: only the steps are compared"
             )
         expected = Timeline.load(files.expected) if files.expected is not None else predicted
         verdict = verify(

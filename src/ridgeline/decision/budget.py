@@ -63,6 +63,6 @@ class Budget:
         limit_s = (MOST_TRACING_SHARE if is_variant else 1.0) * self.seconds
         if time.monotonic() - self._begin > limit_s:
             raise OutOfTimeError(
-                f"wanted the step traced within {units.seconds(limit_s)}, got no end of it; allow more "
+                f"wanted the step traced within {units.seconds(limit_s)}, got no result; allow more "
                 "seconds"
             )

@@ -120,8 +120,8 @@ class PlanChoice:
         self._budget = Budget(self.seconds, self.world)
         if calls_model(self.optimizer):
             self._run_as_written(
-                f"since {type(self.optimizer).__name__} calls the loss as often as it wants, so that no "
-                "trial tells what a step takes; plan=rl.Plan(execution='compiled') compiles the loss"
+                f"since {type(self.optimizer).__name__} calls the loss any number of times, so no trial "
+                "shows how long a step takes; plan=rl.Plan(execution='compiled') compiles the loss"
             )
             return None
         try:
@@ -172,7 +172,7 @@ class PlanChoice:
         self._budget = Budget(seconds, self.world)
         # What was measured before was measured on another batch.
         self._once = staleness.remembered(self._told)
-        self._tell("trained for as long as compiling takes: trying what compiles")
+        self._tell("trained for as long as compiling takes: trying compiled plans")
         try:
             self._check_streams()
             with self._heartbeat:
@@ -203,7 +203,7 @@ class PlanChoice:
             self.notes += [problem] if problem else []
 
     def _check_streams(self) -> None:
-        """Raise, on all workers, where the step of one can take from what nobody can put back."""
+        """Raise, on all workers, where the step of one can take from what cannot be put back."""
         other = SideEffectError("the step of another worker cannot be run again")
         with failing_together(self.world, other):
             refuse_streams(self.model, self.loss_fn, self.optimizer, list(self._examples))

@@ -11,17 +11,17 @@ from ridgeline import units
 
 Say = Callable[[str], None]
 EVERY_S = 10.0
-"""Seconds without a word after which one is due."""
+"""Seconds without a message after which one is due."""
 
 
 def to_stderr(line: str) -> None:
-    """Tell a line of progress."""
+    """Report a line of progress."""
     sys.stderr.write(f"ridgeline: {line}\n")
     sys.stderr.flush()
 
 
 class _Work(NamedTuple):
-    """What is under way, since when, and about how long it takes; 0 where nobody knows."""
+    """What is under way, since when, and about how long it takes; 0 where that is unknown."""
 
     what: str
     begin_s: float
@@ -51,7 +51,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def during(self, what: str, expected_s: float = 0.0) -> Iterator[None]:
-        """What happens inside is told as `what`, and then again what was told before."""
+        """What happens inside is reported as `what`, and afterwards what was reported before."""
         before, self._work = self._work, _Work(what, self._clock(), expected_s)
         try:
             yield
@@ -97,7 +97,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         delay_s = EVERY_S
-        # What `say` raises, it raises at the lines of the choice as well, where somebody can catch it.
+        # What `say` raises, it raises at the lines of the choice as well, where it can be caught.
         with contextlib.suppress(Exception):
             while not self._is_over.wait(delay_s):
                 delay_s = self.beat()

@@ -65,7 +65,7 @@ class Profiling:
         described: The traced step.
         codecs: Whether plans may send less, so that encoding gradients is timed as well.
         time_phases: Times a step of an eager plan in so many seconds, see `whole_step.phase_seconds`.
-        heartbeat: Tells what is under way.
+        heartbeat: Reports what is under way.
         note: Keeps what went otherwise than planned.
     """
 
@@ -164,9 +164,9 @@ class Profiling:
             )
             if not refresh:
                 return self._assumed(
-                    setting, f"not measured: {why}; rates that nobody measured are assumed"
+                    setting, f"not measured: {why}; rates that were not measured are assumed"
                 )
-            # What was measured once tells more of a machine than what is assumed of any.
+            # What was measured once says more about a machine than what is assumed of any.
             self._tell(f"not measured again: {why}; the rates of that profile are kept")
             return None
         before = () if refresh else known_machine().machine.warnings
@@ -189,7 +189,7 @@ class Profiling:
         self.note([line for line in machine.warnings if line not in before])
         if any(entry.setting.device == setting.device for entry in machine.ceilings):
             return machine
-        return with_assumed_rates(machine, setting, "rates that nobody measured are assumed")
+        return with_assumed_rates(machine, setting, "rates that were not measured are assumed")
 
     def _wanted_s(self, workload: Workload | None, *, refresh: bool) -> tuple[float, float]:
         """Seconds that measuring takes, and that it may take; the same on all workers."""
@@ -211,13 +211,13 @@ class Profiling:
         return found
 
     def _phases(self) -> Mapping[str, float]:
-        """Seconds of the phases of a step; none where it is too long to tell, or fails on a worker."""
+        """Seconds of the phases of a step; none where it is too long to measure, or fails on a worker."""
         plan = Plan(workers=1, threads=self.world.threads)
         try:
             with self.heartbeat.during("timing a step"):
                 return self.time_phases(plan, MOST_CHECKING_SHARE * self.left())
         except OutOfTimeError:
-            return {}  # it is a long one, of which the trials will tell
+            return {}  # it is a long one, which the trials will measure
         except SideEffectError:
             if self.world.size == 1:
                 raise
@@ -225,7 +225,7 @@ class Profiling:
         except Exception as error:  # noqa: BLE001 - the user's, which comes again if the step is to run so
             told = f"{type(error).__name__}: {error}".splitlines()[0]
             self.note(
-                [f"operators were not held against a whole step, which fails as written: {told}"]
+                [f"operators were not compared with a whole step, which fails as written: {told}"]
             )
             return {}
 

@@ -27,7 +27,7 @@ class Revisions:
         self._shapes: ShapeWatch | None = None
         self._steps_left: int | None = None
         if trains_apart(ranking.best.plan.sync):
-            return  # no other plan goes on from parameters that differ
+            return  # no other plan continues from parameters that differ
         self._shapes = _watch(ranking)
         if choice.steps is None and choice.seconds is None:
             self._steps_left = steps_before_compiling(ranking, device=choice.world.kind)
@@ -38,7 +38,7 @@ class Revisions:
         return self._shapes is None and self._steps_left is None
 
     def due(self, batch: Any) -> Ranking | None:
-        """The ranking that holds from this batch on, if it was made anew; all workers call this alike.
+        """The ranking that holds from this batch on, if it was made again; all workers call this alike.
 
         Raises:
             RidgelineError: see `PlanChoice.rank_for` and `rank_with_compiled`.

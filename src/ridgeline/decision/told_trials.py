@@ -16,13 +16,13 @@ from ridgeline.verdict import step_drift
 
 
 class ToldTrials:
-    """A trial that is told before and after it runs.
+    """A trial that is reported before and after it runs.
 
     Args:
         run: The trial.
         compiling_s: Seconds of compiling that are expected of a plan; 0 for one that compiles nothing.
         heartbeat: Takes the lines, and says meanwhile what is under way.
-        left: Seconds that are left for the choice, the same on all workers; not told where infinite.
+        left: Seconds that are left for the choice, the same on all workers; not shown where infinite.
         words: How the first line begins.
     """
 
@@ -46,7 +46,7 @@ class ToldTrials:
         """The measured timeline of the plan.
 
         Raises:
-            Exception: what the trial raises, after its first line was told.
+            Exception: what the trial raises, after its first line was reported.
         """
         words, left_s = f"{self._words} {label(plan)}", self._left()
         compiling_s = self._compiling_s(plan)
@@ -67,7 +67,7 @@ class ToldTrials:
         return measured
 
     def _compiling_s(self, plan: Plan) -> float:
-        """Seconds of compiling to tell before a trial, once for each form, which its modes share."""
+        """Seconds of compiling to report before a trial, once for each form, which its modes share."""
         form = (
             str(plan.workers),
             MODES[plan.execution].form,

@@ -262,7 +262,7 @@ def _warmed_up(
 def _at_usual_speed(
     step: PlannedStep, batches: Iterator[Any], world: World, step_s: float
 ) -> float:
-    """Go on while the host is slower than usual, for a while; seconds of the last step."""
+    """Continue while the host is slower than usual, for a while; seconds of the last step."""
     taken_s = [step_s]
     HOST_SPEED.wait(
         MOST_WAIT_S - step_s, lambda: taken_s.append(_timed(step, next(batches), world))

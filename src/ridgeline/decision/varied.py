@@ -67,7 +67,7 @@ def for_many_shapes(
         ranking: For one shape.
         trial: Runs a plan on several.
         heartbeat: Says meanwhile what is under way.
-        tell: Takes what is said.
+        tell: Takes the lines.
 
     Raises:
         AbsentWorkerError: another worker is missing.

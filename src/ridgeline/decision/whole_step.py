@@ -20,7 +20,7 @@ from ridgeline.workers.world import World
 
 MOST_WARM, MOST_STEPS = 5, 100
 SPENT_S = 1.0
-"""Steps that warm up, and steps that are timed, go on for this long; two are made of each at least."""
+"""Steps that warm up, and steps that are timed, continue for this long; two are made of each at least."""
 LONG_S = 4.0
 """Of steps that take longer one is made to warm up, and one is timed."""
 
@@ -35,7 +35,7 @@ def phase_seconds(step: PlannedStep, example: Any, world: World, left_s: float) 
     Clearing the gradients counts for the optimizer. Of several workers, all get what the slowest takes.
 
     Args:
-        step: Eager, without accumulation, of this worker alone; trains, which somebody takes back.
+        step: Eager, without accumulation, of this worker alone; trains, which the caller takes back.
         example: Trained on.
         world: The workers, which make their steps at once, as many each.
         left_s: Seconds that it may take; of several workers, the first step may take as long as it takes.
@@ -103,7 +103,7 @@ def _samples(step: PlannedStep, example: Any, world: World) -> dict[str, list[fl
 
 
 def _made(step: PlannedStep, example: Any, world: World) -> dict[str, float]:
-    """Seconds of the phases of one step, which all workers make, or none goes on."""
+    """Seconds of the phases of one step, which all workers make, or none continues."""
     with failing_together(world, OtherFailedError("the step of another worker failed")):
         return _timed(step, example)
 

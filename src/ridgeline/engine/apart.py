@@ -1,10 +1,11 @@
 """What must not be interrupted is done apart: in a thread that no signal and no used-up stack reaches.
 
 Python raises KeyboardInterrupt in the main thread after any call, and RecursionError where the stack ends.
-Code that mends what such an exception left half done would meet the next one. So a handler only notes what
-there is to mend, which takes no call, or begins with `start_new_thread`: it is C, and the thread has started
-before anything can come in between. Lanes start their threads apart as well: an interrupt in `Thread.start`
-leaves a thread that is listed but never started, or one that waits for a lock that nobody gives back.
+Code that repairs what such an exception left half done would meet the next one. So a handler only notes what
+there is to repair, which takes no call, or begins with `start_new_thread`: it is C, and the thread has
+started before anything can come in between. Lanes start their threads apart as well: an interrupt in
+`Thread.start` leaves a thread that is listed but never started, or one that waits for a lock that is never
+released.
 """
 
 from _thread import start_new_thread

@@ -1,7 +1,7 @@
 """Tasks that wait for each other: found when the last of them begins to wait.
 
 Only a task that waits can close a circle, since pushes wait for earlier ones alone. Every task asks before it
-waits, so it is enough to ask whether this one can ever go on, as things stand.
+waits, so it is enough to ask whether this one can ever continue, as things stand.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ class Blocked(NamedTuple):
     """What a running task waits for: a version of a variable.
 
     Attributes:
-        agenda: The innermost one of its thread, whose tasks nobody else will start.
+        agenda: The innermost one of its thread, whose tasks no other thread will start.
     """
 
     variable: Variable
@@ -63,7 +63,7 @@ def check_ends(
 def find_cycle(
     root: EngineTask, unfinished: Iterable[EngineTask], blocked: Mapping[EngineTask, Blocked]
 ) -> list[str]:
-    """Who waits for whom, from `root` until one comes again; empty if `root` can go on.
+    """Who waits for whom, from `root` until one comes again; empty if `root` can continue.
 
     A task whose function runs and does not wait is taken to end some time.
 

@@ -1,4 +1,4 @@
-"""How an engine ends that nobody closed, and what nobody has been told of when it does."""
+"""How an engine ends that was not closed, and the failures that were not reported by then."""
 
 import sys
 import threading
@@ -13,13 +13,13 @@ from ridgeline.errors import EngineError
 
 
 def end_behind(scheduler: Scheduler) -> None:
-    """End an engine that nobody closed: one that was dropped, or any at the end of the interpreter.
+    """End an engine that was not closed: one that was dropped, or any at the end of the interpreter.
 
     One that was dropped finishes what is pending and ends its threads without holding up who dropped it; the
     end of the interpreter waits for that. At that end itself it is done here and now.
 
     Raises:
-        EngineError: a task failed and nobody has been told yet, or the interpreter ends and tasks remain
+        EngineError: a task failed and its error was not raised yet, or the interpreter ends and tasks remain
             that others have to finish; Python prints it.
     """
     if scheduler.process.is_forked or not (scheduler.has_threads or scheduler.waits_for_others):
@@ -34,7 +34,7 @@ def end_behind(scheduler: Scheduler) -> None:
 
 
 def tell_untold(scheduler: Scheduler) -> None:
-    """Tell of failures that nobody has been told of.
+    """Report failures that were not raised yet.
 
     Raises:
         EngineError: there are some.
@@ -59,7 +59,7 @@ def _end_apart(
 
 
 def _end_at_exit(scheduler: Scheduler, over: "threading.Lock | None") -> None:
-    """End it, or wait until the thread that does so is over; nobody waits for other workers."""
+    """End it, or wait until the thread that does so is over; no wait for other workers."""
     if scheduler.waits_for_others:
         raise EngineError(
             f"wanted an engine that is closed before the interpreter ends, got one with "

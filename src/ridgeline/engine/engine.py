@@ -26,7 +26,7 @@ from ridgeline.timeline import Span, Timeline
 
 _NO_VARIABLES: tuple[
     Variable, ...
-] = ()  # Python has one empty tuple: told by `is`, it costs no call
+] = ()  # Python has one empty tuple: a comparison by `is` costs no call
 
 
 class Engine:
@@ -34,7 +34,7 @@ class Engine:
 
     A lane is a kind of `timeline.LANES`, or one of several of a kind: `copy-in:1`. `host` and
     `compute` run in the pushing thread; every other lane is a thread of its own, which ends with `close` or,
-    where nobody calls it, when the engine is no longer referred to and its tasks are done. The end of the
+    if that is not called, when the engine is no longer referred to and its tasks are done. The end of the
     interpreter waits for pending tasks, but for collectives.
 
     Args:
@@ -77,7 +77,8 @@ class Engine:
             lanes={} if lanes is None else lanes,
             serial=serial,
         )
-        # Threads know the scheduler, not the engine, so one that is dropped can be told from one in use.
+        # Threads know the scheduler, not the engine, so one that is dropped can be distinguished from one in
+        # use.
         self._ending = weakref.finalize(self, end_behind, self._scheduler)
 
     def variable(self, name: str = "") -> Variable:
@@ -118,7 +119,7 @@ class Engine:
         Raises:
             EngineError: the engine is closed or of another process, or an argument makes no sense: an
                 unknown lane, what is no sequence of this engine's variables, a deleted one.
-            RecursionError: the stack is used up; the engine goes on.
+            RecursionError: the stack is used up; the engine continues.
 
         Cost: About 10 us. Blocks while the bounds are reached; on `compute` and `host`, until done.
         """
@@ -182,7 +183,7 @@ class Engine:
         """Block until nothing is pending.
 
         Raises:
-            EngineError: a task failed and nobody has been told yet; or called by a task.
+            EngineError: a task failed and its error was not raised yet; or called by a task.
         """
         scheduler = self._scheduler
         scheduler.process.check("wait_all")
@@ -199,7 +200,7 @@ class Engine:
         Called once per batch, it keeps a loop that pushes from running far ahead of the work.
 
         Raises:
-            EngineError: a task failed and nobody has been told yet.
+            EngineError: a task failed and its error was not raised yet.
         """
         scheduler = self._scheduler
         scheduler.process.check("end_batch")
@@ -240,8 +241,8 @@ class Engine:
     def delete(self, variable: Variable) -> None:
         """Refuse the variable from now on; what was pushed before still runs.
 
-        The deletion is a write like any other. An error in it is forgotten by then; `wait_all` tells of
-        it if nobody has been told.
+        The deletion is a write like any other. An error in it is forgotten by then; `wait_all` reports
+        it if it was not raised yet.
 
         Raises:
             EngineError: the variable is deleted already, or the engine is closed.
@@ -309,7 +310,7 @@ class Engine:
         In a child process made by fork it does nothing, for the threads stayed behind.
 
         Raises:
-            EngineError: a task failed and nobody has been told yet; or called by a task.
+            EngineError: a task failed and its error was not raised yet; or called by a task.
         """
         self._scheduler.shut()
         self._ending.detach()  # last: one that was interrupted here ends with the engine
@@ -325,7 +326,7 @@ class Engine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close; an error nobody waited for is raised, unless another is already on its way."""
+        """Close; an error that was not waited for is raised, unless another is already on its way."""
         if error is None:
             self.close()
         else:

@@ -1,4 +1,4 @@
-"""What failed: told to somebody once at least, with where the task came from."""
+"""What failed: raised at least once, with where the task came from."""
 
 from concurrent.futures import CancelledError
 
@@ -6,7 +6,7 @@ from ridgeline.engine.task import EngineTask
 from ridgeline.errors import EngineError
 
 KEPT = 16
-"""Failures nobody has been told of that are kept. A traceback keeps the variables of all its frames, so that
+"""Failures that were not raised yet and are kept. A traceback keeps the variables of all its frames, so that
 a loop whose tasks all fail would fill the memory; of further ones only the number is kept."""
 
 _MARK = "_ridgeline_is_only_counted"
@@ -14,7 +14,7 @@ _MARK = "_ridgeline_is_only_counted"
 
 
 class Failures:
-    """The errors of an engine's tasks, and which of them nobody has been told of yet.
+    """The errors of an engine's tasks, and which of them were not raised yet.
 
     Every method is called under the engine's lock.
     """
@@ -24,7 +24,7 @@ class Failures:
         self._num_counted = 0
 
     def add(self, task: EngineTask, error: BaseException) -> None:
-        """A task raised: note where it was pushed, and that somebody has to be told."""
+        """A task raised: note where it was pushed, and that it has to be raised."""
         place = _place(task)
         if place not in getattr(error, "__notes__", ()):  # one exception may be raised many times
             error.add_note(place)
@@ -36,14 +36,14 @@ class Failures:
             setattr(error, _MARK, getattr(error, _MARK, 0) + 1)
 
     def mark_told(self, error: BaseException) -> None:
-        """Somebody waited for a variable that it poisons."""
+        """A variable that it poisons was waited for."""
         self._untold = [other for other in self._untold if other is not error]
-        # No more than are counted: it may be of another engine, or of before everything was told.
+        # No more than are counted: it may be of another engine, or of before everything was raised.
         self._num_counted -= min(self._num_counted, getattr(error, _MARK, 0))
         setattr(error, _MARK, 0)
 
     def take_untold(self) -> tuple[list[BaseException], int]:
-        """Those kept that nobody has been told of, and how many more there were; all count as told now."""
+        """Those kept that were not raised yet, and how many more there were; all count as raised now."""
         untold, num_counted = self._untold, self._num_counted
         self._untold = []
         self._num_counted = 0

@@ -1,7 +1,7 @@
 """What an interrupt left half done: a push is undone, the end of a task completed, and what is ready started.
 
 The unfinished tasks in the order of their pushes are the one record that holds at every moment; the state of
-variables and counts is made anew from them. Everything here runs apart.
+variables and counts is made again from them. Everything here runs apart.
 """
 
 from typing import TYPE_CHECKING
@@ -49,7 +49,7 @@ def complete(scheduler: "Scheduler", task: EngineTask, error: BaseException | No
 
 
 def settle(scheduler: "Scheduler", pushed: EngineTask | None) -> None:
-    """Mend, then start what nobody else will start.
+    """Repair, then start what no other thread will start.
 
     Args:
         scheduler: The engine's.
@@ -80,7 +80,7 @@ def settle(scheduler: "Scheduler", pushed: EngineTask | None) -> None:
 
 
 def restore(pacing: "Pacing", task: EngineTask, *, was_pushed: bool) -> None:
-    """Make the state of all variables anew from the unfinished tasks; called under the engine's lock.
+    """Make the state of all variables again from the unfinished tasks; called under the engine's lock.
 
     Who holds a variable and who waits for it follows from the order of the pushes: the first write
     holds it, or all reads before it.

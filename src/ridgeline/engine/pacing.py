@@ -30,8 +30,8 @@ class Pacing:
 
     Attributes:
         unfinished: The tasks by number, in the order of their pushes. What variables and counts say
-            follows from it, and is made anew from it where an interrupt left it half changed.
-        is_watched: Somebody is blocked, or a batch has ended: every task that is done has to be told.
+            follows from it, and is made again from it where an interrupt left it half changed.
+        is_watched: A thread is blocked, or a batch has ended: every task that is done has to be reported.
 
     Raises:
         EngineError: a bound is no whole number from 1 on.
@@ -110,7 +110,7 @@ class Pacing:
         return gate
 
     def wait_at(self, gate: threading.Lock, timeout_s: float = -1) -> None:
-        """Sleep until somebody opens the gate; called without the lock."""
+        """Sleep until the gate is opened; called without the lock."""
         begin = time.perf_counter()
         try:
             gate.acquire(timeout=timeout_s)
@@ -118,7 +118,7 @@ class Pacing:
             self.blocked_s += time.perf_counter() - begin
 
     def restore(self) -> None:
-        """Count anew what is unfinished, and wake whoever may go on."""
+        """Count again what is unfinished, and wake the threads that may continue."""
         self.bytes = sum(task.num_bytes for task in self.unfinished.values())
         numbers = list(self.unfinished)
         first = 0

@@ -1,10 +1,11 @@
 """What stands behind an engine: tasks wait for their variables, start on their lanes, and end.
 
 One lock guards variables, counts and gates; it is held for a few microseconds per task, and neither
-tasks nor lanes run under it. Whoever ends the last thing that a task waits for starts it.
+tasks nor lanes run under it. The thread that ends the last thing that a task waits for starts it.
 
 An interrupt may come anywhere. One that comes while the state changes leaves a note of what is half done;
-whoever changes it next has that mended first; `settle` then starts what nobody will start. Both happen apart.
+the next change has that repaired first; `settle` then starts what no other thread will start. Both happen
+apart.
 """
 
 import threading
@@ -48,7 +49,7 @@ class Scheduler:
         self.pacing = Pacing(max_pending=max_pending, max_bytes=max_bytes, max_batches=max_batches)
         self.unfinished = self.pacing.unfinished
         self.owner = object()
-        self.half_done: tuple[Any, ...] | None = None  # what mends it, and its arguments
+        self.half_done: tuple[Any, ...] | None = None  # what repairs it, and its arguments
         self._last_lost: EngineTask | None = None
         self.failures = Failures()
         self.num_pushed = 0
@@ -145,7 +146,7 @@ class Scheduler:
         ready: list[EngineTask] | None = None
         while True:
             with self.lock:
-                if task.is_done:  # ended already, by who mended an interrupt
+                if task.is_done:  # ended already, by who repaired an interrupt
                     return None
                 if self.half_done is None:
                     try:
@@ -246,7 +247,7 @@ class Scheduler:
 
     @property
     def has_threads(self) -> bool:
-        """Whether there are threads of its lanes, which somebody has to end."""
+        """Whether there are threads of its lanes, which have to be ended."""
         return any(isinstance(r.runner, ThreadLane) for r in list(self.lanes.records.values()))
 
     @property
@@ -315,11 +316,12 @@ class Scheduler:
                 task = agenda.popleft()
                 try:
                     task.record.runner.start(task)
-                except BaseException as error:  # noqa: BLE001 - the others start before it goes on
+                except BaseException as error:  # noqa: BLE001 - the others start before it continues
                     interrupt = error
         finally:
             here.agenda = outer
-        # What a task raised its variables tell. Ctrl-C is for the main thread; a lane's thread must not end.
+        # What a task raised is reported by its variables. Ctrl-C is for the main thread; a lane's thread must
+        # not end.
         if isinstance(interrupt, Exception) or (
             interrupt is not None and get_ident() == threading.main_thread().ident
         ):
@@ -352,7 +354,7 @@ class Scheduler:
         self._last_lost = task
 
     def _begin(self, variable: Variable, ready: list[EngineTask] | None) -> list[EngineTask]:
-        """Let in whoever is next in a variable's queue; `ready` with those that wait for nothing more."""
+        """Let in what is next in a variable's queue; `ready` with those that wait for nothing more."""
         ready = [] if ready is None else ready
         for task in variable.begin():
             task.waits -= 1

@@ -18,7 +18,7 @@ class EngineStatistics(Value, frozen=True, kw_only=True):
     skipped: int
     """Did not run, since a variable they touch is poisoned."""
     cancelled: int
-    """Did not run, since somebody cancelled them."""
+    """Did not run, since they were cancelled."""
     most_pending: int
     """Most tasks that were unfinished at one time."""
     most_bytes: int

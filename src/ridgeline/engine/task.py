@@ -30,7 +30,7 @@ class EngineTask:
         error: What it raised, inherited from a variable, or `CancelledError`; None so far.
         is_cancelled: It was cancelled before it began.
         is_done: It ran, was skipped or cancelled, and its variables have been released.
-        is_taken: A thread runs it; whoever comes to it later must leave it alone.
+        is_taken: A thread runs it; other threads must leave it alone.
         has_starter: A queue or a thread will take it: after an interrupt it need not be started again.
         start_ns: `time.perf_counter_ns()` when it was started.
         stop_ns: Likewise when it was done.
@@ -148,7 +148,7 @@ here = Here()
 
 
 def closed_gate() -> threading.Lock:
-    """A lock that is held: who acquires it sleeps until somebody else releases it."""
+    """A lock that is held: acquiring it sleeps until another thread releases it."""
     gate = threading.Lock()
     gate.acquire()
     return gate

@@ -19,7 +19,7 @@ from ridgeline.errors import EngineError
 class Variable:
     """A piece of state that tasks read and write; its `version` counts finished writes.
 
-    What streams still have to do with it is told by events: `writer_event` is (stream key, event,
+    What streams still have to do with it is recorded by events: `writer_event` is (stream key, event,
     sequence) of the last write on a stream lane, `reader_events` maps stream keys to (event,
     sequence) of the reads since. An event has `wait()`, which makes the current stream wait, and
     `synchronize()`, which makes the host wait.
@@ -84,7 +84,7 @@ class Variable:
         return bool(self.queue)
 
     def wake(self) -> None:
-        """Let those go on that wait for a version that is reached; again after an interrupt, if need be."""
+        """Release those that wait for a version that is reached; again after an interrupt, if need be."""
         for target, gate in self.waiters:
             if target <= self.version and gate.locked():
                 gate.release()
@@ -113,7 +113,7 @@ class Variable:
         return begun
 
     def forget_events(self) -> None:
-        """Whoever uses it next need not wait for any stream."""
+        """The next user need not wait for any stream."""
         self.writer_event = None
         self.reader_events.clear()
 

@@ -55,7 +55,7 @@ def reason_of(error: Exception) -> str:
 
 
 def dismiss(close: Callable[[], object]) -> None:
-    """Close a contender; one that failed may fail here once more, and that tells nothing new."""
+    """Close a contender; one that failed may fail here once more, and that says nothing new."""
     with contextlib.suppress(*FAILURES):
         close()
 

@@ -75,7 +75,7 @@ class NamespaceNetwork:
         Args:
             host: Its index.
             command: Program and arguments.
-            environment: Added to that of this process; gloo is told of the link anyway.
+            environment: Added to that of this process; gloo is notified of the link anyway.
             settings: Of `subprocess.Popen`.
         """
         return subprocess.Popen(
@@ -86,7 +86,7 @@ class NamespaceNetwork:
         )
 
     def cut(self, host: int) -> None:
-        """Take a host's link down: nothing reaches it, and it reaches nobody; its processes run on."""
+        """Take a host's link down: nothing reaches it, and it reaches nothing; its processes run on."""
         _ip("-n", self.hosts[host].namespace, "link", "set", INTERFACE, "down")
 
     def restore(self, host: int) -> None:

@@ -31,7 +31,7 @@ class FeedStream(Stream):
 
     Loading begins with the first batch asked for in a pass. A loop that breaks off needs no `close()`:
     dropping the feed, or its next pass, ends the thread. `next(feed)` begins a pass where there is none yet,
-    which the first `for` then goes on with. Threads that are to share a pass share one `iter(feed)`.
+    which the first `for` then continues with. Threads that are to share a pass share one `iter(feed)`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class FeedStream(Stream):
         self._asked_s: float | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """A new pass, or the present one where nobody loops over it yet, or the loader gives only one.
+        """A new pass, or the present one where no loop uses it yet, or the loader gives only one.
 
         Raises:
             PlanError: the feed is closed, or its loader is over and cannot begin again.
@@ -213,7 +213,7 @@ class FeedStream(Stream):
             self._close_with(None)
 
     def _follow(self, handover: Handover, asked_s: float, waited_s: float) -> None:
-        """Tell how long the step was that ended with this batch, and do as is decided then."""
+        """Report how long the step was that ended with this batch, and do as is decided then."""
         if self._asked_s is not None:
             handover.note(asked_s - self._asked_s, waited_s)
         self._asked_s = asked_s

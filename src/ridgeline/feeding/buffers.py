@@ -1,6 +1,6 @@
 """Buffers: memory for one leaf of a batch that is used again and again, whatever the leaf's shape.
 
-What is handed out are views. As long as somebody holds one, or a view, a NumPy array or a graph made
+What is handed out are views. As long as something holds one, or a view, a NumPy array or a graph made
 from it, the storage has more owners than the buffer, and the buffer does not use it again.
 """
 
@@ -55,7 +55,7 @@ class Buffer:
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody else still refers to what was handed out."""
+        """Whether other code still refers to what was handed out."""
         if self._storage is None:
             return False
         owners: int = torch._C._storage_Use_Count(self._storage._cdata)  # noqa: SLF001 - no public way
@@ -80,5 +80,5 @@ class Buffer:
         return memory.as_strided(layout.shape, layout.stride).detach()
 
     def drop(self) -> None:
-        """Leave the memory to whoever holds it."""
+        """Leave the memory to its holders."""
         self.memory = self._storage = None

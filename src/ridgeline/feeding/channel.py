@@ -75,7 +75,7 @@ class Channel(Protocol):
         ...
 
     def give_away(self, memory: Tensor, stream: Any) -> None:
-        """Somebody else owns this device memory now, and uses it on `stream`."""
+        """Other code owns this device memory now, and uses it on `stream`."""
         ...
 
 

@@ -22,7 +22,7 @@ def feed(
     """The batches of `loader` on `device`, in order, prepared ahead; each `for` over it is a new pass.
 
     A pass asks the loader for a new iterator, as a `for` over a DataLoader does, and ends the pass before. A
-    generator (what is its own iterator) gives one: after a `break` the next `for` goes on with it.
+    generator (what is its own iterator) gives one: after a `break` the next `for` continues with it.
 
     A batch is ready for work on the stream that is current where it is asked for, and its memory is
     used again only after what that stream had been given when a later batch was asked for; work on

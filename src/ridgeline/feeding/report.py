@@ -27,7 +27,7 @@ class CopyReport(Value, frozen=True, kw_only=True):
         compute_s: Seconds of the consumer's own work: on a GPU, of its stream; else of its thread.
         waited_s: Seconds during which the host had to wait for a batch or a result.
         hidden: Share (0..1) that computation covered: of `copy_s`, where a GPU takes part; else of
-            `loading_s`, namely what nobody had to wait for (threads that share a core slow each other
+            `loading_s`, namely what no step had to wait for (threads that share a core slow each other
             down, which this does not see). None while there is nothing to hide.
         given_away: Pieces of memory that a caller still held when their turn came; they were left to
             it and replaced.

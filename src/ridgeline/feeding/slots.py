@@ -2,7 +2,7 @@
 
 A slot goes round: *packed* (in the loading thread: into pinned memory, and the copy enqueued),
 *received* (the consumer's stream waits for the copy), *lent* (the consumer works with it), *freed* (with
-the moment after which nobody uses it, which the next copy into it waits for on the device).
+the moment after which it is unused, which the next copy into it waits for on the device).
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Place = tuple[int, torch.dtype]
 
 
 class Slot:
-    """One place in the ring, and the batch in it; `variable` tells when it is filled."""
+    """One place in the ring, and the batch in it; `variable` says when it is filled."""
 
     def __init__(self) -> None:
         self.variable: Variable | None = None
@@ -106,7 +106,7 @@ class Carrier:
                 self.num_given_away += 1
 
     def end(self, slot: Slot) -> None:
-        """Leave the slot's memory to whoever still uses it."""
+        """Leave the slot's memory to its remaining users."""
         for buffer in slot.devices.values():
             self._give_away(slot, buffer)
 

@@ -127,7 +127,7 @@ class Guards:
         if not self._classes({}):
             return "a method or variable of a class was replaced"
         if not self._has_same_tensors(arguments):
-            return "a tensor that it reads was replaced, or lies elsewhere"
+            return "a tensor that it reads was replaced, or moved in memory"
         return "a missing attribute or an array of NumPy changed, or a class hides an attribute"
 
     def moved(
@@ -192,7 +192,7 @@ def _require_no_interception(conditions: Conditions) -> None:
 
 
 def _is_same(now: Any, before: Any) -> bool:
-    """Whether it is the same object, or a plain value; each look at a method makes an object anew."""
+    """Whether it is the same object, or a plain value; each look at a method makes a new object."""
     is_method = isinstance(now, types.MethodType) and now == before
     return now is before or is_method or is_plain(now)
 

@@ -86,7 +86,7 @@ def refused_unread(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
     """What is read for a capture.
 
     Raises:
-        CaptureError: nobody can read it, so that changes of what it reads would go unnoticed.
+        CaptureError: it cannot be read, so that changes of what it reads would go unnoticed.
     """
     try:
         return read(*args, **kwargs)

@@ -66,6 +66,6 @@ def check_scripted(model: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             place = f"in {name!r}" if name else "as the model"
             raise ObstacleError(
-                f"wanted modules of Python, got one of TorchScript {place}, whose parameters nobody can "
-                "watch; give the module that it was made from, or use execution='compiled' or 'eager'"
+                f"wanted modules of Python, got one of TorchScript {place}, whose parameters cannot be "
+                "watched; give the module that it was made from, or use execution='compiled' or 'eager'"
             )

@@ -60,7 +60,7 @@ _PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 class _Unordered(set[Any]):
-    """Members that nobody goes through: torch 2.11 sorts its settings to record them, functions too."""
+    """Members that are not searched: torch 2.11 sorts its settings to record them, functions too."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())

@@ -1,4 +1,4 @@
-"""Sizes of tensors that a program reads: each is what it is, whoever has marked it as one that may change."""
+"""Sizes of tensors that a program reads: each is fixed, even where it was marked as one that may change."""
 
 import contextlib
 from collections.abc import Iterator

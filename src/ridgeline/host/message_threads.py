@@ -5,9 +5,9 @@ connection; where the caller of a send or receive holds it, the thread asks the 
 again, until it gets it. Under Linux' ordinary policy a thread that is woken preempts the one that runs. So
 where two workers send to each other at once, each write wakes the other's thread, both take the cores of the
 two that hold the locks, and all wait for each other until the next tick of the scheduler, some 4 ms later.
-After it both begin anew together, and the same happens again.
+After it both begin again together, and the same happens again.
 
-A thread of the batch policy preempts nobody when it is woken, so who holds a lock gives it back. It keeps
+A thread of the batch policy preempts no thread when it is woken, so who holds a lock gives it back. It keeps
 its share of a core.
 
 Source: gloo/transport/tcp/pair.cc, `Pair::handleEvents`, of torch 2.13; sched(7). Two workers on two cores,
@@ -26,7 +26,7 @@ _THREADS = Path("/proc/self/task")
 
 
 def calm_message_threads() -> int:
-    """Have the message threads of this process preempt nobody when they are woken.
+    """Have the message threads of this process preempt no thread when they are woken.
 
     Called whenever a process group over gloo was made; threads with a policy of their own keep it.
 

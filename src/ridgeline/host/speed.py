@@ -1,7 +1,7 @@
 """How fast this process runs Python now, beside the fastest that it has: hosts that others share slow down.
 
-On virtual machines whose cores belong to somebody else as well, a plain loop was seen to take 0.36 ms, and
-for seconds 0.7 to 0.85 ms. What the host limits is 1.3 to 2 times slower then, and whoever measures in such
+On virtual machines whose cores others use as well, a plain loop was seen to take 0.36 ms, and
+for seconds 0.7 to 0.85 ms. What the host limits is 1.3 to 2 times slower then, and measuring in such
 seconds predicts for them. So what is measured of the host waits for its usual speed, for a while.
 """
 

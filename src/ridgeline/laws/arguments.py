@@ -1,4 +1,4 @@
-"""What the laws accept: numbers in the range in which they mean something, told plainly otherwise."""
+"""What the laws accept: numbers in the range in which they mean something, with a plain error otherwise."""
 
 import math
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ Point = tuple[float, float]
 def interpolate(points: Sequence[Point], x: float) -> float:
     """The value at `x` of a curve through `points`, straight between their logarithms.
 
-    Beyond the ends the first and last slopes go on, but within 0 and 1: seconds never fall when there
+    Beyond the ends the first and last slopes continue, but within 0 and 1: seconds never fall when there
     is more to do, and a rate never makes more work take less time.
 
     Args:

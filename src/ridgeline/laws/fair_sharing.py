@@ -81,7 +81,7 @@ def fair_finish_seconds(
 ) -> tuple[float, ...]:
     """When each flow has sent all its bytes, where rates are fair at every moment.
 
-    Whenever a flow begins or ends, what it takes or leaves is shared anew.
+    Whenever a flow begins or ends, what it takes or leaves is shared again.
 
     Args:
         flows: Each from its start on.

@@ -21,7 +21,7 @@ def slowest_of(workers: int, spread: float, *, slow: int = 0, slowdown: float = 
     The time of each is log-normal, by itself, with a mean of 1; slow ones take `slowdown` times as long.
 
     Args:
-        workers: Who wait for each other, at least 1; one alone waits for nobody.
+        workers: Who wait for each other, at least 1; a single one does not wait.
         spread: Standard deviation of the logarithm of a worker's time, which is about that of the time over
             its mean.
         slow: How many of the workers are slow; never all of them, so that a worker alone is not.

@@ -28,7 +28,7 @@ class Fit(Protocol):
 
     @property
     def note(self) -> str:
-        """What they do not tell; empty where they tell all."""
+        """What they do not say; empty where they say all."""
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -64,7 +64,7 @@ def resampled(
         seed: Of the random numbers.
 
     Returns:
-        Nothing where nothing tells how far throughputs scatter: no spreads, and no more points than the law
+        Nothing where it is unknown how far throughputs scatter: no spreads, and no more points than the law
         has coefficients.
 
     Raises:

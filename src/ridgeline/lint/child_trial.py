@@ -1,7 +1,7 @@
 """Trying a doubtful capture in a process of its own, which may be ruined by it.
 
 A failed capture can leave the device unusable. So what the linter cannot judge is first run in a fresh
-child: the step is written to a private file, rebuilt there, run, and the child's end is told as a value.
+child: the step is written to a private file, rebuilt there, run, and the child's end is returned as a value.
 
 This is the one place where Ridgeline uses pickle: through a file that this process writes into a directory
 only its user may enter, that its own child reads at once, and that is deleted afterwards. Nothing from
@@ -83,7 +83,7 @@ class TrialOutcome(NamedTuple):
 def try_in_child(
     program: str | Callable[..., Any], payload: Mapping[str, Any], *, limit_s: float = LIMIT_S
 ) -> TrialOutcome:
-    """Call `program(**payload)` in a fresh Python process, and tell how that ended.
+    """Call `program(**payload)` in a fresh Python process, and say how that ended.
 
     The child has this process's module path, working directory and environment, less what a launcher of
     several workers set. Whatever it started ends with it.
@@ -192,7 +192,7 @@ def _run(
             [
                 sys.executable,
                 "-P",
-                "-u",  # what it said last is told when it is killed
+                "-u",  # its last output is reported when it is killed
                 "-m",
                 _WORKER,
                 str(directory),

@@ -68,7 +68,7 @@ def _attempt(directory: Path, program: str) -> Report:
         function = resolve_name(program)
         stage = "run"
         function(**payload)
-    except Exception as error:  # noqa: BLE001 - whatever it was is told to the parent
+    except Exception as error:  # noqa: BLE001 - whatever it was is reported to the parent
         traceback.print_exc()
         return Report(stage=stage, message=f"{type(error).__name__}: {error}")
     return Report(stage="done")

@@ -16,9 +16,9 @@ _BYTE = 0xA5
 
 
 class Fences:
-    """Hands out tensors between fences, and tells which fence is not as it was.
+    """Hands out tensors between fences, and says which fence is not as it was.
 
-    What is held nobody else uses any more is looked at and given back at the next allocation.
+    What is held and no longer used elsewhere is looked at and given back at the next allocation.
 
     Attributes:
         broken: What was written outside of which tensor, in words.
@@ -72,7 +72,7 @@ class Fences:
         return torch.from_numpy(block[begin : begin + size])
 
     def _sweep(self) -> None:
-        """Look at what nobody uses any more, and let it go."""
+        """Look at what is no longer used, and let it go."""
         kept = []
         while self._held:
             held = self._held.pop()

@@ -43,7 +43,7 @@ class IdleDraws:
     """The draws of one watched run, as long as nothing but such comparisons reads them.
 
     Attributes:
-        refuted: Told of the line of each draw that decides something.
+        refuted: Notified of the line of each draw that decides something.
     """
 
     def __init__(self, refuted: Callable[[str], None]) -> None:

@@ -24,7 +24,7 @@ def state_kept(module: Any) -> Iterator[None]:
 def tensors_kept(module: nn.Module, tensors: Iterable[Tensor]) -> Iterator[None]:
     """Values of some tensors of a module as before, at the end, and its buffers under their names.
 
-    Nobody writes a tensor whose elements share memory.
+    Tensors whose elements share memory are not written.
     """
     before = [(t, t.detach().clone()) for t in tensors if not overlaps(t)]
     try:

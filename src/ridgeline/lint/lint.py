@@ -203,7 +203,7 @@ def judge_python(seen: Observation, python: Undo, state: Iterable[Tensor]) -> No
     """
     if any(finding.rule == "moved-state" for finding in seen.findings):
         return  # said with its line
-    # A view of a weight, made anew in each step, carries nothing on.
+    # A view of a weight, made again in each step, carries nothing on.
     seen.forget_read([*state])
     what = changed_in_python(python, seen.has_read)
     if what:
@@ -259,7 +259,7 @@ def _sparse_findings(model: nn.Module) -> tuple[Finding, ...]:
 
 
 def _fast_paths(module: Any) -> tuple[Doubt, ...]:
-    """Layers that choose another implementation when nobody watches."""
+    """Layers that choose another implementation when unobserved."""
     watched = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
     if not isinstance(module, nn.Module) or module.training:
         return ()

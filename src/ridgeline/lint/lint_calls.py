@@ -1,6 +1,6 @@
 """Python calls that matter to a capture and are no operators: seen by a profile function.
 
-`torch.cuda.synchronize()` and `random.random()` never reach torch's dispatcher, but Python tells a
+`torch.cuda.synchronize()` and `random.random()` never reach torch's dispatcher, but Python notifies a
 profile function of every call.
 """
 
@@ -109,7 +109,7 @@ def _numpy_state() -> tuple[Any, ...]:
 
 
 def _extension(function: Any) -> str:
-    """Full name of a function of a compiled module that is nobody's we know; else empty."""
+    """Full name of a function of a compiled module that no known library owns; else empty."""
     module = getattr(function, "__module__", None)
     if not isinstance(module, str) or module.partition(".")[0] in _KNOWN_EXTENSIONS:
         return ""

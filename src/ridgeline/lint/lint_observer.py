@@ -1,4 +1,4 @@
-"""Watching one real run of a program: every torch function, operator and telling Python call.
+"""Watching one real run of a program: every torch function, operator and relevant Python call.
 
 All of them are let through unchanged, so that one run finds everything there is to find.
 """
@@ -66,12 +66,12 @@ class Observation:
         outermost: The frame that runs the program.
 
     Attributes:
-        lines: Told of the phase.
+        lines: Notified of the phase.
         ignores_torch_optimizers: In the optimizer phase, see only lines of the user's.
         takes_sparse_gradients: Nothing captured reads the gradients, which may be sparse then.
         is_judged: The call that runs was reported, so the operators that it is made of are not.
         num_reports: Calls that were reported so far, those of a line that is known already, too.
-        idle: Draws on the host that decide nothing, where somebody draws them beside replays; else None.
+        idle: Draws on the host that decide nothing, where they are drawn beside replays; else None.
     """
 
     def __init__(self, device: str, outermost: FrameType) -> None:
@@ -154,7 +154,7 @@ class FunctionWatch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Judge the call before it is made, and let it go on."""
+        """Judge the call before it is made, and let it continue."""
         seen, frame = self._seen, sys._getframe(1)  # noqa: SLF001 - the line is what this is for
         name = resolve_name(func) or ""
         rule, op = self._judge(name, args)

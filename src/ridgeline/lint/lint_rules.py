@@ -22,7 +22,7 @@ class Rule(NamedTuple):
 RULES: dict[str, Rule] = {
     "host-sync": Rule(
         "values that stay on the device",
-        "the host waits for the device to read it, and a replay would go on with what was read at capture",
+        "the host waits for the device to read it, and a replay would keep using what was read at capture",
         "keep it a tensor (torch.where, a mask as a factor), or read it from the result of the step",
     ),
     "host-copy": Rule(
@@ -32,7 +32,7 @@ RULES: dict[str, Rule] = {
     ),
     "unpinned-copy": Rule(
         "data that is on the device already",
-        "a copy from host memory that is not pinned, or not asked for with non_blocking=True, makes the host "
+        "a copy from host memory that is not pinned, or not requested with non_blocking=True, makes the host "
         "wait",
         "put it in the batch or a buffer of the model, or make it on the device (torch.full, torch.arange)",
     ),
@@ -161,7 +161,7 @@ HOST_READS: dict[str, str] = {
 """Functions that hand a tensor's value to Python, as torch names them, and as users write them."""
 
 COPIES_FROM_HOST = ("torch.tensor", "torch.as_tensor", "torch.asarray", "torch.Tensor.new_tensor")
-"""Functions that turn Python data into a tensor; with a device they copy, and no operator tells."""
+"""Functions that turn Python data into a tensor; with a device they copy, and no operator shows it."""
 
 FROM_HOST = frozenset(("unpinned-copy", "host-tensor"))
 """Rules that a program breaks by what lies on the host; the compiler may make that on the device."""

@@ -16,7 +16,7 @@ from ridgeline.laws.fair_sharing import Flow, fair_rates
 _RATE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)"
 _LEVEL = re.compile(rf"(\d+):{_RATE}(?::(\d+(?:\.\d+)?)(us|ms))?(?::(\d+)jobs?)?(?::{_RATE})?")
 MOST_JOBS = 1000
-"""On one link beside this one; of more there is nothing left to tell."""
+"""On one link beside this one; of more nothing would be left."""
 _PER_SECOND = {"us": 1e6, "ms": 1e3}
 
 

@@ -18,12 +18,12 @@ MOST_SPREAD = 0.5
 """Distance of the quartiles as a share of the median, of half of all ceilings: load that came and went.
 
 Source: quick profiles of two cores: 0.03 where they are idle, and no more beside two busy processes, which
-halve all rates alike. So it tells of little, but also where nobody counts what others use.
+halve all rates alike. So it says little, but also where the use by others is not counted.
 """
 
 
 class HostLoad(Value, frozen=True, kw_only=True):
-    """Shares, from 0 to 1, of what a measurement lacked; None where the system does not tell.
+    """Shares, from 0 to 1, of what a measurement lacked; None where the system does not say.
 
     `others` is the part of the time of the processors which this process may use that went to other programs,
     `stolen` what the host of a virtual machine gave to others, `throttled` the share of the periods of the
@@ -45,7 +45,11 @@ class HostLoad(Value, frozen=True, kw_only=True):
                 MOST_STOLEN,
                 "the host of this virtual machine took {} of its processors",
             ),
-            (self.throttled, MOST_THROTTLED, "the control group stood still in {} of its periods"),
+            (
+                self.throttled,
+                MOST_THROTTLED,
+                "the control group was throttled in {} of its periods",
+            ),
             (self.spread, MOST_SPREAD, "repeated samples had a spread of {}"),
         )
         return tuple(

@@ -39,7 +39,7 @@ class Host(Value, frozen=True, kw_only=True):
     cores: int
     memory_bytes: int
     cache_bytes: int
-    """Size of the last-level cache; 0 when the system does not tell."""
+    """Size of the last-level cache; 0 when the system does not say."""
     system: str
     python: str
     torch: str
@@ -240,7 +240,7 @@ class OperatorTiming(Value, frozen=True, kw_only=True):
     """Measured seconds of one operator with exact shapes; `key` is `Op.key` of the workload.
 
     On a GPU `seconds` are those of its kernels (0 for a view), and `issue` those that the host needs to
-    issue it, module and autograd included. `workspace` is None where nobody measured it.
+    issue it, module and autograd included. `workspace` is None where it was not measured.
     """
 
     setting: Setting
@@ -279,7 +279,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     """What the hardware can do; made by `rl.measure()`, saved as `machine.json`.
 
     `fingerprint` names hardware and software it was measured on: a profile with another is not used unasked.
-    `effort` tells how thoroughly. Nobody measures `cluster` and `stragglers`: people write how more such
+    `effort` says how thoroughly. `cluster` and `stragglers` are not measured: users write how more such
     hosts are joined, and how much devices that do the same differ.
     `caches` are bytes by level, of one core; `stairs` rise by size; `storage` has one entry for each file
     system. These, `microarchitecture`, `operator_dispatch`, `gpu` and `contention` come with a full

@@ -46,7 +46,7 @@ class Pages(Value, frozen=True, kw_only=True):
     num_bytes: int
     small_page_bytes: int
     large_page_bytes: int | None = None
-    """None where the system does not tell, or gives none."""
+    """None where the system does not say, or gives none."""
     waiting: PageLoads
     independent: PageLoads
     reason: str = ""

@@ -40,7 +40,7 @@ class Quantity(Value, frozen=True, kw_only=True):
 
     @classmethod
     def assumed(cls, value: float, unit: str) -> Self:
-        """A number nobody measured; shown as such wherever it is printed."""
+        """A number that was not measured; shown as such wherever it is printed."""
         return cls(value=value, unit=unit, low=value, high=value, n=0, source="assumed")
 
     @property

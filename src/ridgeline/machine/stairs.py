@@ -18,7 +18,7 @@ class Stair(Value, frozen=True, kw_only=True):
     word_s: Quantity
     line_s: Quantity
     large_page_bytes: int | None = None
-    """Of this process, while it walked; None where the system does not tell."""
+    """Of this process, while it walked; None where the system does not say."""
 
     @property
     def rate_in_order(self) -> float:

@@ -16,7 +16,7 @@ IN_MEMORY = ("tmpfs", "ramfs")
 
 
 class Access(Value, frozen=True, kw_only=True):
-    """One way to use a file: `depth` threads, each of which moves a block, waits for it, and goes on.
+    """One way to use a file: `depth` threads, each of which moves a block, waits for it, and continues.
 
     `seconds` are those of one block, from the call to its end. `rate` is what all threads together move, one
     sample for each tenth of the blocks.
@@ -77,15 +77,15 @@ class Storage(Value, frozen=True, kw_only=True):
         """What the figures are of, in one sentence."""
         if self.is_compiled:
             return self._way
-        return f"{self._way}; issued by Python for want of a C compiler: many at once wait for each other"
+        return f"{self._way}; issued by Python, as there is no C compiler: many at once wait for each other"
 
     @property
     def _way(self) -> str:
         if self.kind in IN_MEMORY:
-            return f"{self.kind} keeps files in memory: these are figures of memory, and no drive's"
+            return f"{self.kind} keeps files in memory: these are figures of memory, not of a drive"
         if self.is_direct:
             return "direct: past the system's cache of files"
         return (
-            f"{self.kind} allows no direct I/O: reads come from the system's cache of files, so that their "
-            "figures are memory's; writes go through it, and wait for the drive every 16 MiB"
+            f"{self.kind} allows no direct I/O: reads come from the system's cache of files, so their "
+            "figures are those of memory; writes go through it, and wait for the drive every 16 MiB"
         )

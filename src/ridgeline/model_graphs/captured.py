@@ -28,7 +28,7 @@ WARM_UP_CALLS = 3
 class CapturedModel:
     """A function of tensors with its backward pass, captured; called with tensors like the examples.
 
-    Its results are copies, so whoever keeps one keeps its values. Gradients of parameters are not: they are
+    Its results are copies, so keeping one keeps its values. Gradients of parameters are not: they are
     what `p.grad` refers to until the next call overwrites them.
 
     Args:
@@ -115,7 +115,7 @@ class CapturedModel:
         copy_into(self._seeds, given)
         self._graphs[1].replay()
         found = iter(self._gradients)
-        # Whoever brought an argument keeps its gradient, which no step clears.
+        # The caller keeps the gradient of an argument, which no step clears.
         of_inputs = [_copied(next(found)) if x.requires_grad else None for x in self._inputs]
         return (*of_inputs, *(_shared(next(found)) for _ in self._parameters))
 
@@ -129,7 +129,7 @@ class CapturedModel:
             self._finalizer()
 
     def _give_away(self) -> None:
-        """Copy the gradients that nobody has cleared, before both replays: autograd will add to them.
+        """Copy the gradients that were not cleared, before both replays: autograd will add to them.
 
         They may lie where the forward pass writes: the graphs share memory.
         """

@@ -34,7 +34,7 @@ class KnownCall:
 
     Raises:
         ObstacleError: an argument lies on the host.
-        CaptureError: nobody can read the model's code.
+        CaptureError: the model's code cannot be read.
 
     Cost: A copy of the arguments, and a reading of the model: seconds for a large one.
     """
@@ -65,7 +65,7 @@ class KnownCall:
     def changed(self) -> str | None:
         """What of the model, or of what its code reads, is not as it was; None while nothing is.
 
-        In other settings than those of the capture (autocast, say) nobody can tell, and None is the answer.
+        In other settings than those of the capture (autocast, say) that is unknown, and None is the answer.
         """
         why = self._guard.changed()
         if why is None and _setting() == self._setting:
@@ -101,7 +101,7 @@ class KnownCall:
         """
         leaves, structure = pytree.tree_flatten(result)
         self._dataclass = None
-        if structure.is_leaf() and is_dataclass(result):  # one that nobody has registered
+        if structure.is_leaf() and is_dataclass(result):  # one that is not registered
             values = {field.name: getattr(result, field.name) for field in fields(result)}
             leaves, structure = pytree.tree_flatten(values)
             # Its tensors would hold all that the capture saved for its backward pass.

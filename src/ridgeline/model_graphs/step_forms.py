@@ -43,7 +43,7 @@ def make_form(
         combines: Then small kernels become one, and weight gradients run beside the chain.
         owns_random: Compiled programs may draw random numbers of their own.
         bucket_bytes: Limits of the buckets by which `compiled` is cut in parts; none: it is one. See `parts`.
-        forms: Those of other steps with the same loss function and model; None compiles anew.
+        forms: Those of other steps with the same loss function and model; None compiles again.
 
     Raises:
         CaptureError: `regional`, and the model repeats no block.

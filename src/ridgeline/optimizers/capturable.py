@@ -200,7 +200,7 @@ class LearningRates:
 
     A scheduler fills the tensor in place; code that assigns a float replaces it, and `refresh` writes
     that float into the tensor and puts the tensor back. Rates that are numbers are left alone: the optimizer
-    reads them anew in each step.
+    reads them again in each step.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:

@@ -2,8 +2,8 @@
 
 A fused kernel updates all of them at once, as `foreach` does: where two share memory, who reads before the
 other has written is chance on a GPU. One after another they have one result. State is of another type than
-its parameter where somebody has changed the model's; the plain SGD goes on with it, and the fused one raises
-a RuntimeError (torch 2.11 to 2.13), as it does for views that torch negates when they are read.
+its parameter where user code has changed the model's; the plain SGD continues with it, and the fused one
+raises a RuntimeError (torch 2.11 to 2.13), as it does for views that torch negates when they are read.
 """
 
 from typing import Any

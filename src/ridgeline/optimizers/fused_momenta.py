@@ -1,6 +1,6 @@
 """What fused SGD takes for granted: that all parameters of a group have momenta, or none.
 
-A parameter that was released later, or whose state somebody has removed, has none in its first step, while
+A parameter that was released later, or whose state was removed, has none in its first step, while
 the others have. Torch's plain forms begin with its gradient; the fused one raises a TypeError (torch 2.11 to
 2.13).
 """

@@ -1,4 +1,4 @@
-"""An optimizer's two calls without what torch puts around them for a profiler, where nobody profiles.
+"""An optimizer's two calls without what torch puts around them for a profiler, where no profiler runs.
 
 Their names and empty hooks take 40 us on a slow host, a sixth of the smallest steps.
 """
@@ -15,7 +15,7 @@ from ridgeline.optimizers.fused_momenta import unfused_where_momenta_are_missing
 
 _ZERO_GRAD = Optimizer.zero_grad
 _STEP_WRAPPER: Any = Optimizer.profile_hook_step(lambda: None).__code__  # type: ignore[attr-defined]
-"""Torch's own methods, to be told from those that somebody puts around them or in their place."""
+"""Torch's own methods, to be distinguished from those that other code puts around them or in their place."""
 
 
 def clear_gradients(optimizer: Optimizer) -> None:
@@ -39,7 +39,7 @@ def update(optimizer: Optimizer) -> None:
 def update_in_order(optimizer: Optimizer) -> None:
     """`update`, with the same bits on all workers where it adds rows to tables on GPUs.
 
-    Momenta of sparse gradients hold rows twice, and CUDA adds these in no order that is told unless torch is
+    Momenta of sparse gradients hold rows twice, and CUDA adds these in no defined order unless torch is
     asked for deterministic algorithms; then workers that began equal do not stay so.
 
     Source: `torch.use_deterministic_algorithms` on `index_add_`, by which a sparse tensor that is not

@@ -18,7 +18,7 @@ def step_hooks(optimizer: Optimizer) -> list[dict[Any, Any]]:
 
 
 def replaced_methods(optimizer: Optimizer) -> tuple[str, ...]:
-    """Which of the methods that a training step calls somebody has put on the optimizer itself.
+    """Which of the methods that a training step calls were put on the optimizer itself.
 
     What a scheduler puts there counts calls for a warning, and is none of them.
     """

@@ -3,7 +3,7 @@
 It stays an archive that torch itself reads (a root folder with `archive_format` and `data/aotinductor/`);
 Ridgeline adds its metadata, the seal of the metadata, and the state under the same root.
 
-The checksums guard against damage and mix-ups, never against malice: whoever can write the file can
+The checksums guard against damage and mix-ups, never against malice: a writer of the file can
 write matching checksums.
 """
 
@@ -98,7 +98,7 @@ class ArchiveReader:
         file.seek(0)
         if start != b"PK\x03\x04":
             raise PackageError(
-                f"wanted a program saved by Ridgeline, got a file that is no zip archive (it starts with "
+                f"wanted a program saved by Ridgeline, got a file that is not a zip archive (it starts with "
                 f"{start!r}) in {where}; give the path of a file written by save()"
             )
         try:

@@ -28,7 +28,7 @@ class NativeHost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
         capability: What torch calls the instruction set of the processor (`AVX2`, `AVX512`, `DEFAULT`),
             or the generation of the GPU (`sm_90`).
         instructions: Processor flags that stand for instructions which a compiler may have used; empty
-            where the operating system does not tell.
+            where the operating system does not say.
         versions: Of torch, ridgeline, and cuda (empty without).
     """
 

@@ -2,7 +2,7 @@
 
 Packages are compiled ahead of time, which takes the C++ compiler a minute or more, and torch keeps nothing of
 it. A program is found again by all that its code follows from: its graph with shapes, layouts and types of
-every value, its constants, the compiler's settings, the versions and the machine. Whoever loads one checks it
+every value, its constants, the compiler's settings, the versions and the machine. Loading one checks it
 as a new one. Files lie in `$XDG_CACHE_HOME/ridgeline/programs` (default `~/.cache`).
 """
 
@@ -28,7 +28,7 @@ MOST_BYTES = 1 << 30
 
 
 def key_of(program: ExportedProgram, settings: Mapping[str, Any]) -> str | None:
-    """A digest of all that the code of a program follows from; None where that cannot be told.
+    """A digest of all that the code of a program follows from; None where that is unknown.
 
     Nor is there one where the compiler's own caches are off, as by `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1`.
 

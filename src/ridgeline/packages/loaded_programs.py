@@ -32,7 +32,7 @@ class ProgramWatch:
     def read(self) -> LoadedPrograms:
         """What was loaded since this was made; nothing, with a note, where one program cannot be understood.
 
-        A part of a step tells nothing about the whole, so one unreadable program hides the others.
+        A part of a step says nothing about the whole, so one unreadable program hides the others.
 
         Cost: Up to half a second for each program of some hundred kernels.
         """

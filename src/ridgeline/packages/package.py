@@ -267,7 +267,7 @@ def _program_members(program: Path) -> dict[str, bytes | Path]:
     """The members of what AOTInductor wrote, below its root folder; of a package, those that torch wrote."""
     with zipfile.ZipFile(program) as archive:
         members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    # The generated source serves nobody here, and names folders of this machine; torch looks at the name of
+    # The generated source is not used here, and names folders of this machine; torch looks at the name of
     # its file only.
     return {
         name: b"" if name.endswith(".cpp") else content

@@ -84,7 +84,7 @@ class ProgramCall:
         return tuple(leaves)
 
     def _fitted(self, tensors: list[Any]) -> list[Tensor]:
-        """The tensors, laid out as the program wants them; the guard is made anew if it was too strict."""
+        """The tensors, laid out as the program wants them; the guard is made again if it was too strict."""
         first = len(self._names)
         fitted = [*tensors[:first]]
         fitted += [self._fit(index, given) for index, given in enumerate(tensors[first:], first)]

@@ -34,7 +34,7 @@ _LOOK_S = 0.2
 _CHECKED_HEAP = {"MALLOC_CHECK_": "3"}
 _HEAP_CHECKER = "libc_malloc_debug.so.0"
 """Has glibc, since its version 2.34, look at what packaged programs, which allocate by themselves, did to the
-heap. A loader that has none says so and goes on. Source: mallopt(3)."""
+heap. A loader that has none says so and continues. Source: mallopt(3)."""
 _FORMAT = "1"
 """Of what is remembered; another where the child looks for more."""
 _trying: list[tuple["_Child", list[str]]] = []

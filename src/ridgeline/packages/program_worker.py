@@ -1,6 +1,6 @@
 """The child that runs programs of torch's compiler before the process that trains does.
 
-It is told files by its standard input, one a line, and answers each with a line on its standard output. What
+It gets files by its standard input, one a line, and answers each with a line on its standard output. What
 a program does to memory that is not its own shows at fences around its tensors.
 """
 
@@ -48,7 +48,7 @@ def _attempt(path: str) -> ProgramAnswer:
         # Tensors, numbers and text alone: nothing of the user's is rebuilt here.
         asked = torch.load(path, weights_only=True)
         return ProgramAnswer(broken=_broken_by(asked))
-    except Exception as error:  # noqa: BLE001 - whatever it was is told to the parent
+    except Exception as error:  # noqa: BLE001 - whatever it was is reported to the parent
         traceback.print_exc()
         return ProgramAnswer(error=f"{type(error).__name__}: {first_line(error)}")
 

@@ -19,7 +19,7 @@ _SIZES = (1 << 10, 1 << 20, 1 << 30)
 
 
 def with_assumed_rates(machine: Machine, setting: Setting, why: str) -> Machine:
-    """The machine, with assumed rates for what a prediction at this setting needs and nobody measured.
+    """The machine, with assumed rates for what a prediction at this setting needs and that was not measured.
 
     Args:
         machine: As far as it was measured.

@@ -1,7 +1,7 @@
 """When what compiles is worth a trial in a run of unknown length: once training has taken as long.
 
-A script that only wants a few steps is not made to wait for a compiler. One that goes on has by then spent as
-much as compiling takes, and loses no more than that again if it ends the moment after.
+A script that only wants a few steps is not made to wait for a compiler. One that continues has by then spent
+as much as compiling takes, and loses no more than that again if it ends the moment after.
 
 Source: the ski-rental problem; renting until the price of buying is spent costs at most twice the optimum
 (Karlin, Manasse, Rudolph, Sleator 1988).
@@ -14,7 +14,9 @@ from ridgeline.planner.preparation import FIRST_COMPILE_S, FIRST_COMPILE_SHARE, 
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.trials.trials import could_win
 
-REASON = "what compiles was tried once training had taken as long as compiling does, and was faster"
+REASON = (
+    "compiled plans were tried once training had taken as long as compiling does, and were faster"
+)
 
 
 def steps_before_compiling(ranking: Ranking, *, device: str) -> int | None:

@@ -33,7 +33,7 @@ def why_again(machine: Machine) -> str:
 
 
 def said(machine: Machine) -> tuple[str, ...]:
-    """What somebody who uses this profile is to know of it, a line each."""
+    """What a user of this profile should know about it, a line each."""
     lines = []
     if machine.host_load is not None and machine.host_load.is_disturbed:
         lines.append(

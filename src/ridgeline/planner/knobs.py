@@ -280,7 +280,7 @@ def _forms(request: PlanRequest, plan: Plan) -> Iterator[Plan]:
     ]
     for words in itertools.product(*values):
         if "combined" in words and "compiled" in words:
-            continue  # two variants at once tell nothing that each alone does not
+            continue  # two variants at once say nothing that each alone does not
         found = msgspec.structs.replace(plan, **dict(zip(searched, words, strict=True)))
         if _draws_as_said(found, moves_draws=moves_draws, fixed=request.fixed):
             yield found
@@ -314,7 +314,7 @@ def _memory_formats(workload: Workload, plan: Plan) -> tuple[str, ...]:
 
 
 def _has_room(request: PlanRequest, workers: int) -> bool:
-    """Whether a number of workers that nobody insists on fits the cores."""
+    """Whether a number of workers that is not fixed fits the cores."""
     if request.device == "cuda" or len(request.workloads) == 1 or "workers" in request.fixed:
         return True
     return workers * max(1, request.fixed.get("threads", 1)) <= request.machine.host.cores

@@ -45,7 +45,7 @@ def allowed_s(candidates: Sequence[Candidate], steps: int | None, seconds: float
     """Seconds that the whole choice may take, from its start.
 
     Those that the user gave. Else, where the length of the run is unknown, compiling once more is not worth
-    more than half of what the first time took, and some seconds: nobody waits much longer for a plan than for
+    more than half of what the first time took, and some seconds: a plan should not take much longer than
     `torch.compile`.
     """
     if seconds is not None:
@@ -130,7 +130,7 @@ def compile_budget_s(
         candidates: All that were simulated.
         steps: Steps of the run, if known.
         device: `cpu` or `cuda`; matters where the steps are unknown.
-        share: Of a run of known length, which the best plan without compiling tells.
+        share: Of a run of known length, which follows from the best plan without compiling.
     """
     if steps is None:
         return MOST_COMPILE_S[device]

@@ -44,7 +44,7 @@ class Candidate(Value, frozen=True, kw_only=True):
     `why` says in a sentence why it stands where it stands. `failure` is the reason when a trial failed.
     `samples` are those of a step over all workers. `timeline` is the prediction before any trial;
     `corrected_s` is what is expected of a step after trials of relatives, and `kin_compile_s` of its
-    preparation; `reading` what a trial read of its compiled program; None where nothing told.
+    preparation; `reading` what a trial read of its compiled program; None where it is unknown.
     """
 
     plan: Plan
@@ -179,6 +179,6 @@ def _lines(ranking: Ranking) -> Iterator[str]:
     yield from textwrap.wrap(
         ranking.best.why, _WIDTH, initial_indent="why   ", subsequent_indent="      "
     )
-    yield f"      predictions are taken to be right within {units.percent(ranking.error)}"
+    yield f"      predictions are assumed to be right within {units.percent(ranking.error)}"
     for note in ranking.notes:
         yield from textwrap.wrap(note, _WIDTH, initial_indent="note  ", subsequent_indent="      ")

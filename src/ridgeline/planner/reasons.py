@@ -20,7 +20,7 @@ from ridgeline.planner.ranking import Candidate, ratio
 from ridgeline.synchronisation import LEAST_GAIN
 
 EXCHANGED = (PERMISSION, APART_PERMISSION)
-"""Permissions that are told of with the knobs of exchanges."""
+"""Permissions that are named with the knobs of exchanges."""
 
 
 def make_choices(
@@ -193,7 +193,7 @@ def _default_reason(knob: str, best: Candidate) -> str:
         "execution": "no other mode was compared",
         "precision": "exact: nothing that changes the maths was allowed "
         f"(possible: {', '.join(name for name in INEXACT if name not in EXCHANGED)})",
-        "memory_format": "no images are convolved, or random numbers would land elsewhere in them",
+        "memory_format": "no images are convolved, or random numbers would be assigned to other elements",
         "optimizer": "a captured step takes its fused form by itself"
         if MODES[plan.execution].is_replayed
         else "no other form was compared",
@@ -203,7 +203,7 @@ def _default_reason(knob: str, best: Candidate) -> str:
         else "those that the eager step draws",
         "algorithm": "no gradients are exchanged"
         if plan.workers == 1
-        else "no other exact algorithm can be told to be faster here (see the notes)",
+        else "no other exact algorithm is known to be faster here (see the notes)",
         "compression": "no gradients are exchanged"
         if plan.workers == 1
         else "exact: no loss was allowed, or no compression is offered here "
@@ -212,9 +212,9 @@ def _default_reason(knob: str, best: Candidate) -> str:
         if plan.workers == 1
         else "exact: workers were not allowed to train alone in between, or cannot here "
         f"(possible: {APART_PERMISSION})",
-        "options": "they go with the interval"
+        "options": "they are set with the interval"
         if plan.sync.every > 1
-        else "they go with the algorithm, or the compression",
+        else "they are set with the algorithm, or the compression",
         "bucket_bytes": "no gradients are exchanged"
         if plan.workers == 1
         else "no other cut makes sense for these gradients",

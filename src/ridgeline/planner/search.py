@@ -49,11 +49,13 @@ LEAST_LEAD = 0.01
 own, and its trial lies seconds behind the other. Source: ResNet-50 on two H200s, 0.2 % and noise of 0.1."""
 MOST_MARGIN = 0.1
 """However noisy trials are, a plainer plan that is slower by more than this is not kept."""
-UNTRIED = "what compiles was left out of the choice, since the given seconds left no time to try it"
+UNTRIED = (
+    "compiled plans were left out of the choice, since the given seconds left no time to try them"
+)
 TRIES = 12
 """Most trials unless the caller says otherwise: a bound against surprises, seldom reached."""
 AGAIN_S = 15.0
-"""What is tried again may take so long though compiling took all the time, where nobody gave seconds."""
+"""What is tried again may take so long though compiling took all the time, where no seconds were given."""
 
 
 def choose(
@@ -342,7 +344,7 @@ def _assumed(best: Candidate, order: Sequence[Candidate]) -> list[str]:
     ):
         notes.append(
             "what compiling does is assumed (kernels as fast as their bytes): untried modes that compile are "
-            f"taken to be right within {units.percent(COMPILED_ERROR)} only"
+            f"assumed to be right within {units.percent(COMPILED_ERROR)} only"
         )
     return notes
 

@@ -15,7 +15,7 @@ COMPILER = "torch._inductor.compile_fx"
 def importing_compiler(device: str) -> Iterator[None]:
     """Inside, a thread imports the compiler where it may be needed next; it has ended afterwards.
 
-    What cannot be imported is not told here: whoever compiles will be.
+    What cannot be imported is not reported here: compiling reports it.
 
     Args:
         device: Of the step: on `cuda` compiled plans are tried as a rule.

@@ -59,7 +59,7 @@ class Form:
 
 
 class WholeForm(Form):
-    """Loss function and model compiled together; all anew where a class has another method."""
+    """Loss function and model compiled together; all again where a class has another method."""
 
     def __init__(
         self, loss_fn: LossFunction, arguments: dict[str, Any], limit_s: float = math.inf
@@ -101,7 +101,7 @@ class RegionalForm(Form):
     """The model's repeated blocks compiled one by one; everything between them as written.
 
     Code between them that asks whether it is captured (transformers make a mask there, and none elsewhere) is
-    told so in every step where `is_captured`: else blocks would be compiled once more within the capture.
+    notified in every step where `is_captured`: else blocks would be compiled once more within the capture.
     """
 
     def __init__(

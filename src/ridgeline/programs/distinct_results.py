@@ -27,7 +27,7 @@ def memory_of_results(graph: fx.GraphModule) -> list[int | None]:
 def kept_distinct(compiled: Compiled, memory: Sequence[int | None]) -> Compiled:
     """A compiled graph whose results are as many tensors, in as many places, as those of the code.
 
-    What the compiler made one is told by the first call: a program always does the same. Of a copy that
+    What the compiler made one shows in the first call: a program always does the same. Of a copy that
     has to be made, views become copies, too.
 
     Args:
@@ -83,4 +83,4 @@ def memory_number(value: Any) -> int | None:
     """A number for the memory of a dense tensor, also of one without data."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
-    return value.untyped_storage()._cdata  # noqa: SLF001 - nothing public tells storages apart
+    return value.untyped_storage()._cdata  # noqa: SLF001 - nothing public distinguishes storages

@@ -23,7 +23,7 @@ class SaveWrites(CustomGraphPass):
                 _save_readers(target)
 
     def uuid(self) -> str:
-        """What tells one version of this pass from another in the compiler's cache."""
+        """What distinguishes one version of this pass from another in the compiler's cache."""
         return "ridgeline.save_writes.1"
 
 

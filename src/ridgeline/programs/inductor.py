@@ -33,7 +33,7 @@ ADVICE = (
     "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled",
     r"\s*Online softmax is disabled on the fly",
 )
-"""How the compiler's advice begins on what a plan decides (its precision) or nobody can change."""
+"""How the compiler's advice begins on what a plan decides (its precision) or a user cannot change."""
 
 
 NOTED = (
@@ -118,7 +118,7 @@ def replayed_options(*, announces: bool = False, combines: bool = True) -> Optio
     options: Options = {**plain_options(), **REQUIRED, "combo_kernels": combines}
     options["post_grad_custom_post_pass"] = GradientsBeside(announces=announces)
     if announces:
-        # Else the compiler puts what nobody waits for as late as its memory allows.
+        # Else the compiler puts what nothing waits for as late as its memory allows.
         options["reorder_for_peak_memory"] = False
     return options
 
@@ -156,7 +156,7 @@ def compile_replayed(
     Args:
         graph: The graph.
         inputs: Examples of its inputs.
-        notes: Told of a failure.
+        notes: Notified of a failure.
         announces: See `replayed_options`.
         combines: See `replayed_options`.
         settings: More options, for both attempts.

@@ -1,7 +1,7 @@
 """What a loop of torch's compiler reads and writes of the tensors that it is called with, from its source.
 
 Only what is needed of both languages is understood: of Triton the sizes, index variables, loads and stores,
-of C++ which tensors are read and written. What a loop does not tell is taken to be the whole tensor.
+of C++ which tensors are read and written. What a loop does not say is taken to be the whole tensor.
 """
 
 import re

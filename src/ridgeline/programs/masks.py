@@ -1,4 +1,4 @@
-"""Attention masks that a program computes from nothing but constants: told to the kernel, not read by it.
+"""Attention masks that a program computes from constants only, passed to the kernel as arguments.
 
 While torch's compiler reads them, libraries hand attention a causal mask that they leave out of eager steps
 (transformers 5, `masking_utils`). Kernels that know that attention is causal compute half of it and read no
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 _ATTENTION = functional.scaled_dot_product_attention
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-"""Its arguments that may be told by their places."""
+"""Its arguments that may be given by position."""
 _LARGEST = 1 << 26
 """Elements of a mask that is looked at; one is computed on the CPU, in about 0.1 s."""
 _MAKING = (

@@ -32,7 +32,7 @@ def places(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def call_with(module: nn.Module, named: dict[str, Tensor], args: tuple[Any, ...]) -> Any:
-    """The module's result with these tensors by place; what it assigns anew is in `named` afterwards."""
+    """The module's result with these tensors by place; what it assigns again is in `named` afterwards."""
     lists = [(vars(part), _kept_lists(part)) for part in module.modules()]
     try:
         return torch.func.functional_call(module, named, args, tie_weights=False)

@@ -195,7 +195,7 @@ class _Reader:
             for tensor in self._tensors(value)
         ]
         result = outputs[0] if outputs else (inputs[0] if inputs else None)
-        if name == _HANDED:  # each in another dtype; what is said of them later tells them apart
+        if name == _HANDED:  # each in another dtype; what is said of them later distinguishes them
             dtype = next(word for word in map(_dotted, node.args) if word.startswith("torch."))
             sizes = (sum(tensor.elements for tensor in inputs),)
             result = _Tensor(sizes, (1,), dtype.removeprefix("torch."))

@@ -43,7 +43,7 @@ def compile_in_parts(
         inputs: Examples of its inputs.
         compile_graph: Compiles a part.
         bucket_bytes: Limits of the buckets; see `cut_buckets`.
-        notes: Told where it is not cut, and why.
+        notes: Receives where it is not cut, and why.
 
     Cost: Compiles.
     """

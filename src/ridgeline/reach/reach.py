@@ -246,11 +246,11 @@ def names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _is_stream(value: Any) -> bool:
-    """Whether it is an open file, or an iterator whose place nobody can put back."""
+    """Whether it is an open file, or an iterator whose place cannot be put back."""
     kind = type(value)
     if isinstance(value, io.IOBase):
         return not value.closed and all(value is not screen for screen in _SCREENS)
-    is_closed = kind.__module__ == "builtins" or not _is_open(kind)  # nobody looks into it
+    is_closed = kind.__module__ == "builtins" or not _is_open(kind)  # it is not looked into
     return is_closed and (isinstance(value, Iterator) or all(hasattr(kind, n) for n in _WRITER))
 
 

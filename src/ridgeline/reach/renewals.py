@@ -1,7 +1,7 @@
-"""What a step puts under names: an attribute, a list's element, shown to whoever looks.
+"""What a step puts under names: an attribute, a list's element, shown to later readers.
 
 A replay writes into the tensors of the capture, and puts nothing under a name. Where a step ran without that
-graph in between, or somebody put something else there, the name shows another tensor.
+graph in between, or other code put something else there, the name shows another tensor.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def renewals(before: Undo) -> list[Callable[[], object]]:
     Args:
         before: The state before the step.
 
-    Cost: Holds those tensors, so that their memory is nobody else's.
+    Cost: Holds those tensors, so that their memory is not reused.
     """
     return [
         partial(change.put, change.now)
@@ -33,8 +33,8 @@ def letting_go(before: Undo) -> Callable[[], None]:
     """A call that takes from the tensors that a step has shown what autograd keeps of how they were made.
 
     That would keep where the gradients of parameters are added up, too, with the stream on which it was made:
-    the next step, which makes those tensors anew, would add on that stream, and could not be captured. So it
-    is for right before that step; what somebody else has put under a name by then stays.
+    the next step, which makes those tensors again, would add on that stream, and could not be captured. So it
+    is for right before that step; what other code has put under a name by then stays.
 
     Args:
         before: The state before the step that has just run; kept as long as the call is.

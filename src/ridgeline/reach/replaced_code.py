@@ -1,7 +1,7 @@
-"""Whether somebody has put other code into a function since: `f.__code__ = ...`.
+"""Whether other code was put into a function since: `f.__code__ = ...`.
 
 Looking is an audited event, which costs 0.2 us a function once a hook is there (`side_effects` has one). But
-so is writing, which is rare: counting that tells the same of all functions at once.
+so is writing, which is rare: counting that covers all functions at once.
 """
 
 import functools
@@ -20,7 +20,7 @@ _replacements = Replacements()
 
 
 def replacements() -> Replacements:
-    """The count, which goes on.
+    """The count, which continues.
 
     Cost: Installs an audit hook at its first use, which stays: about 0.1 us an audited event.
     """

@@ -1,4 +1,4 @@
-"""What a step does that nobody can take back: it draws from an iterator, or writes outside of the process.
+"""What a step does that cannot be taken back: it draws from an iterator, or writes outside of the process.
 
 A trace or a trial runs the step without training it. What it changed in Python's memory is put back (see
 `undo`); an iterator does not go backwards, and a line in a file stays.
@@ -124,7 +124,7 @@ def refusing_writes() -> Iterator[None]:
         if _watch.tried:
             raise SideEffectError(_watch.tried)
     except Exception as error:
-        if _watch.tried and not isinstance(error, SideEffectError):  # which somebody has translated
+        if _watch.tried and not isinstance(error, SideEffectError):  # which was translated
             raise SideEffectError(_watch.tried) from error
         raise
     finally:

@@ -22,7 +22,7 @@ _MISSING = object()
 _GLOBAL_GENERATORS = tuple(
     getattr(draw, "__self__", None) for draw in (random.random, numpy.random.random_sample)
 )
-"""What modules draw from; whose random numbers those are is told by the module."""
+"""What modules draw from; whose random numbers those are is said by the module."""
 _MOST_BYTES = 1 << 30
 """A tensor larger than this that is neither trained nor a buffer (a data set, say) is not copied: steps do
 not write into such, and a note names one that does."""
@@ -54,7 +54,7 @@ class Undo:
     Args:
         roots: Model, loss function, optimizer, batch.
         values: Whether tensors and arrays are copied, too; without, only what holds them.
-        spared: Tensors whose values (and whose gradients' values) somebody else keeps.
+        spared: Tensors whose values (and whose gradients' values) other code keeps.
 
     Attributes:
         notes: What could not be put back.
@@ -282,7 +282,7 @@ def has_changed(before: Tensor, now: Tensor) -> bool:
 
 
 def _is_spared(tensor: Tensor) -> bool:
-    """Whether a tensor is not copied: nobody can write it, or it is too large and nothing that is trained."""
+    """Whether a tensor is not copied: it cannot be written, or is too large and not trained."""
     if tensor.is_inference() or tensor.device.type == "meta" or _overlaps(tensor):
         return True
     is_data = not (tensor.requires_grad or isinstance(tensor, torch.nn.Parameter))
@@ -290,7 +290,7 @@ def _is_spared(tensor: Tensor) -> bool:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether elements share memory, as in an expanded tensor: nobody writes such."""
+    """Whether elements share memory, as in an expanded tensor: these are not written."""
     if tensor.layout is not torch.strided:
         return False
     pairs = zip(tensor.shape, tensor.stride(), strict=True)

@@ -26,7 +26,7 @@ class Clock(Protocol):
         ...
 
     def recycle(self, stamps: Iterable[Stamp]) -> None:
-        """Take back stamps that nobody will resolve."""
+        """Take back stamps that will not be resolved."""
         ...
 
 
@@ -76,7 +76,7 @@ class DeviceClock:
         return stream
 
     def recycle(self, stamps: Iterable[Stamp]) -> None:
-        """Take back events that nobody will resolve."""
+        """Take back events that will not be resolved."""
         self._free.extend(stamp for stamp in stamps if isinstance(stamp, torch.cuda.Event))
 
     def resolve(self, stamps: Sequence[Stamp]) -> list[int]:

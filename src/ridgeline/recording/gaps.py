@@ -1,9 +1,9 @@
 """Time between the steps: what of it a step has to answer for; pure functions, and the tally they need.
 
 From a step's end to the next call a batch is waited for, other steps train, or the script does something of
-its own: it evaluates, writes a checkpoint, or somebody reads a notebook. A feed measures how long it waits,
-and every step how long it takes. What is left belongs to the script: to every step, where it is of the usual
-length, and to none, where it is much longer.
+its own: it evaluates, writes a checkpoint, or waits for a user in a notebook. A feed measures how long it
+waits, and every step how long it takes. What is left belongs to the script: to every step, where it is of the
+usual length, and to none, where it is much longer.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 MUCH = 20
 """A gap so many times as long as the usual one, or as the step, is none that comes with every step."""
 LEAST_IDLE_NS = 1_000_000_000
-"""A shorter one is not worth telling of."""
+"""A shorter one is not reported."""
 LEAST_USUAL_IDLE_NS = 5_000_000_000
 """Where even the usual gap is much longer than the step, idle are those in which a person may have paused."""
 
@@ -47,7 +47,7 @@ class StepGap(NamedTuple):
 
     @property
     def rest_ns(self) -> int:
-        """What nothing measured: code of the script's, a loader without a feed, or nobody there."""
+        """What nothing measured: code of the script's, a loader without a feed, or an idle notebook."""
         return max(0, self.length_ns - self.waited_ns - self.others_ns)
 
 

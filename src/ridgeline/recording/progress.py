@@ -1,4 +1,4 @@
-"""`Progress`: what a run tells while it goes on."""
+"""`Progress`: what a run reports while it trains."""
 
 from ridgeline.codec import Value
 

@@ -203,7 +203,8 @@ class Recorder:
         """Nanoseconds at the begin of a recorded step that are left out of it."""
         if not self._is_on_device or not cut_ns:
             return cut_ns
-        # The device waited for less than the host did, and worked for other steps meanwhile: it tells itself.
+        # The device waited for less than the host did, and worked for other steps meanwhile: it is measured
+        # there.
         return self.clock.resolve((record.begin, record.marks[1][2]))[1] if record.is_sampled else 0
 
     def _median_spans(self, resolved: Sequence[tuple[int, StepRecord]]) -> tuple[Span, ...]:

@@ -27,7 +27,7 @@ class LinkMatrix(NamedTuple):
 
 
 def link_matrix(machine: Machine) -> LinkMatrix | None:
-    """The rates of all pairs; None where there is only one GPU, which has no pairs to tell of."""
+    """The rates of all pairs; None where there is only one GPU, which has no pairs to report."""
     rates = link_rates(machine)
     names = tuple(sorted({name for ends in rates for name in ends}))
     if len(names) < 3:

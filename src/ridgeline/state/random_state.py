@@ -22,7 +22,7 @@ class RandomState(Value, frozen=True, kw_only=True):
 
 
 def seed_worker(seed: int, rank: int, *, step: int = 0) -> None:
-    """Give a worker other than rank 0 random numbers of its own; rank 0 goes on as seeded.
+    """Give a worker other than rank 0 random numbers of its own; rank 0 continues as seeded.
 
     So every worker drops out other units, and a run on one worker draws what the plain loop draws.
     """

@@ -17,7 +17,7 @@ class SavedState:
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        # An expanded tensor shares memory between its elements, so nobody writes it: nothing to save.
+        # An expanded tensor shares memory between its elements, so it is not written: nothing to save.
         self.tensors = [tensor for tensor in tensors if not overlaps(tensor)]
         self._copies = [tensor.detach().clone() for tensor in self.tensors]
         self._generators = Generators()

@@ -105,7 +105,7 @@ class Snapshot:
         self._generators.restore()
 
     def _named(self) -> list[tuple[Name, Tensor]]:
-        """Parameters and buffers, each tensor once; nobody writes one whose elements share memory."""
+        """Parameters and buffers, each tensor once; not those whose elements share memory."""
         found = {
             id(tensor): ((number, path), tensor)
             for number, network in reversed([*enumerate(self._networks)])

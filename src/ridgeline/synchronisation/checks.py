@@ -145,7 +145,7 @@ def _check_delayed(sync: "Sync") -> None:
         if (got := getattr(sync, field)) != wanted:
             raise PlanError(
                 f"wanted sync.{field}={wanted!r} for sync.options[{DELAY.name!r}], got {got!r} in the plan; "
-                "that does not go on beside steps: leave one of both out"
+                "that does not run during steps: leave one of them out"
             )
 
 
@@ -156,7 +156,7 @@ def _check_held(sync: "Sync") -> None:
         if value != wanted:
             raise PlanError(
                 f"wanted sync.{field}={wanted!r} for sync.options[{HELD.name!r}], got {value!r} in the plan; "
-                "what is held is the mean of plain gradients: leave one of both out"
+                "what is held is the mean of plain gradients: leave one of them out"
             )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BUFFERS: Operation = "broadcast"
 """How the buffers of worker 0 reach the others."""
 FLAG_BYTES = 4
-"""Of each parameter, by which workers tell whether they have a gradient of it."""
+"""Of each parameter, by which workers say whether they have a gradient of it."""
 _SAMPLE_BYTES, _SAMPLE_WORKERS = 1 << 20, 4
 """A payload and workers of which an entry is asked which collectives it needs."""
 
@@ -158,7 +158,7 @@ def traffic_of(
 
 
 def flags_of(sync: "Sync", num_parameters: int) -> tuple[CollectiveTraffic, ...]:
-    """The collective of a step, with its last bucket, that tells which gradients workers have.
+    """The collective of a step, with its last bucket, that says which gradients workers have.
 
     None where flags travel behind the payloads, which no codec may touch.
 
@@ -219,7 +219,7 @@ def serving_bytes(sync: "Sync", num_bytes: int, workers: int) -> int:
     """Memory traffic of pushing so many bytes to a store and pulling them, the links and the update apart.
 
     Source: counted. What goes to each worker is put together (2), sums are taken of the parts (2, and 3 for
-    each worker more) and told (2), what others tell is taken (2 of each), and all is copied (2).
+    each worker more) and sent (2), what others send is taken (2 of each), and all is copied (2).
     """
     if not replaces_update(sync) or workers == 1:
         return 0

@@ -105,10 +105,10 @@ class Algorithm(NamedTuple):
         joining: `"package.module:function"` that makes the synchronizer where something else than the
             worker's own optimizer updates the parameters (see `sync.joining.join_others`); else empty.
         busiest: (workers, options) to how many times what `traffic` says passes through the busiest link.
-        remark: What a table of all ways tells of it besides its price.
+        remark: What a table of all ways says of it besides its price.
         objection: As of `Compression`.
         options: What `Sync.options` may set.
-        least_workers: Fewer of several workers are refused; a worker alone exchanges nothing.
+        least_workers: Fewer of several workers are refused; a single worker exchanges nothing.
         is_tried_last: Whether the plan that won is tried with it, where a search does not compare it.
         unsearched: (device, workers) to why a search does not compare it there; empty where it does.
     """

@@ -1,4 +1,4 @@
-"""Buckets that are held until backward has ended, and parameters that are updated when somebody reads them.
+"""Buckets that are held until backward has ended, and parameters that are updated when they are read.
 
 Gradients come from the last layer to the first, but the next forward pass reads the first layers first. On a
 slow link the first layers' buckets would wait behind all others. `held` of the last buckets (never the first

@@ -2,7 +2,7 @@
 
 Every `every` steps the workers exchange how far their parameters have come from the last common ones, as they
 would exchange gradients, and an outer optimizer applies the mean of it to the common parameters, from which
-all go on.
+all continue.
 
 Source: local SGD, Stich, ICLR 2019; DiLoCo, Douillard et al., 2023 (an inner optimizer of one's own, SGD with
 Nesterov momentum outside: 0.7 and 0.9); fragments, Douillard et al., "Streaming DiLoCo", 2025.
@@ -22,7 +22,7 @@ NESTEROV = "nesterov"
 OUTER = Option("outer", str, AVERAGE, among=(AVERAGE, NESTEROV))
 FRAGMENTS = Option("fragments", int, 1, least=1)
 DELAY = Option("delay", int, 0, least=0)
-"""Steps that go on while a fragment is exchanged; 0: the next step waits for it."""
+"""Steps that continue while a fragment is exchanged; 0: the next step waits for it."""
 NESTEROV_OPTIONS = (
     Option("outer_lr", float, 0.7, least=0.0),
     Option("outer_momentum", float, 0.9, least=0.0, most=1.0),
@@ -50,7 +50,7 @@ def rhythm_options(sync: "Sync") -> tuple[Option, ...]:
 
 
 def delay_of(sync: "Sync") -> int:
-    """Steps between the start of an exchange of parameters and when workers go on from it."""
+    """Steps between the start of an exchange of parameters and when workers continue from it."""
     return int(sync.options.get(DELAY.name, DELAY.default)) if trains_apart(sync) else 0
 
 
@@ -85,7 +85,7 @@ def check_rhythm(sync: "Sync", workers: int) -> None:
         return
     if workers == 1:
         raise PlanError(
-            f"wanted sync.every=1 for workers=1, got {sync.every} in the plan; a worker alone exchanges "
+            f"wanted sync.every=1 for workers=1, got {sync.every} in the plan; a single worker exchanges "
             "nothing: leave it out, or use more workers"
         )
     fragments = int(sync.options.get(FRAGMENTS.name, FRAGMENTS.default))

@@ -1,6 +1,6 @@
-"""Where an algorithm is not compared with others, and why: it cannot be faster there, or nothing would tell.
+"""Where an algorithm is not compared with others, and why: it cannot be faster there, or it would be unknown.
 
-A reason is told in the ranking in place of a simulation. Whoever fixes the algorithm gets it all the same.
+A reason is shown in the ranking in place of a simulation. An algorithm that is fixed is used all the same.
 """
 
 
@@ -25,9 +25,7 @@ def where_rings_are_short(device: str, workers: int) -> str:
 
 def hosts_are_one(device: str, workers: int) -> str:
     """What leaves a host is not measured apart from what stays in it."""
-    return (
-        "links inside and between hosts are not measured apart, so that nothing tells what it gains"
-    )
+    return "links inside and between hosts are not measured apart, so its gain is unknown"
 
 
 def links_are_shared(device: str, workers: int) -> str:
@@ -39,7 +37,7 @@ def links_are_shared(device: str, workers: int) -> str:
 
 def kernels_are_unmeasured(device: str, workers: int) -> str:
     """Kernels on symmetric memory have no size table, and NCCL's would hide what they are for."""
-    return "its kernels are not measured, so that nothing tells how long they take"
+    return "its kernels are not measured, so their time is unknown"
 
 
 def where_it_won(device: str, workers: int) -> str:

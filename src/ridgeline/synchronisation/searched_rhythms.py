@@ -1,7 +1,7 @@
 """The rhythms that a search compares where workers may train alone: those whose accuracy was published.
 
 A longer interval is always the faster one, so time alone would choose the longest. The table ends where
-published runs end that a trial can cover; whoever fixes `every` gets any other.
+published runs end that a trial can cover; `every` can be fixed to any other.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +29,7 @@ class Rhythm(NamedTuple):
     Attributes:
         every: Steps between two exchanges of one fragment.
         fragments: Parts of the parameters that are exchanged one by one.
-        delay: Steps that go on while one travels.
+        delay: Steps that continue while one travels.
         has_outer: Whether Nesterov's momentum is applied to the mean difference where workers train with an
             adaptive optimizer, as DiLoCo does.
     """

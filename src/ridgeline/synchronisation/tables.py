@@ -332,7 +332,7 @@ COMPRESSIONS: dict[str, Compression] = {
 """Word in `Sync.compression` to what it means.
 
 Source of `codec_passes`: the reads and writes of the operators that each codec calls, for float32 gradients;
-adding what was left out and keeping what is has 5 of them, and 5 more where a codec makes both results anew.
+adding what was left out and keeping what is has 5 of them, and 5 more where a codec makes both results again.
 A product of PowerSGD, with four columns, counts as 3.5: measured, 10 ms of 45 MB on a core that copies them
 in 5 to 7. Where another operator computes more than it moves (choosing the largest elements, and on a CPU
 rounding to fp8, take about twice as long), it is an underestimate.

@@ -123,7 +123,7 @@ def _read_values(file: BinaryIO | gzip.GzipFile, path: Path, *, shape: tuple[int
     wanted_bytes = 1
     for size in shape:
         wanted_bytes *= size
-    # One byte more than wanted tells a longer file without reading all of it.
+    # One byte more than wanted reveals a longer file without reading all of it.
     content = bytearray()
     for chunk in _chunks(file, wanted_bytes + 1):
         content += chunk

@@ -161,7 +161,7 @@ def _guarded(act: Callable[[], Any], path: Path) -> Any:
     except (Exception, SystemExit) as error:  # a user's program may raise anything; it is chained
         raise TaskError(
             f"wanted a task from {path}, got {type(error).__name__}: {error} at "
-            f"{path}:{_line_in(path, error)}; mend the file"
+            f"{path}:{_line_in(path, error)}; fix the file"
         ) from error
 
 

@@ -27,7 +27,7 @@ def perceptron(
 
     Args:
         in_features: Values per sample after flattening.
-        num_classes: Classes to tell apart.
+        num_classes: Classes to distinguish.
         hidden_sizes: Width of each hidden layer.
     """
     layers: list[nn.Module] = [nn.Flatten()]

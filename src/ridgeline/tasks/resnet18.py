@@ -61,7 +61,7 @@ class ResNet18(nn.Module):
     """The network: float32 images [N, in_channels, H, W] to logits [N, num_classes].
 
     Args:
-        num_classes: Classes to tell apart.
+        num_classes: Classes to distinguish.
         in_channels: 1 for grey images, 3 for colour.
     """
 

@@ -85,7 +85,7 @@ def _made_model(task: Task, place: torch.device) -> nn.Module:
     with torch.random.fork_rng(devices=[]), _blamed(task, "model"):
         made = task.model()
         if not isinstance(made, nn.Module):
-            raise TypeError(f"it returned {type(made).__name__}, which is no torch module")
+            raise TypeError(f"it returned {type(made).__name__}, which is not a torch module")
         return move(made, place)
 
 
@@ -93,7 +93,7 @@ def _made_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     with _blamed(task, "optimizer"):
         made = task.optimizer(model)
         if not isinstance(made, torch.optim.Optimizer):
-            raise TypeError(f"it returned {type(made).__name__}, which is no torch optimizer")
+            raise TypeError(f"it returned {type(made).__name__}, which is not a torch optimizer")
         return made
 
 
@@ -109,8 +109,8 @@ def _blamed(task: Task, part: str) -> Iterator[None]:
         theirs = [f for f in frames if not Path(f.filename).is_relative_to(_PACKAGE)]
         where = f" (at {theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
         raise TaskError(
-            f"wanted {part} of task {task.name} to work, got {type(error).__name__}: {error}{where}; mend "
-            "the task"
+            f"wanted {part} of task {task.name} to work, got {type(error).__name__}: {error}{where}; fix the "
+            "task"
         ) from error
 
 
@@ -123,7 +123,7 @@ def _grouped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _as_on_gpu(workload: Workload) -> Workload:
-    """The workload of a GPU as far as a host without one can tell."""
+    """The workload of a GPU as far as a host without one can know it."""
     note = (
         "traced on a host without a GPU: operators that have another form there are priced by the curves of "
         "their families"

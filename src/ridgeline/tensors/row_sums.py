@@ -18,7 +18,7 @@ def summed_rows(brought: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
     like = brought[0][1]
     wide = wide_type(like)
     summed = like.new_zeros(len(numbers), *like.shape[1:], dtype=wide)
-    for ids, rows in brought:  # what coalesces all at once adds up in no order that is told
+    for ids, rows in brought:  # what coalesces all at once adds up in no defined order
         summed[torch.searchsorted(numbers, ids)] += rows.to(wide)
     return numbers, summed.to(like.dtype)
 

@@ -10,8 +10,8 @@ _GONE = (LookupError, AttributeError, TypeError, ValueError)
 class Sameness:
     """Identities of objects as they are now, put together as source text.
 
-    Objects are compared with `is` alone, so that an equal one in their place counts as another: who is told
-    so has to look closer. What is compared is kept, so that none gives its place to another.
+    Objects are compared with `is` alone, so that an equal one in their place counts as another: the
+    caller then has to look closer. What is compared is kept, so that none gives its place to another.
     """
 
     def __init__(self) -> None:

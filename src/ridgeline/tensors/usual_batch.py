@@ -1,7 +1,7 @@
 """Recognising batches that lie in memory just as the last one did, in half a microsecond.
 
-`batch_pattern` tells batches for which a program was captured; of these, programs bear some that lie
-otherwise, and not all. Calls of a training loop are alike, and one comparison in C tells that.
+`batch_pattern` recognises batches for which a program was captured; of these, programs bear some that lie
+otherwise, and not all. Calls of a training loop are alike, and one comparison in C says that.
 """
 
 from collections.abc import Callable, Sequence

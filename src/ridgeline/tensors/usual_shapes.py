@@ -13,7 +13,7 @@ REPEATS = 4
 """A shape that is met as often before there is a program becomes the usual one."""
 OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
 OTHER_LAYOUTS = (
-    "batches that the code takes otherwise, because of strides or a tensor that stands twice, ran without a "
+    "batches that the code takes otherwise, because of strides or a tensor that occurs twice, ran without a "
     "graph"
 )
 

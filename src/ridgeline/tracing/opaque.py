@@ -104,7 +104,7 @@ def _op(
         dtype=inputs[0].dtype,
         inputs=inputs,
         outputs=(),
-        # In the arguments they tell apart, as keys do, steps that take different times.
+        # In the arguments they distinguish, as keys do, steps that take different times.
         arguments=msgspec.json.encode({"args": [], "kwargs": {"seconds": seconds}}).decode(),
         flops=0,
         bytes_read=traffic[0],

@@ -90,8 +90,8 @@ class TracingMode(TorchDispatchMode):
         storages: The storages seen so far.
         phase: Entered in the records; set by the caller.
         is_paused: Operators pass by unrecorded.
-        scalar_of: Called for `.item()`; returns the number to go on with, or None to ask the tensor. A fake
-            one has no value and refuses, so only numbers that do not matter can be made up.
+        scalar_of: Called for `.item()`; returns the number to continue with, or None to ask the tensor. A
+            fake one has no value and refuses, so only numbers that do not matter can be made up.
         uncounted: Names of operators that compute but have no FLOP formula.
         collectives: Names of collectives that passed by unrecorded.
     """

@@ -33,7 +33,7 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def unlimited() -> None:
-    """Lets a trace go on."""
+    """Lets a trace continue."""
 
 
 class Step(NamedTuple):
@@ -91,7 +91,7 @@ def record_step(subject: Subject, step: Step) -> Recording:
         )
     if recorder.collectives:
         notes.append(
-            f"what is sent between workers is a plan's own affair, and was left out: "
+            f"what is sent between workers depends on the plan, and was left out: "
             f"{', '.join(recorder.collectives)}"
         )
     if any(tensor.device != subject.device for tensor in tensors_of(step.batch)):

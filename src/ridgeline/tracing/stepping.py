@@ -18,7 +18,7 @@ from ridgeline.tracing.storages import Storages
 from ridgeline.tracing.subject import Subject
 
 _COUNTERS = {"step": 1000.0, "mu_product": 0.5}
-"""Numbers to go on with where an optimizer reads a scalar of its state: a step count beyond any warm-up
+"""Numbers to continue with where an optimizer reads a scalar of its state: a step count beyond any warm-up
 (RAdam has another rule for its first steps), and NAdam's momentum product, which lies in (0, 1)."""
 
 
@@ -80,7 +80,7 @@ def _scalar(tensor: Tensor, optimizer: Optimizer, *, is_fake: bool) -> float | N
     """The number that a scalar of the optimizer stands for; None where a real tensor knows it.
 
     Raises:
-        WorkloadError: nobody knows; the caller estimates the step instead.
+        WorkloadError: unknown; the caller estimates the step instead.
     """
     address = storage_address(tensor)
     for state in optimizer.state.values():

@@ -118,10 +118,10 @@ def predicted_scaling(
 
 
 def _limits(points: Sequence[ScalingPoint], found: Sequence[Law]) -> Iterator[str]:
-    """What the numbers of workers do not tell."""
+    """What the numbers of workers do not say."""
     if not found:
         yield (
-            f"no law is drawn: {len(points)} numbers of workers are predicted, a law wants "
+            f"no law is drawn: {len(points)} numbers of workers are predicted, a law needs "
             f"{LEAST_FOR_LAWS}; give more to --devices"
         )
     least = points[0].workers

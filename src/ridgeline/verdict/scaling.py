@@ -67,7 +67,7 @@ def _regime(runs: Sequence[MeasuredRun]) -> Regime:
     if len({run.workload.samples for run in runs}) == 1:
         return "weak"
     wholes = [run.workload.samples * run.measured.workers for run in runs]
-    # What does not divide is shared out with one sample more for some: the first worker's tells.
+    # What does not divide is shared out with one sample more for some: the first worker's counts.
     if all(abs(whole - wholes[0]) < max(counts) for whole in wholes):
         return "strong"
     shares = ", ".join(f"{run.measured.workers} x {run.workload.samples}" for run in runs)
@@ -153,7 +153,7 @@ def fitted_law(
     resampled: Sequence[Fit] = (),
     devices: Sequence[int] = (),
 ) -> Law:
-    """A law through points, with intervals where fits to resampled points tell any.
+    """A law through points, with intervals where fits to resampled points give any.
 
     Args:
         name: Of the law.

@@ -41,7 +41,7 @@ def notes_on(
     beyond = [count for count in devices if count > counts[-1]]
     if beyond and len(counts) < LEAST_TO_EXTRAPOLATE:
         yield (
-            f"laws say little of {', '.join(map(str, beyond))} workers: they are fitted to {len(counts)} "
+            f"laws say little about {', '.join(map(str, beyond))} workers: they are fitted to {len(counts)} "
             f"numbers of workers up to {counts[-1]}, wanted {LEAST_TO_EXTRAPOLATE}; `ridgeline simulate` "
             "predicts from what the links do"
         )

@@ -21,11 +21,11 @@ class MeasuredRun(NamedTuple):
     predicted: Timeline | None = None
     plan: Plan | None = None
     fingerprint: str = ""
-    """Of the machine; empty where nothing tells."""
+    """Of the machine; empty where that is unknown."""
 
 
 class FittedNumber(Value, frozen=True, kw_only=True):
-    """A fitted number and the interval that covers 90 % of resampled ones; None where nothing tells.
+    """A fitted number and the interval that covers 90 % of resampled ones; None where that is unknown.
 
     A limit or a peak may be infinite, for which JSON has no number: then `value` or `high` is None.
     """

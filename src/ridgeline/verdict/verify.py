@@ -53,8 +53,8 @@ class Verdict(Noun, frozen=True, kw_only=True):
     slower. That is the prediction, corrected by the plan's trial where there was one; `error_before` is then
     the error of the prediction before any trial.
     `waterfall` adds up to `measured_ns` exactly. `share_of_ceiling` is the physical limit over the
-    measured step, `overhead_fraction` Ridgeline's own time over it; None where nothing tells.
-    `hides_overhead` tells that this time passed on the host while the device worked, so that it is no
+    measured step, `overhead_fraction` Ridgeline's own time over it; None where that is unknown.
+    `hides_overhead` says that this time passed on the host while the device worked, so that it is no
     part of the step. `notes` begin with what the run could not do as planned and what it counted.
     """
 
@@ -109,7 +109,7 @@ class Verdict(Noun, frozen=True, kw_only=True):
 
     @property
     def replay_outlook(self) -> str:
-        """What the clock makes of the measured step, and how far off that is; empty where nothing tells."""
+        """What the clock makes of the measured step, and how far off that is; empty where that is unknown."""
         return "" if self.replay is None else replay_words(self.replay)
 
     @property
@@ -242,7 +242,7 @@ def step_drift(timeline: Timeline) -> float | None:
     """Median of the later half of the steps over that of the earlier half, minus 1.
 
     What a machine changes by itself while it does the same work, which no prediction can know. None for
-    fewer than eight steps, whose halves tell nothing.
+    fewer than eight steps, whose halves say nothing.
     """
     half = len(timeline.steps_ns) // 2
     earlier = statistics.median_low(timeline.steps_ns[:half]) if half >= _LEAST_HALF else 0

@@ -42,7 +42,7 @@ class Part(Value, frozen=True, kw_only=True):
 
 
 class Estimate(NamedTuple):
-    """Nanoseconds that the computing of a step needs, as far as a prediction tells."""
+    """Nanoseconds that the computing of a step needs, as far as a prediction shows."""
 
     ideal_ns: int
     memory_ns: int
@@ -53,7 +53,7 @@ class Estimate(NamedTuple):
 
 
 class Waterfall(NamedTuple):
-    """The parts, the notes on how they were found, and the limit (None when nothing tells it)."""
+    """The parts, the notes on how they were found, and the limit (None when that is unknown)."""
 
     parts: tuple[Part, ...]
     notes: tuple[str, ...]
@@ -69,20 +69,20 @@ def waterfall(
     """The parts of the measured step.
 
     Args:
-        predicted: Its operator spans tell what computing needs.
+        predicted: Its operator spans say what computing needs.
         measured: Its frames are divided.
-        machine: With `workload`, tells the same when `predicted` has no operator spans.
+        machine: With `workload`, gives the same when `predicted` has no operator spans.
         workload: See `machine`.
 
     Source: priority breakdown as in the TensorBoard profiler plugin, so that parts sum to wall time.
     """
     compute, communication, waiting, rest = divide(measured)
     waited = _waited(measured, waiting)
-    whose = "code of your own" if is_fed(measured) else "nothing measured what passed there"
+    whose = "code of your own" if is_fed(measured) else "what passed there was not measured"
     notes: list[str] = []
     estimate = estimate_of(predicted) or _priced(measured, machine, workload, notes)
     if estimate is None:
-        notes.append("nothing tells what limits the operators: all computing counts as other")
+        notes.append("it is unknown what limits the operators: all computing counts as other")
         estimate = Estimate(0, 0, 0, 0, 0)
         limit = None
     else:
@@ -131,7 +131,7 @@ def is_fed(measured: Timeline) -> bool:
 
 
 def _waited(measured: Timeline, waiting_ns: int) -> int:
-    """What of the time between steps is waiting for input, as far as anything tells."""
+    """What of the time between steps is waiting for input, as far as it is known."""
     if measured.origin == "predicted" or not any(s.lane == "host" for s in measured.frames):
         return waiting_ns
     return min(waiting_ns, round(measured.counters.get("waited_ns", 0.0)))
@@ -173,7 +173,7 @@ def _priced(
     try:
         priced = price_step(machine, workload, setting)
     except MachineError as error:
-        notes.append(f"the machine profile does not tell what limits the operators: {error}")
+        notes.append(f"the machine profile does not say what limits the operators: {error}")
         return None
     notes += priced.notes
     ideal = memory = kernel = launch = 0.0

@@ -93,8 +93,8 @@ _KINDS = (
         (BETWEEN,),
         "spent from a step's end to the next call",
         (BETWEEN,),
-        "iterate over rl.feed(loader), which measures how long it waits, to tell waiting for input from code "
-        "of your own",
+        "iterate over rl.feed(loader), which measures how long it waits, to separate waiting for input from "
+        "code of your own",
         advice_fed="do less between steps, or less often: the feed waited for less than that",
         is_measured=True,
     ),
@@ -157,7 +157,7 @@ def words_for(
     )
     gain = _gain(kind, length, step_ns, doubt)
     if kind.advice_fed and not is_fed:
-        gain = "no gain is claimed: nothing measured what passed there"
+        gain = "no gain is claimed: what passed there was not measured"
     return Words(
         f"{kind.name}: {units.percent(share)} of the step is {kind.what}",
         why,
@@ -206,7 +206,7 @@ def _gain(kind: _Kind, length: Mapping[str, int], step_ns: int, doubt: float) ->
     """What could be gained, claimed only when it exceeds what prediction and measurement leave open."""
     share = sum(length[name] for name in kind.gain_parts) / step_ns
     if not kind.gain_parts:
-        return "no gain is claimed for what is not understood"
+        return "no gain is claimed for unexplained time"
     if share <= 0.0:
         return "no gain is claimed: the step is at its limit there"
     if share <= doubt:
@@ -242,7 +242,9 @@ def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
     if idle_gaps:
         idle = units.nanoseconds(counters.get("idle_ns", 0.0))
         hint = (
-            "" if "waited_ns" in counters else "; rl.feed(loader) tells waiting for batches apart"
+            ""
+            if "waited_ns" in counters
+            else "; rl.feed(loader) measures waiting for batches separately"
         )
         words.append(
             f"idle between steps: {idle} in {_times(idle_gaps, 'gap', 'gaps')}, not counted{hint}"

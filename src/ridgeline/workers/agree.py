@@ -47,7 +47,7 @@ def largest_of_workers(value: float, world: World) -> float:
 
 @contextlib.contextmanager
 def failing_together(world: World, otherwise: Exception) -> Iterator[None]:
-    """What fails inside on one worker fails on all, before any of them goes on to what they do together.
+    """What fails inside on one worker fails on all, before any of them continues to what they do together.
 
     Args:
         world: This worker's place.

@@ -1,9 +1,9 @@
 """Attendance: every worker says how far it is, so that a missing one is named and not only missed.
 
 What a step does for it is to count, in this process alone. A thread writes the count into the store of the
-process group (see `Attendance`), twice a second. Whoever waits in vain reads what the others wrote, names
-those that did not come, and says what they do instead. After half a minute without progress that is told on
-stderr, too: collectives on GPUs never fail where Python could catch it.
+process group (see `Attendance`), twice a second. A worker that waits in vain reads what the others wrote,
+names those that did not come, and says what they do instead. After half a minute without progress that is
+printed on stderr, too: collectives on GPUs never fail where Python could catch it.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ EVERY_S = 0.5
 PATIENCE_S = 5.0
 """So long an answer is waited for, once something has failed: ten times what one takes."""
 TOLD_AFTER_S = 30.0
-"""Seconds without progress after which those that are behind are told on stderr; then twice as long."""
+"""Seconds without progress after which those that are behind are named on stderr; then twice as long."""
 _POLL_S = 0.02
 _IN_STEP = "in a step"
 _GONE = "its process is gone"
@@ -88,7 +88,7 @@ class Attendance:
         return taken
 
     def begin_step(self, name: str, recorder: Recorder) -> None:
-        """This worker is in its next step, whose frames `recorder` is told of."""
+        """This worker is in its next step, whose frames `recorder` is notified of."""
         self._rounds += 1
         self._calls = 0
         self._step, self._recorder = name, recorder
@@ -106,7 +106,7 @@ class Attendance:
         self._calls += 1
 
     def stopped(self, error: BaseException) -> None:
-        """An error of this worker's own ends its step; the others are told at once."""
+        """An error of this worker's own ends its step; the others are notified at once."""
         if not isinstance(error, AbsentWorkerError):
             self._end, self._has_raised = _raised(error), True
             self.publish()

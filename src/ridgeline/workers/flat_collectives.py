@@ -20,7 +20,7 @@ _reduce: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatt
 
 
 _TAG = 0
-"""Of all messages: the order tells them apart."""
+"""Of all messages: the order distinguishes them."""
 
 
 def all_gather(whole: Tensor, share: Tensor, group: dist.ProcessGroup | None) -> None:
@@ -116,7 +116,7 @@ def start_messages(
     """
     group = dist.group.WORLD if group is None else group
     assert group is not None, "messages are sent within a job"
-    # A message leaves once its receiver has told where it goes, so that comes first.
+    # A message leaves once its receiver has said where it goes, so that comes first.
     # The group's own calls: `dist.irecv` takes 12 us more, to check what is known here. Source: torch 2.13,
     # one core; a small exchange of two workers takes 84 us with it and 54 without.
     arriving = [

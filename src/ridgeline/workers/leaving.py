@@ -1,7 +1,7 @@
 """How a worker leaves its process group: captured graphs first, and without waiting for peers that are gone.
 
 NCCL ends a communicator only once no CUDA graph holds its collectives any more, and waits for that for ever.
-So graphs are given up before: when the group is destroyed, whoever does it, and when the interpreter ends.
+So graphs are given up before: when the group is destroyed, by any code, and when the interpreter ends.
 After a failure the group is aborted, since destroying it waits for workers that may never come.
 """
 
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 IDLE_S = 5.0
-"""So long a worker that fails waits for its device: finished steps shall count, lost peers hold nobody up."""
+"""So long a worker that fails waits for its device: finished steps shall count, lost peers hold none up."""
 GATHER_S = 10.0
 """So long the first worker at its end waits for the others, so that none loses what is still on its way."""
 ABORT_S = 20
@@ -97,7 +97,7 @@ def is_open(group: dist.ProcessGroup | None = None) -> bool:
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Whether what is being handled ends a worker that its peers go on counting on."""
+    """Whether what is being handled ends a worker that its peers continue counting on."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None

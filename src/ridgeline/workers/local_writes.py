@@ -10,7 +10,7 @@ _version = attrgetter("_version")
 
 
 class LocalWrites:
-    """Tells whether parameters were written, moved or replaced, or the optimizer was loaded.
+    """Finds whether parameters were written, moved or replaced, or the optimizer was loaded.
 
     Args:
         model: Its parameters.

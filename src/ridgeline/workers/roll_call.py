@@ -1,7 +1,7 @@
 """Who did not come to a collective, decided from what the workers say of themselves; pure functions.
 
 Every worker counts the steps (and other rounds) that it has begun, and the collectives in the present one.
-These are the same on all workers in the same order, so whoever stands furthest behind is waited for.
+These are the same on all workers in the same order, so the worker furthest behind is waited for.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ class Row(Value, frozen=True, kw_only=True):
 
     `rounds` and `calls` are its place: rounds begun, and collectives begun in the present round. `completed`
     are the steps that ended, by the name of their `TrainStep`. `end` says how it stopped, empty until
-    then. `is_waiting` tells that it lost others itself. `serial` grows with every word.
+    then. `is_waiting` says that it lost others itself. `serial` grows with every word.
     """
 
     rank: int
@@ -50,8 +50,8 @@ def absent(
 ) -> list[Absence]:
     """The workers for which `mine` waits, in order; empty where all stand where it stands.
 
-    Those that raised an error of their own are told alone, being the cause of all else; then those that ended
-    or fell silent; then those furthest behind, which others may wait for that are behind themselves.
+    Those that raised an error of their own are reported alone, being the cause of all else; then those that
+    ended or fell silent; then those furthest behind, which others may wait for that are behind themselves.
 
     Args:
         mine: Of the worker that asks.
@@ -139,7 +139,7 @@ def _absence(rank: int, row: Row | None, silence: str) -> Absence:
             is_silent=True,
         )
     if row.is_waiting:
-        what = "it had waited for other workers in vain, and left"
+        what = "it had waited for other workers until its timeout, and left"
         return Absence(
             rank=rank,
             what=what,

@@ -1,7 +1,7 @@
 """The worker's side of a launch: its log, its end with the parent's, and its last words.
 
 What ends a worker is written to a small JSON file before anything is torn down, so that the parent can
-tell the first cause from the errors of peers that only lost their connection.
+distinguish the first cause from the errors of peers that only lost their connection.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def end_with_parent(parent: int) -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # it ended before the kernel was told
+        if os.getppid() != parent:  # it ended before the kernel was asked
             os._exit(1)
         return
 
@@ -95,7 +95,7 @@ def last_words(run_dir: Path, rank: int) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever ends a worker is told to its parent
+    except Exception as error:  # noqa: BLE001 - whatever ends a worker is reported to its parent
         write_atomically(
             last_words_path(run_dir, rank), msgspec.json.encode(_describe(rank, error))
         )

@@ -61,7 +61,7 @@ class World:
         runs (see `joins`, which the environment says) is in a group of its own. A group initialised here is
         left at interpreter exit. Captured graphs are closed before either is destroyed, and at exit. On the
         CPU this process keeps the memory that it frees (see `host_memory`), and the threads that carry
-        messages preempt nobody (see `message_threads`).
+        messages preempt no thread (see `message_threads`).
 
         Args:
             threads: Threads for torch on the CPU; 0 leaves the number as it is.

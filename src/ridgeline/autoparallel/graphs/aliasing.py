@@ -89,7 +89,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def must_stay(node: fx.Node) -> bool:
-    """Whether a node does something although nobody uses its value."""
+    """Whether a node does something although its value is not used."""
     return node.is_impure() or writes(node) or is_random(node)
 
 

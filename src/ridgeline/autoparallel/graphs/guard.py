@@ -40,7 +40,7 @@ def read_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Guards:
 
 
 class Guard:
-    """Tells calls that a traced program can serve from those that the function itself has to.
+    """Distinguishes calls that a traced program can serve from those that the function itself has to.
 
     Args:
         fn: The function as written.

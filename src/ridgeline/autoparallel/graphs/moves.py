@@ -45,7 +45,7 @@ def compile_move(program: Program, index: int, keep: Collection[int]) -> Segment
     Args:
         program: Has the operation.
         index: The operation's number.
-        keep: Slots to be filled though nobody else reads them.
+        keep: Slots to be filled though nothing else reads them.
     """
     operation = program.operations[index]
     node, slot_of = operation.node, program.slot_of

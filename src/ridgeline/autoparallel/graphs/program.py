@@ -179,7 +179,7 @@ class Program:
     ) -> Segment:
         """These operations as one compiled function `segment(environment)`, run in this order.
 
-        Values that nobody outside reads never enter the environment, unless they are in `keep`. A slot is
+        Values that nothing outside reads never enter the environment, unless they are in `keep`. A slot is
         emptied by the segment that uses it last, where one is last in every order, unless it is in `keep`.
 
         Args:

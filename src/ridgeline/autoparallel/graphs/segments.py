@@ -27,7 +27,7 @@ class SegmentSource(NamedTuple):
         nodes: What runs, in order; each once.
         slot_of: Slot of every node of the graph.
         exported: Slots that the segment fills in the environment.
-        emptied: Slots of the environment that nobody reads after this segment.
+        emptied: Slots of the environment that are not read after this segment.
         device: Where operators make tensors that were traced to make them on `home`; None: where traced.
         home: See `device`.
     """

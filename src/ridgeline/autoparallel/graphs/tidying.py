@@ -11,7 +11,7 @@ _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.defa
 
 
 def tidy(graph: fx.Graph) -> None:
-    """Drop what nobody needs, and detach nodes: a program runs without gradients."""
+    """Drop what is not needed, and detach nodes: a program runs without gradients."""
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.detach.default:
             (value,) = node.all_input_nodes

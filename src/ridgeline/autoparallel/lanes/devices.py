@@ -132,7 +132,7 @@ class DeviceProgram:
         return found[0] if len(found) == 1 else _in_turn(found)
 
     def _segments(self, operations: list[int], target: int) -> list[Work]:
-        """Operations of one lane, parted by the device on which they were traced: they make tensors there."""
+        """Operations of one lane, split by the device on which they were traced: they make tensors there."""
         found: list[Work] = []
         for _, part in itertools.groupby(operations, lambda i: self.program.operations[i].device):
             segment = self.program.segment(

@@ -58,7 +58,7 @@ class GraphClock:
         """Seconds of a graph that holds `count` calls in a row.
 
         Raises:
-            RuntimeError: the call cannot be captured; the process cannot go on.
+            RuntimeError: the call cannot be captured; the process cannot continue.
         """
         return self._replay_s(lambda: _repeat(call, count))
 

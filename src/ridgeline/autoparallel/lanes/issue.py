@@ -56,7 +56,7 @@ def pieces(schedule: Schedule) -> tuple[IssuedPiece, ...]:
 class Lanes(Protocol):
     """What carries out pieces: CUDA streams, or something that only takes notes.
 
-    A call is `fork`, then for each piece `enter`, its waits, the work, `signal`, and at last
+    A call is `fork`, then for each piece `enter`, its waits, the work, `signal`, and finally
     `join`.
     """
 

@@ -221,7 +221,7 @@ def _engine(num_lanes: int, threads: int) -> Engine:
     for lane in range(1, num_lanes):
         engine.push(partial(_prepare_thread, threads), lane=_lane_name(lane), name=_PREPARE)
     engine.wait_all()
-    set_threads(before)  # new threads take over what was set last, whoever set it
+    set_threads(before)  # new threads take over what was set last, by any thread
     return engine
 
 

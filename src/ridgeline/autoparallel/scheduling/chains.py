@@ -44,7 +44,7 @@ def assign_chains(dag: Dag) -> Assignment:
 
 
 def share_lanes(dag: Dag, assignment: Assignment) -> Assignment:
-    """The same assignment on fewer lanes: a lane that ends before another begins goes on as that one.
+    """The same assignment on fewer lanes: a lane that ends before another begins continues as that one.
 
     Independent nodes still never share a lane, and the syncs of `assign_chains` stay as they are: only an
     edge between the two lanes could save one, and it would have been matched.

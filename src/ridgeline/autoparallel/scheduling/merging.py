@@ -27,7 +27,7 @@ def merge_lanes(
 ) -> Assignment:
     """Joins two lanes at a time, as long as the predicted makespan does not grow.
 
-    Then goes on, with the pair that costs least, until there are at most `most_lanes`. Joined lanes run in
+    Then continues, with the pair that costs least, until there are at most `most_lanes`. Joined lanes run in
     issue order. Lanes that are too many to try all pairs are folded first, those that run at different times
     together; where more are there than allowed, folding alone is tried too, and the better one is kept.
 
@@ -63,7 +63,7 @@ def merge_lanes(
 def _fold(
     dag: Dag, assignment: Assignment, costs: Sequence[NodeCost], count: int, sync_s: float
 ) -> Assignment:
-    """At most `count` lanes: by their start, each goes on as the one that is done first."""
+    """At most `count` lanes: by their start, each continues as the one that is done first."""
     times = _run(dag, assignment, costs, sync_s)
     first = [float("inf")] * assignment.num_lanes
     work = [0.0] * assignment.num_lanes

@@ -61,7 +61,7 @@ def plan_transfers(
             program.
 
     Raises:
-        ScheduleError: an operation has no device, or reads what nobody makes.
+        ScheduleError: an operation has no device, or reads what no operation makes.
     """
     if len(device_of) != dag.num_nodes:
         raise ScheduleError(

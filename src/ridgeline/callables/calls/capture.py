@@ -1,7 +1,7 @@
 """One capture of a function: its graph, given arguments wherever they are, its result handed out each time.
 
-A result is an alias of the graph's memory. Whoever holds it, or a view of it, keeps the graph from being
-replayed: the storage counts its holders.
+A result is an alias of the graph's memory. A caller that holds it, or a view of it, keeps the graph from
+being replayed: the storage counts its holders.
 """
 
 from collections.abc import Callable
@@ -79,7 +79,7 @@ class CallCapture:
         return replay
 
     def is_free(self) -> bool:
-        """Whether nobody holds a result of an earlier replay, or a view of one."""
+        """Whether nothing holds a result of an earlier replay, or a view of one."""
         return [*map(_num_holders, self._storages)] == self._holders
 
     def aliases(self) -> Any:

@@ -36,7 +36,7 @@ SPECIAL = "calls with subclasses of Tensor ran eagerly"
 WRITING = "calls that change more than the values of tensors, such as those that fill a cache, ran eagerly"
 REPLACED = "parameters, modules, hooks or objects were replaced after the capture: captured again"
 MOST_READINGS = 32
-"""After so many calls that were read anew, what changes changes all the time, and reading takes longer."""
+"""After so many calls that were read again, what changes changes all the time, and reading takes longer."""
 
 
 class Captured(NamedTuple):
@@ -213,7 +213,7 @@ class CallDispatch:
         try:
             reads = self.read(args)
         except WritingError as error:
-            if kind in self._writing:  # it has filled what it wanted to, and goes on
+            if kind in self._writing:  # it has filled what it wanted to, and continues
                 self._unread.add(kind)
             self._writing.add(kind)
             self._count_eager(f"{WRITING}: {error}")

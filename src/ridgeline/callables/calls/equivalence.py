@@ -105,7 +105,7 @@ def compare_calls(
 
 
 def check_results(result: Any, own: Sequence[Tensor] = ()) -> None:
-    """Refuse results that a captured program cannot make anew, nor anyone compare.
+    """Refuse results that a captured program cannot make again, nor anyone compare.
 
     Args:
         result: Of one call.

@@ -73,7 +73,7 @@ def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """Outside inference mode, whose tensors cannot be told apart once changed, and with fresh casts.
+    """Outside inference mode, whose tensors cannot be distinguished once changed, and with fresh casts.
 
     Value checks of distributions are off, as while the program is read.
     """
@@ -195,7 +195,7 @@ def _regional(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
             f"wanted a module with repeated blocks for mode 'regional', got {name_of(fn)}; give the "
             "module itself, or use mode 'compiled'"
         )
-    # The copy is nobody else's, so its blocks stay switched to their compiled form.
+    # The copy is used nowhere else, so its blocks stay switched to their compiled form.
     model = shared_copy(fn)
     regions = CompiledRegions(model)
     active = contextlib.ExitStack()

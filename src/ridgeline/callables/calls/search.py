@@ -43,7 +43,7 @@ TURNS = 15
 MOST_ROUNDS = 4
 STEADY = 0.2
 """Turns are repeated until the quartiles of every mode lie within this share of its median, or often enough:
-on a machine that does other things as well, a few turns tell nothing."""
+on a machine that does other things as well, a few turns say nothing."""
 BLOCK_S = 1e-3
 """One turn calls a mode for about this long."""
 

@@ -34,11 +34,11 @@ class ModeDecision(NamedTuple):
 
 
 def decide(measurements: Sequence[ModeTiming], calls: int | None = None) -> ModeDecision:
-    """The fastest mode whose gain is real; among those that noise cannot tell apart the simplest.
+    """The fastest mode whose gain is real; among those that noise cannot distinguish the simplest.
 
     Args:
         measurements: Simplest mode first; the first one is the program as written (eager).
-        calls: How often the program will be called; None where nobody knows.
+        calls: How often the program will be called; None where that is unknown.
 
     Returns:
         A mode whose median is never above that of the first.

@@ -31,7 +31,7 @@ class _Pitched(ctypes.Structure):
 
 
 class _Copy(ctypes.Structure):
-    """`cudaMemcpy3DParms` of CUDA's `driver_types.h`: what a copy in a graph is told."""
+    """`cudaMemcpy3DParms` of CUDA's `driver_types.h`: the parameters of a copy in a graph."""
 
     _fields_ = (
         ("src_array", ctypes.c_void_p),
@@ -141,7 +141,7 @@ def _check(code: int) -> None:
 
 
 def _text(code: int) -> str:
-    """What an error code of the runtime means; clears the error, which nobody else need see."""
+    """What an error code of the runtime means; clears the error, which no later call should see."""
     runtime = _runtime()
     assert runtime is not None
     runtime.cudaGetLastError()

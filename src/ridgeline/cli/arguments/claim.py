@@ -23,7 +23,7 @@ def claimed(task: str, given: Path | None, *, resume: bool) -> Iterator[Path]:
     Args:
         task: Name or file of the task.
         given: The directory that the user named, or None.
-        resume: Go on with a run that is there.
+        resume: Continue with a run that is there.
 
     Raises:
         CheckpointError: a run is to be resumed where there is none.
@@ -48,13 +48,13 @@ def claimed(task: str, given: Path | None, *, resume: bool) -> Iterator[Path]:
 
 def _taken(path: Path) -> RidgelineError:
     return RidgelineError(
-        f"wanted a new or empty run directory, got {path}, which holds something already; name "
-        "another with -o, or go on with that run by --resume"
+        f"wanted a new or empty run directory, got {path}, which holds something already; name another with "
+        "-o, or continue that run with --resume"
     )
 
 
 def _make_fresh(task: str, stack: contextlib.ExitStack) -> Path:
-    """A directory of a default name that nobody else has made."""
+    """A new directory of a default name."""
     while True:
         path = run_directory.fresh(task)
         try:
@@ -110,7 +110,7 @@ def _open_locked(path: Path) -> int:
             owner = os.read(handle, 32).decode() or "without a number yet"
             os.close(handle)
             raise RidgelineError(
-                f"wanted a run directory that nobody writes, got {path.parent}, which is being written by "
-                f"process {owner}; wait for it or name another directory with -o"
+                f"wanted a run directory that no other process writes, got {path.parent}, which is being "
+                f"written by process {owner}; wait for it or name another directory with -o"
             ) from None
         os.close(handle)

@@ -39,7 +39,7 @@ def positive(text: str) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Numbers of at least 1, for argparse: `1,2,4`, or `1,2,4,...,64`, which goes on as it began.
+    """Numbers of at least 1, for argparse: `1,2,4`, or `1,2,4,...,64`, which continues as it began.
 
     Example:
         >>> counts("1,2,4,...,20")
@@ -63,7 +63,7 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def _going_on(found: Sequence[int], end: int) -> list[int]:
-    """What follows below `end`: 1, 2, 4 doubles, and 2, 4, 6 adds, as what led to the last number tells."""
+    """What follows below `end`: 1, 2, 4 doubles, and 2, 4, 6 adds, as the step to the last number shows."""
     before, last = found[-2:]
     rise = last - before
     adds = last % before != 0 or (len(found) > 2 and before - found[-3] == rise)
@@ -255,7 +255,7 @@ def traced(
         task: Of which a step is traced.
         counts: Numbers of workers.
         device: `cpu` or `cuda`.
-        heartbeat: Tells what is under way.
+        heartbeat: Reports what is under way.
         allow: Changes of the maths that may be made; the step is traced in the precisions among them, too.
 
     Raises:
@@ -308,7 +308,7 @@ def measured(
     Args:
         workload: The step.
         setting: How devices will be shared.
-        heartbeat: Tells what is under way.
+        heartbeat: Reports what is under way.
         codecs: Whether the step may send less.
         refresh: Measure again what is known.
 

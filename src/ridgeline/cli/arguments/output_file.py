@@ -34,7 +34,7 @@ def _check(path: Path) -> None:
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
         raise argparse.ArgumentTypeError(
-            f"wanted a file to write, got {path}, and {above} is no directory; name another"
+            f"wanted a file to write, got {path}, and {above} is not a directory; name another"
         )
     if not os.access(above, os.W_OK | os.X_OK):
         raise argparse.ArgumentTypeError(

@@ -74,7 +74,7 @@ def check_unfinished(run_dir: Path, epochs: int, say: Say) -> Path | None:
     Args:
         run_dir: Of the run.
         epochs: That it shall have in all.
-        say: Told which checkpoint that is, and why newer ones are skipped.
+        say: Called with which checkpoint that is, and why newer ones are skipped.
 
     Raises:
         CheckpointError: all epochs are done and reported already, or there are checkpoints but none is whole.

@@ -291,7 +291,7 @@ def _choose(
             doubt=doubting(mark if is_first else unmarked, heartbeat.tell),
         )
         decision = _as_ranked(*chosen, workloads)
-    else:  # measuring here would tell nothing about it
+    else:  # measuring here would say nothing about it
         decision = _as_ranked(given, rank(given), workloads)
     seconds = compiling_s(decision.plan)
     if seconds:
@@ -321,7 +321,7 @@ def _recalled(
 ) -> Decision | None:
     """The choice of an earlier start, predicted with all details and tried; None where it fails.
 
-    It is predicted as it was then. From a profile that was measured again since it is predicted anew, once
+    It is predicted as it was then. From a profile that was measured again since it is predicted again, once
     the operators of the step, which that lacks, are timed.
     """
     best = kept.ranking.best

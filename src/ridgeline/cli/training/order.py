@@ -1,4 +1,4 @@
-"""What a training run is asked for: its arguments, with those of the run that it goes on with."""
+"""What a training run is asked for: its arguments, with those of the run that it continues with."""
 
 import argparse
 import dataclasses
@@ -31,7 +31,7 @@ class Order(Value, frozen=True, kw_only=True):
         job: Its paths are absolute.
         epochs: In all.
         seed: Of everything random.
-        resume: Go on with the run that is there.
+        resume: Continue with the run that is there.
         checkpoint_every: Steps.
         task_digest: See `TrainRequest`.
         is_task_changed: See `TrainRequest`.
@@ -75,7 +75,7 @@ def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
     Args:
         args: Of `ridgeline train`.
         run_dir: Claimed for this run.
-        say: Told what a resumed run goes on from.
+        say: Called with what a resumed run continues from.
 
     Raises:
         RidgelineError: the run directory holds a run of another task.
@@ -116,7 +116,7 @@ def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
     is_changed = before.task_digest is not None and digest != before.task_digest
     if is_changed:
         say(
-            f"{task} has changed since the run in {run_dir} was last started: going on with it as it is now"
+            f"{task} has changed since the run in {run_dir} was last started: continuing with it as it is now"
         )
     return Order(
         run_dir=str(run_dir),
@@ -188,7 +188,7 @@ def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Pa
     for option, mine, its_own in wanted:
         if mine not in (None, its_own):
             raise CheckpointError(
-                f"wanted to go on with the run in {run_dir}, which has {its_own}, got {option} {mine}; leave "
+                f"wanted to continue the run in {run_dir}, which has {its_own}, got {option} {mine}; leave "
                 "it out, or start another run with -o"
             )
 

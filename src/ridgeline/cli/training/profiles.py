@@ -25,7 +25,7 @@ class TaskProfiles:
         workloads: The step of each worker, by the number of workers.
         wishes: See `Wishes`.
         requested: The trial of a plan.
-        heartbeat: Tells what is under way.
+        heartbeat: Reports what is under way.
     """
 
     known: Machine
@@ -74,7 +74,8 @@ class TaskProfiles:
     def _held(self, machine: Machine, counts: Sequence[int]) -> Machine:
         """The machine whose operators add up to the task's step.
 
-        On GPUs for the largest number of workers alone: starting them there takes longer than what it tells.
+        On GPUs for the largest number of workers alone: starting them there takes longer than the result is
+            worth.
         """
         for count in counts[-1:] if machine.device_kind == "cuda" else counts:
             setting = self._setting(machine, count)
@@ -91,7 +92,7 @@ class TaskProfiles:
 
 
 def why_again(machine: Machine, heartbeat: Heartbeat) -> str:
-    """Why a saved profile is to be measured again now, empty where it is not; what there is to say is told.
+    """Why a saved profile is to be measured again now, empty where it is not; the reasons are reported.
 
     Cost: Where the profile is doubtful, listens to the host for 0.3 s.
     """

@@ -32,10 +32,10 @@ def try_apart(request: TrialRequest) -> Timeline:
         last = f": {error.last_line}" if error.last_line and not error.signal else ""
         if error.is_late:
             raise LaunchError(
-                f"wanted a trial of {label(plan)} within {units.seconds(limit_s)}, got no end of it from "
+                f"wanted a trial of {label(plan)} within {units.seconds(limit_s)}, got no result from "
                 f"{which}{last}; it was stopped: if no other plan runs, name one by --plan"
             ) from error
-        if error.raised.kind == ObstacleError.__name__:  # whoever chooses has other plans then
+        if error.raised.kind == ObstacleError.__name__:  # the choice has other plans then
             raise ObstacleError(error.raised.message) from error
         raise LaunchError(
             f"wanted a trial of {label(plan)}, got {error.how} from {which}{last}\n{error}"

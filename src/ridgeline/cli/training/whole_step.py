@@ -34,7 +34,7 @@ def held_against_task(
         workload: The step of one worker.
         setting: Of all of them.
         phases: Times them.
-        heartbeat: Tells what is under way, which phases were missed, and why it did not work.
+        heartbeat: Reports what is under way, which phases were missed, and why it did not work.
     """
     try:
         if is_long(machine, workload, setting):
@@ -43,7 +43,7 @@ def held_against_task(
             seconds = phases()
     except RidgelineError as error:  # whatever fails here fails in a trial, which says it at length
         heartbeat.tell(
-            f"operators were not held against a whole step: {str(error).splitlines()[0]}"
+            f"operators were not compared with a whole step: {str(error).splitlines()[0]}"
         )
         return machine
     found = held_against_step(machine, workload, setting, seconds)

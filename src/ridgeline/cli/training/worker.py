@@ -60,7 +60,7 @@ class TrainRequest(Noun, frozen=True, kw_only=True):
         run_dir: Gets all files.
         epochs: In all.
         seed: Of everything random.
-        resume: Go on from the newest checkpoint.
+        resume: Continue from the newest checkpoint.
         checkpoint_every: Steps.
         task_digest: SHA-256 of the task file's text; None for a built-in task.
         is_task_changed: That text has changed between the starts of this run.

@@ -1,8 +1,8 @@
 """What compiling takes on this host over what is assumed of it, learned from every trial that compiled.
 
-A step that was compiled here before is expected to take that long again. What other steps took tells about
-the host, and each about itself as well: one that the compiler cuts into many programs takes many times what
-its number of operators says. So their median counts little while they are few.
+A step that was compiled here before is expected to take that long again. What other steps took says something
+about the host, and each about itself as well: one that the compiler cuts into many programs takes many times
+what its number of operators says. So their median counts little while they are few.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ PRIOR = 2.0
 
 
 class CompileTime(Value, frozen=True, kw_only=True):
-    """What compiling one step took: seconds over those assumed; `step` tells it from others."""
+    """What compiling one step took: seconds over those assumed; `step` distinguishes it from others."""
 
     step: str
     ratio: float
@@ -71,9 +71,9 @@ def learn(
         directory: The cache.
         ranking: With trials.
         factor: By which the expectations in it were multiplied.
-        step: Tells this step from others.
+        step: Distinguishes this step from others.
         least: Seconds over those assumed of a trial that was stopped: compiling takes longer than that. It
-            tells something only where that is more than what is known.
+            says something only where that is more than what is known.
     """
     ratios = [
         factor * c.compile_s / c.timeline.counters["compile_s"]

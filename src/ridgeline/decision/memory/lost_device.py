@@ -62,11 +62,12 @@ def raise_if_lost(place: Place | None, plan: Plan, error: Exception) -> None:
             plans = {**_load(place).plans, label(plan): how}
             try:
                 LostDevices(plans=plans).save(_path(place))
-                way_out = "start the process again, which will do without that plan"
+                way_out = "start the process again, which will leave out that plan"
             except OSError as unkept:
                 way_out += f" (it could not be remembered: {unkept.strerror})"
         raise DeviceLostError(
-            f"wanted a GPU that goes on after a trial of {label(plan)}, got {how}; {way_out}", how
+            f"wanted a GPU that still works after a trial of {label(plan)}, got {how}; {way_out}",
+            how,
         ) from lost
 
 

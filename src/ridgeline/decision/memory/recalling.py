@@ -20,7 +20,7 @@ from ridgeline.simulator.step import simulate
 from ridgeline.workload import Workload
 
 AS_REMEMBERED = 1.25
-"""A plan that takes more than this multiple of the step that is remembered of it is chosen anew."""
+"""A plan that takes more than this multiple of the step that is remembered of it is chosen again."""
 PREDICTED_BEFORE = (
     "predicted by an earlier start, from a profile that was measured again since; there is no time to time "
     "the operators of this step for the new one"
@@ -36,7 +36,7 @@ def tried_again(
         ranking: Of an earlier start.
         trial: Runs a plan.
         heartbeat: Says meanwhile what is under way.
-        tell: Takes what is said.
+        tell: Takes the lines.
 
     Raises:
         AbsentWorkerError: another worker is missing.
@@ -51,19 +51,19 @@ def tried_again(
             measured = with_share(trial(best.plan), best.timeline, best.plan.sync)
     except OutOfTimeError as error:
         if is_compiled(best.plan):
-            tell(f"it does not get ready in time ({error}): choosing anew")
+            tell(f"it was not ready in time ({error}): choosing again")
             return None
         tell(f"there is no time to try it ({error}): taken as remembered")
         return remembered.noted(ranking, best, "and not tried again, since there was no time")
     except (AbsentWorkerError, DeviceLostError):
         raise
     except RidgelineError as error:
-        tell(f"it fails now ({error}): choosing anew")
+        tell(f"it fails now ({error}): choosing again")
         return None
     if measured.step_ns * 1e-9 > AS_REMEMBERED * best.step_s:
         tell(
             f"it takes {units.nanoseconds(measured.step_ns)} now, where it took "
-            f"{units.seconds(best.step_s)}: choosing anew"
+            f"{units.seconds(best.step_s)}: choosing again"
         )
         return None
     tell(f"  {units.nanoseconds(measured.step_ns)} a step, as remembered")

@@ -19,7 +19,7 @@ class LaneRecord:
 
     Attributes:
         is_inline: Its tasks run in the thread that pushes.
-        keeps_order: Its runner has to be told of every push.
+        keeps_order: Its runner has to be notified of every push.
         is_control: It is that of the engine's own tasks, which delete variables and clear errors.
         busy_ns: Time of its tasks so far, summed over its threads.
     """

@@ -1,7 +1,7 @@
 """Lanes: where tasks run. Each kind turns a ready task into work and reports when it is done.
 
 `InlineLane` runs in the thread that pushes (compute, host). `ThreadLane`, in threads.py, has workers
-of its own (loader, disk). `WorkLane` starts asynchronous collectives and is told of their end (gloo).
+of its own (loader, disk). `WorkLane` starts asynchronous collectives and is notified of their end (gloo).
 `StreamLane`, in streams.py, enqueues on a CUDA stream; its tasks are over, for the host, once enqueued.
 Collectives must start in the same order on every worker, so the last two keep push order.
 """
@@ -41,7 +41,7 @@ class LaneRunner(Protocol):
     def start(self, task: EngineTask) -> None:
         """All the task waits for is done: run it and call `finish`.
 
-        After an interrupt it is called again for tasks that nobody has taken (`is_taken`).
+        After an interrupt it is called again for tasks that no thread has taken (`is_taken`).
         """
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class InlineLane:
         """Nothing to undo."""
 
     def start(self, task: EngineTask) -> None:
-        """Run it here and now. An interrupt or exit goes on to the caller."""
+        """Run it here and now. An interrupt or exit continues to the caller."""
         if task.is_taken:
             return
         try:
@@ -120,7 +120,7 @@ class InOrderLane(abc.ABC):
         self._order: deque[EngineTask] = deque()
         self._ready: set[int] = set()
         self._lock = threading.Lock()
-        self._launcher: object = None  # whoever launches at present
+        self._launcher: object = None  # the thread that launches at present
 
     def enqueue(self, task: EngineTask) -> None:
         """Note its place."""
@@ -218,7 +218,7 @@ def call(task: EngineTask, returned: list[Any] | None = None) -> BaseException |
     """Run the task's function; what it raised, or None.
 
     Args:
-        task: Told when it began; pushes from inside it are known as nested.
+        task: Notified when it began; pushes from inside it are known as nested.
         returned: Gets what the function returned.
     """
     if task.error is not None:

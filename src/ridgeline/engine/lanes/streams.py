@@ -1,8 +1,8 @@
 """Lanes that are CUDA streams: dependencies between their tasks become events, and the host never waits.
 
 A task of such a lane is over, for the engine, once its function has enqueued its kernels. What the
-stream still has to do is told by events in the variables: every write leaves one, and so does every
-read since the last write. Whoever comes next waits on the device, and only for other streams: a stream
+stream still has to do is recorded by events in the variables: every write leaves one, and so does every
+read since the last write. The next user waits on the device, and only for other streams: a stream
 runs its own work in order.
 
 Source: the event mode of MXNet's threaded engine (Apache MXNet pull request 20331).
@@ -77,7 +77,7 @@ class Fork:
         self._lane = lane
 
     def is_open(self) -> bool:
-        """Whether that capture still goes on."""
+        """Whether that capture still continues."""
         return self._lane.is_capturing_as(self)
 
 

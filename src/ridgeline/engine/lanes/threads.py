@@ -19,7 +19,7 @@ class ThreadLane:
     which almost all have: its append and popleft are single instructions of the interpreter and need no
     lock. A heap under a lock serves the others.
 
-    A worker that finishes a task goes on with what became ready by it, without waking anyone.
+    A worker that finishes a task continues with what became ready by it, without waking anyone.
     """
 
     runs_inline = False

@@ -68,7 +68,7 @@ class HostChain:
 def queued(
     work: HostChain, push: Callable[[Callable[[], None]], None], pace: Callable[[int], None]
 ) -> float:
-    """Queue every operation, pacing after each as told; something of the result."""
+    """Queue every operation, pacing after each as given; something of the result."""
     work.begin()
     for index in range(work.num):
         push(partial(work.compute, work.issue()))

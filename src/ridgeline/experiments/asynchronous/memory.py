@@ -63,7 +63,7 @@ class Items:
         self._total = 0.0
 
     def produce(self, index: int) -> Tensor:
-        """An item; it counts until nobody holds it."""
+        """An item; it counts until it is released."""
         item = torch.full((ITEM_BYTES // 4,), float(index))
         with self._lock:
             self._bytes += ITEM_BYTES

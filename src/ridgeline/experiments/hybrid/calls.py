@@ -103,7 +103,7 @@ def _ours(mode: Execution | Literal["auto"], *, static_io: bool = False) -> Make
 
         model = case.model_on_device()
         example = case.batches()[0]
-        # Not told how often it will be called, `auto` looks for the fastest, however long it compiles.
+        # Without knowing how often it will be called, `auto` looks for the fastest, however long it compiles.
         hybrid = hybridize(
             model, example, mode=mode, budget_s=max(LEAST_BUDGET_S, budget_s), static_io=static_io
         )

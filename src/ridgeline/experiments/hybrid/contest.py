@@ -123,7 +123,7 @@ class HybridContest:
         room_s = self._limit_s * PREPARING - self._elapsed_s()
         once_s = self._first_compile_s or self.case.compile_s
         is_warm = self._first_compile_s is not None and not self.case.is_cold
-        # One compilation with a warm cache takes little; a search also compiles what nobody did before.
+        # One compilation with a warm cache takes little; a search also compiles what was not compiled before.
         expected_s = once_s * max(0, contender.compilations - is_warm)
         if expected_s <= room_s:
             return ""
@@ -241,7 +241,7 @@ def _failed(row: HybridRow, error: Exception) -> HybridRow:
 
 @contextlib.contextmanager
 def _own_cache(wanted: bool) -> Iterator[None]:
-    """An empty cache for the compiler, removed afterwards; what was loaded from it goes on running."""
+    """An empty cache for the compiler, removed afterwards; what was loaded from it continues running."""
     if not wanted:
         yield
         return

@@ -29,7 +29,7 @@ PRIORITY: tuple[Execution, ...] = (
     "compiled+model-graph",
 )
 LONG_RUN = 100_000
-"""Steps that `auto` is told to expect: a run in which compiling is earned back, or never is."""
+"""Steps that `auto` expects: a run in which compiling is earned back, or never is."""
 SEARCHED = 4
 """Compilations of `auto`, which tries the best of the plans."""
 

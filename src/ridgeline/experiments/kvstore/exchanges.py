@@ -25,7 +25,7 @@ from ridgeline.workers.world import World
 
 SIZES = {"64KiB": 1 << 16, "1MiB": 1 << 20, "16MiB": 1 << 24, "64MiB": 1 << 26}
 ONE = "server-"
-"""Head of the cases in which the last worker pushes to a server beside the first, and nobody else does."""
+"""Head of the cases in which the last worker pushes to a server beside the first, and no other does."""
 CASES = (*SIZES, *(f"{ONE}{name}" for name in SIZES), *shards.CASES, straggler.NAME)
 ROW = 1024
 """Elements of a row; values are divided by rows."""

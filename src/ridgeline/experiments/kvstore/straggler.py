@@ -49,7 +49,7 @@ def straggler_case(world: World) -> Case:
     """All workers train, the last of them slowly."""
     return Case(
         name=NAME,
-        title=f"handwritten digits, {world.size} workers, of whom the last is {SLOWER} times as slow, "
+        title=f"handwritten digits, {world.size} workers, the last of which is {SLOWER} times as slow, "
         f"batch {BATCH}",
         prepare=partial(_contest, world),
         units=STEPS,

@@ -59,7 +59,7 @@ def run(
             notes.append(SMALL_PAGES)
         if not known:
             notes.append(
-                "the system does not tell the sizes of its caches: the staircase shows them"
+                "the system does not report the sizes of its caches: the staircase shows them"
             )
     if "storage" in parts:
         say("memory: reading from storage")

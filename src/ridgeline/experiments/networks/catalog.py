@@ -75,7 +75,7 @@ def networks_in(source: str) -> tuple[Network, ...]:
     except Exception as error:
         raise TaskError(
             f"wanted a Python file with networks, got {type(error).__name__} while running {source}: "
-            f"{error}; mend the file"
+            f"{error}; fix the file"
         ) from error
     networks = tuple(getattr(module, "NETWORKS", ()))
     if not networks or not all(isinstance(one, Network) for one in networks):

@@ -59,7 +59,7 @@ def run(
         names: Networks to take; none: all of those kinds.
         sources: Files with networks of the user's, as `catalog` takes them.
         settings: How; None: as is usual on this machine.
-        earlier: A result to go on with: networks that were run in it are not run again.
+        earlier: A result to continue with: networks that were run in it are not run again.
         publish: Called with all that is known whenever a task on a network is done.
         progress: Takes lines about what happens now.
 

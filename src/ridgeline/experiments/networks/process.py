@@ -16,7 +16,7 @@ from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
 
 CHILD = "ridgeline.experiments.networks.sides.child"
 GRACE_S = 10.0
-"""What children may take to end when told to."""
+"""What children may take to end when asked to."""
 LONGEST_TAIL = 300
 UNTOLD = ("raise ", "^", "~", "=====", "-----")
 """How lines of a log begin that name no error."""

@@ -51,7 +51,7 @@ class TriedPlan(Value, frozen=True, kw_only=True):
         plan: In a few words.
         execution: Its mode.
         before_s: Predicted before any trial.
-        after_s: Predicted when all that trials taught was in, its own trial left out; None: not told.
+        after_s: Predicted when all that trials taught was in, its own trial left out; None: not known.
         measured_s: In its trial; None where that failed.
         failure: Why it failed.
     """
@@ -102,10 +102,10 @@ class Headline(Value, frozen=True, kw_only=True):
         plan: The plan as a program.
         execution: Its mode.
         before_s: Predicted before any trial.
-        expected_s: Expected when training began, after the trials; None: not told.
+        expected_s: Expected when training began, after the trials; None: not known.
         trained_s: What its steps took in the same process right after the choice, before any other form was
             made, as those of a script do; the quartiles show the machine's drift. Steps in turns with other
-            forms find caches and memory as those left them: they tell ratios.
+            forms find caches and memory as those left them: they give ratios.
     """
 
     plan: str

@@ -27,7 +27,7 @@ EXECUTION = "eager"
 FAR_APART = 50
 """Steps between two exchanges of DiLoCo, at the lower end of those of the paper."""
 DELAY = 40
-"""Of these, steps that go on while parameters travel: ResNet-18 takes as long as 24 at 100 Mbit/s."""
+"""Of these, steps that continue while parameters travel: ResNet-18 takes as long as 24 at 100 Mbit/s."""
 
 
 class WantedPlan(NamedTuple):
@@ -57,8 +57,8 @@ QUICK_WANTED = ("exact", "lossy allowed", f"powersgd, rank {RANK}")
 class Profile:
     """This machine and its network for the cases of one link.
 
-    The first case measures all anew, since they may have been busy when they were measured before; the others
-    what their steps need besides.
+    The first case measures all again, since they may have been busy when they were measured before; the
+    others what their steps need besides.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ class ShapedLink(NamedTuple):
     Attributes:
         words: For headings.
         bytes_per_s: Of each worker, one way; 0 where it is not shaped.
-        is_counted: Whether nothing but this experiment uses it, so that its counters tell what was sent.
+        is_counted: Whether nothing but this experiment uses it, so that its counters say what was sent.
     """
 
     words: str
@@ -82,7 +82,8 @@ def _contest(
 def _bound(training: Training, link: ShapedLink, *, is_quick: bool) -> Bound:
     """No exact step ends before it has computed, and its gradients have crossed the link.
 
-    One all-reduce is a part of it where nobody knows the link's rate; else it is told beside, unless quick.
+    One all-reduce is a part of it where the link's rate is unknown; else it is shown separately, unless
+    quick.
     """
     world = training.world
     model = training.made()

@@ -76,7 +76,7 @@ class Contest:
 
     Attributes:
         ways: The first is what all are compared with.
-        bound: What no way can beat; None: nobody knows.
+        bound: What no way can beat; None: unknown.
         explain: Lines about the figures, from seconds by way and part, when all are timed.
         close: Releases the inputs.
     """
@@ -102,7 +102,7 @@ class Case:
         calls: Runs in a turn; 0: as many as fill a turn.
         hides: Whether the two parts of the bound are to run at the same time.
         weight: Share of the time limit.
-        bus_bytes: What a unit sends over the slowest link, of collectives; 0 where nobody asks.
+        bus_bytes: What a unit sends over the slowest link, of collectives; 0 where not needed.
     """
 
     name: str

@@ -77,7 +77,7 @@ def hold_together(
     environment: dict[str, str] = {}
     prefixes: tuple[Sequence[str], ...] = ()
     if network is not None:
-        # As torchrun tells its workers: what was measured of another network is then measured again.
+        # As torchrun passes to its workers: what was measured of another network is then measured again.
         environment = {**gloo_environment(), "GROUP_WORLD_SIZE": str(len(network.hosts))}
         prefixes = tuple(host.prefix for host in network.hosts)
     with tempfile.TemporaryDirectory(prefix="ridgeline-told-") as directory:

@@ -109,7 +109,7 @@ def _one_more_bucket(
         for first in range(last):
             start = max(ready, ends[first])
             end = start + row[first]
-            # While backward goes on, the collective takes `factor` times as long.
+            # While backward continues, the collective takes `factor` times as long.
             if start < over_s:
                 end = start + factor * row[first]
                 if end > over_s:
@@ -173,7 +173,7 @@ def searched_bucket_bytes(
     reproduce the cuts.
 
     Args:
-        machine: Tells when gradients are ready and what each size costs.
+        machine: Reports when gradients are ready and what each size costs.
         workload: The step of one worker.
         plan: Its workers, threads, execution, precision, accumulation, algorithm and compression are used.
 

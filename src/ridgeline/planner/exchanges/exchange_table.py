@@ -37,7 +37,7 @@ from ridgeline.synchronisation import (
 )
 from ridgeline.workload import Workload
 
-NOTHING_EXCHANGED = "a worker alone exchanges nothing"
+NOTHING_EXCHANGED = "a single worker exchanges nothing"
 
 
 class ExchangeRow(Value, frozen=True, kw_only=True):
@@ -191,7 +191,7 @@ def _judged(
         words.append(remark)
     if not row.is_exact:
         wanted = APART_PERMISSION if row.every > 1 else PERMISSION
-        words.append(UNKNOWN_LOSS if wanted in allow else f"wants allow={wanted!r}: {UNKNOWN_LOSS}")
+        words.append(UNKNOWN_LOSS if wanted in allow else f"needs allow={wanted!r}: {UNKNOWN_LOSS}")
     return msgspec.structs.replace(row, verdict="; ".join(words))
 
 

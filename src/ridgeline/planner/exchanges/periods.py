@@ -2,7 +2,7 @@
 
 The median of such steps has no exchange in it, so that by medians workers that train alone would always be
 the fastest. Steps between two exchanges are all alike: a trial measures some of them and one exchange, which
-together tell the mean, or whole periods where these are as short. Where not even one exchange was measured it
+together give the mean, or whole periods where these are as short. Where not even one exchange was measured it
 is priced apart: each measured step is given its predicted share of one.
 """
 
@@ -23,9 +23,9 @@ PERIODS = "whole_periods"
 EXCHANGED_SHARE = "exchanged_share"
 """The counter of a timeline whose steps are means from one exchange: of which share of all parameters."""
 PRICED_APART = "no whole period of "
-"""How the note begins of a trial that tells nothing of an exchange."""
+"""How the note begins of a trial that says nothing of an exchange."""
 MOST_KEPT = 200
-"""Steps that a trial can tell of: as many as the runtime's recorder keeps."""
+"""Steps that a trial can report: as many as the runtime's recorder keeps."""
 
 
 class Sampling(NamedTuple):

@@ -1,4 +1,4 @@
-"""What rules a plan out before it is simulated: too little memory, gradients that nobody can exchange."""
+"""What rules a plan out before it is simulated: too little memory, gradients that cannot be exchanged."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Pruned(NamedTuple):
     reason: str
     advice: str
     is_of_workload: bool = False
-    """Whether every plan of as many workers is ruled out with it, of which one is enough to tell."""
+    """Whether every plan of as many workers is ruled out with it, for which one is enough."""
 
 
 def fitting(machine: Machine, workload: Workload, plan: Plan, *, may_split: bool) -> Plan | Pruned:

@@ -38,7 +38,7 @@ def rhythms(
     Args:
         fixed: Knobs that the user set; algorithm and compression hold for exchanges of parameters, too.
         allow: Changes of the maths that may be made.
-        workload: Its optimizer tells which outer one goes with it.
+        workload: Its optimizer says which outer one goes with it.
         plan: Its workers and its execution count.
         steps: Of the run, if known.
     """
@@ -80,7 +80,7 @@ def known_rhythms(workload: Workload, fixed: Mapping[str, Any] | None = None) ->
 
 
 def is_adaptive(workload: Workload) -> bool:
-    """Whether the optimizer divides by the size of gradients, as its operators tell: Adam and its kin."""
+    """Whether the optimizer divides by the size of gradients, as its operators show: Adam and its kin."""
     names = [op.name.lower() for op in workload.phase("optimizer")]
     return any("addcdiv" in name or "adam" in name for name in names)
 

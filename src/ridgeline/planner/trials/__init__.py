@@ -1,1 +1,1 @@
-"""Trials of plans: which next, how long, and what they tell of the others."""
+"""Trials of plans: which next, how long, and what they say about the others."""

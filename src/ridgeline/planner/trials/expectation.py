@@ -64,7 +64,7 @@ def expected(predicted: Timeline, trial: Timeline | None) -> Timeline:
 
 
 def as_told(predicted: Timeline, told: Timeline) -> Timeline:
-    """A predicted timeline with its operators, whose frames last as long as an earlier prediction told.
+    """A predicted timeline with its operators, whose frames last as long as in an earlier prediction.
 
     Args:
         predicted: Of the simulator, by a profile that was not held against the step, say.

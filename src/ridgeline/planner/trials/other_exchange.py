@@ -1,8 +1,8 @@
 """One more trial behind the search: the fastest plan, its gradients exchanged by another algorithm.
 
-Some algorithms make other kernels wait less, which simulations tell too roughly to rank all plans by. So the
-plan that won is tried with them, where a GPU replays its step and the simulation does not say that they lose.
-Its program is compiled already: the trial captures it anew and runs it.
+Some algorithms make other kernels wait less, which simulations predict too roughly to rank all plans by. So
+the plan that won is tried with them, where a GPU replays its step and the simulation does not say that they
+lose. Its program is compiled already: the trial captures it again and runs it.
 
 Buckets are those of the default unless the user set others. What won may have large ones, since all that
 sends beside backward costs it as much as behind it; what costs it nothing is to begin early.

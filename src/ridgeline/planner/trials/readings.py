@@ -1,7 +1,7 @@
-"""What a trial read of the compiler's programs, put to use: plans with the same program are predicted anew.
+"""What a trial read of the compiler's programs, put to use: plans with the same program are predicted again.
 
-One compile tells what the compiler makes of a step. Plans that differ in the optimizer, in who replays the
-program or in how its small kernels are joined have the same operators in the same kernels, or nearly.
+One compilation shows what the compiler makes of a step. Plans that differ in the optimizer, in who replays
+the program or in how its small kernels are joined have the same operators in the same kernels, or nearly.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def read_again(
 
 
 def as_read(predicted: Timeline, reading: CompilerReading | None) -> Timeline:
-    """A prediction whose notes tell what the compiler made, where that was read, and not what is assumed."""
+    """A prediction whose notes say what the compiler made, where that was read, and not what is assumed."""
     if reading is None:
         return predicted
     line = f"read: {reading.text}"

@@ -1,4 +1,4 @@
-"""What trials tell about plans that were not tried: a step's and its preparation's seconds, corrected.
+"""What trials say about plans that were not tried: a step's and its preparation's seconds, corrected.
 
 The model misses plans of one network on one machine in like manner: by what it does not know of the machine's
 state or the network's kernels. So the prediction of a plan is multiplied by what its nearest tried relative
@@ -26,7 +26,7 @@ Source: measured; 0.4 to 0.75 for ResNet-50, VGG-16, ConvNeXt-T, BERT-base and G
 where kernels that do not change come from the compiler's cache.
 """
 SHARING = frozenset({"workers", "threads"})
-"""How a machine is shared: what a trial tells of one number of workers says little about another."""
+"""How a machine is shared: what a trial measured with one number of workers says little about another."""
 SAME_PROGRAM = ("form", "replays_model", "precision", "memory_format", "kernels", "random")
 
 
@@ -59,7 +59,7 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
 def _ratio_alone(tried: Candidate) -> float:
     """What a step took over its prediction, both without what they wait for exchanges.
 
-    A plan that exchanges in other steps waits for something else, of which a miss tells nothing.
+    A plan that exchanges in other steps waits for something else, of which a miss says nothing.
     """
     assert tried.measured is not None
     measured, predicted = (
@@ -89,7 +89,7 @@ def _distance(candidate: Candidate, other: Candidate) -> tuple[float, float]:
 
 
 def _preparing_s(candidate: Candidate, tried: Sequence[Candidate]) -> float | None:
-    """Expected seconds of preparing, from plans that were prepared; None where none tells."""
+    """Expected seconds of preparing, from plans that were prepared; None where there are none."""
     prepared = [c for c in tried if c.measured is not None and "compile_s" in c.measured.counters]
     expected_s = candidate.timeline.counters.get("compile_s", 0.0)
     for other in prepared:

@@ -116,7 +116,7 @@ def _are_issued(one: Candidate, other: Candidate, device: str) -> bool:
 
 
 def _seconds(pair: Sequence[Candidate]) -> float:
-    """Seconds that the run-off takes; a step that is one program is made anew in each trial."""
+    """Seconds that the run-off takes; a step that is one program is made again in each trial."""
     anew_s = sum(c.compile_s for c in pair if MODES[c.plan.execution].is_one_program)
     return 2 * (anew_s + sum(trial_steps(c.plan, c.step_s) * c.step_s for c in pair))
 

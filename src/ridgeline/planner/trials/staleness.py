@@ -30,7 +30,7 @@ def choose_by_profile(
     again: str = "",
     doubt: Callable[[Machine, Ranking], Machine] = lambda machine, ranking: machine,
 ) -> tuple[Machine, Ranking]:
-    """The ranking by a saved profile, or by one measured anew where the trials contradict that.
+    """The ranking by a saved profile, or by one measured again where the trials contradict that.
 
     A profile that was measured again is believed, whatever the trials say.
 
@@ -39,7 +39,7 @@ def choose_by_profile(
             no time for that: the saved one then stands.
         rank: The plans by a machine, with `remembered` trials: they are not run again.
         agree: Takes rank 0's word, where there are several workers; their clocks may differ.
-        say: Takes a line that tells why the machine is measured again.
+        say: Takes a line that says why the machine is measured again.
         again: Why it is to be measured again at once, see `doubted.why_again`; the same on all workers.
         doubt: The machine, marked where the trials contradict it, though it is too young to be stale.
     """
@@ -60,7 +60,7 @@ def choose_by_profile(
 
 
 def remembered(trial: Trial) -> Trial:
-    """A trial that runs each plan once and then tells what it found, be it a failure."""
+    """A trial that runs each plan once and then says what it found, be it a failure."""
     found: dict[str, Timeline | Exception] = {}
 
     def attempt(plan: Plan) -> Timeline:
@@ -109,7 +109,7 @@ def why_stale(machine: Machine, ranking: Ranking, now: datetime.datetime) -> str
 def _is_young(measured_at: str, now: datetime.datetime) -> bool:
     try:
         then = datetime.datetime.fromisoformat(measured_at)
-    except ValueError:  # somebody wrote it by hand
+    except ValueError:  # it was written by hand
         return False
     if then.tzinfo is None:
         then = then.replace(tzinfo=datetime.UTC)

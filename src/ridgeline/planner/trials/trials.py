@@ -1,4 +1,4 @@
-"""Which plan to run for real next: each trial tells about its relatives, until none could still win.
+"""Which plan to run for real next: each trial says something about its relatives, until none could still win.
 
 Trials are chosen one by one. What was measured corrects what is expected of plans that differ little, and a
 plan is worth a trial only while it could be faster than the best measured one by more than is in doubt. Plans

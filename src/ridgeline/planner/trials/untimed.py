@@ -12,7 +12,7 @@ from ridgeline.simulator.model import as_run, setting_of
 from ridgeline.simulator.pricing.pieces import price_step
 
 ASSUMED_ERROR = 0.05
-"""Fraction by which a prediction is taken to be off when no trial has told.
+"""Fraction by which a prediction is taken to be off before any trial.
 
 Source: assumed; the median that simulators calibrated on the same machine reach.
 """
@@ -41,7 +41,7 @@ class Untimed(NamedTuple):
 def with_doubt(request: PlanRequest, ranking: Ranking) -> Ranking:
     """The ranking with a note where operators of the best plan's step were not timed, and with a wider error.
 
-    A trial tells the error itself, so then there is only the note.
+    A trial measures the error itself, so then there is only the note.
 
     Args:
         request: Machine and workloads of the ranking.
@@ -54,7 +54,7 @@ def with_doubt(request: PlanRequest, ranking: Ranking) -> Ranking:
     name = request.workloads[best.plan.workers].name
     note = (
         f"{found.count} of {found.total} operators of {name}, {units.percent(found.share)} of its predicted "
-        f"step, were not timed on this machine: predictions before a trial are taken to be right within "
+        f"step, were not timed on this machine: predictions before a trial are assumed to be right within "
         f"{units.percent(found.error)} only"
     )
     return msgspec.structs.replace(

@@ -26,7 +26,7 @@ FAR = {"cpu": 0.05, "cuda": 0.25}
 Source: steps that the host of an H200 issues, timed again and again in one process: they differ by up to 20 %
 from second to second where the host has its usual speed (`host_speed`)."""
 LONG_S = 5.0
-"""A step of more seconds is not made for this: trials, which every choice makes, tell as much."""
+"""A step of more seconds is not made for this: trials, which every choice makes, measure as much."""
 QUEUED = 0.8
 """A device that is busy for this share of what the host takes may have kept the host waiting for room in its
 queue, so that the host's seconds are not its own."""

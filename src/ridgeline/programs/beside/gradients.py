@@ -1,7 +1,7 @@
 """A pass over compiled backward graphs: weight gradients leave the critical path.
 
 The backward pass is a chain: the gradient of each layer's input is needed by the layer before. Gradients of
-weights are needed by nobody before the end, yet the compiler puts them into the same queue. Where a layer
+weights are not needed before the end, yet the compiler puts them into the same queue. Where a layer
 leaves parts of the GPU idle, as all layers of small batches do, they fit beside the chain.
 """
 
@@ -30,7 +30,7 @@ from ridgeline.programs.beside.operators import (
 MOST_KEPT_BYTES = 256 << 20
 """Memory that waits to be freed, until both streams are joined in between."""
 LEAST_ANNOUNCED_BYTES = 1 << 20
-"""Size from which a gradient is told of when it is ready: sending as much takes about 20 us between H200s."""
+"""Size from which a gradient's readiness is reported: sending as much takes about 20 us between H200s."""
 HANDED_BYTES = 4 << 20
 """Gradients that are converted are handed out together from this size on; one that is larger leaves alone.
 Source: on an H200 21 conversions of ResNet-18's one by one took 105 us, its whole step 1,045."""
@@ -85,7 +85,7 @@ class GradientsBeside(CustomGraphPass):
 def put_beside(
     graph: fx.Graph, devices: tuple[str, ...] = ("cuda",), *, converts: bool = False
 ) -> int:
-    """Move weight gradients that nobody waits for to the side stream, in place.
+    """Move weight gradients that nothing waits for to the side stream, in place.
 
     Args:
         graph: A graph after the compiler's own passes, with values without data in its nodes.
@@ -239,7 +239,7 @@ def _put_beside(graph: fx.Graph, node: fx.Node, program: int) -> fx.Node:
 
 
 def _fingerprint(graph: fx.Graph) -> int:
-    """A number that tells this program from others, of the same step with other shapes for example."""
+    """A number of this program, other than that of the same step with other shapes for example."""
     lines = [f"{node.name} {node.target} {node.meta.get('val')}" for node in graph.nodes]
     return zlib.crc32("\n".join(lines).encode())
 
@@ -274,10 +274,10 @@ def _hand_out(
 
 
 def announce(graph: fx.Graph, devices: tuple[str, ...] = ("cuda",)) -> int:
-    """Let a backward graph tell when its large results are ready, in place.
+    """Let a backward graph say when its large results are ready, in place.
 
-    Results made beside tell so themselves. Small ones are not worth it: they are computed together, and
-    sent together.
+    Results made beside are reported by themselves. Small ones are not worth it: they are computed together,
+    and sent together.
 
     Args:
         graph: A graph as `put_beside` leaves it.

@@ -40,7 +40,7 @@ _STORES = ("_parameters", "_buffers", "_modules")
 
 
 def with_guards(compile_piece: Backend) -> Backend:
-    """A backend of `torch.compile` whose pieces are compiled anew where one of these changes.
+    """A backend of `torch.compile` whose pieces are compiled again where one of these changes.
 
     Cost: About 1 us in every call of a piece for each zero that it reads and each such tuple, and for the
         settings; where its code looks for what may be missing, also for each of the objects that it reads.

@@ -26,7 +26,7 @@ class ClassWatch:
         self._holds = self._conditions()
 
     def forget_stale_programs(self) -> None:
-        """Have torch's compiler begin anew if a method or such a name is new, gone or another.
+        """Have torch's compiler begin again if a method or such a name is new, gone or another.
 
         Cost: Then all programs of this process are compiled again.
         """

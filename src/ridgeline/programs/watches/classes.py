@@ -48,7 +48,7 @@ def require_classes(
                 continue
             if has_been_read:
                 functions[function] = None
-            # A class method is bound anew each time.
+            # A class method is bound again each time.
             end = ".__func__" if isinstance(value, classmethod) else ""
             looked_up = f"{owner}.{name}" if name.isidentifier() else f"getattr({owner}, {name!r})"
             held = getattr(kind, name)

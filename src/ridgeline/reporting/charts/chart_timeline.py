@@ -10,7 +10,7 @@ from ridgeline.synchronisation import algorithm_of, is_bucket_frame
 from ridgeline.timeline import LANES, Span, Timeline, lane_title
 
 MOST_DETAILS = 1500
-"""Operators drawn per timeline, longest first: more cannot be told apart, and drawing takes seconds."""
+"""Operators drawn per timeline, longest first: more cannot be distinguished, and drawing takes seconds."""
 
 KINDS = {
     "input": ("Input", "@input"),

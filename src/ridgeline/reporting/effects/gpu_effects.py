@@ -57,8 +57,8 @@ def _blocks(known: GpuBlocks) -> Effect:
     )
     knees = " ".join(_knee(curve, known.multiprocessors) for curve in known.curves)
     reading = (
-        f"{knees} A kernel of fewer blocks leaves the rest of the GPU to others, or to nobody. Memory that a "
-        f"block shares is read at {units.quantity(known.shared.value, 'B/s')} by all blocks together."
+        f"{knees} A kernel of fewer blocks leaves the rest of the GPU to other kernels, or idle. Memory that "
+        f"a block shares is read at {units.quantity(known.shared.value, 'B/s')} by all blocks together."
     )
     each = dict.fromkeys(curve.threads_per_block for curve in known.curves)
     threads = " or ".join(map(str, each))

@@ -64,7 +64,7 @@ def _pages(pages: Pages) -> Effect:
             f"In small pages a load at random in {units.num_bytes(pages.num_bytes)} takes "
             f"{with_spread(waiting.gain)} as long as in large where it waits for the one before it, and "
             f"{with_spread(independent.gain)} where none waits; embedding tables and cached samples pay "
-            "this, unless large ones are asked for (of torch's allocator by THP_MEM_ALLOC_ENABLE=1)."
+            "this, unless large ones are requested (from torch's allocator by THP_MEM_ALLOC_ENABLE=1)."
         )
     head = ("Page", "Load that waits", "Spread", "Independent load", "Spread", "Samples")
     return Effect("Pages", head, tuple(rows), reading)

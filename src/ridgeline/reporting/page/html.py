@@ -83,7 +83,7 @@ def table(
         tag("thead", tag("tr", cells(head, "th"))),
         tag("tbody", rows),
     )
-    # A scrolling region must be reachable by keyboard, hence the tab stop.
+    # A scrolling region must be reachable by keyboard, so it has a tab stop.
     return tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 

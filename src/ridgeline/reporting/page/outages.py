@@ -15,7 +15,7 @@ def outages_reading(history: History) -> str:
         return ""
     longest_s = max(outage.lasted_s for outage in history.outages)
     return (
-        f"training went on after {count} outage{'s' * (count > 1)} of servers, the longest of "
+        f"training continued after {count} outage{'s' * (count > 1)} of servers, the longest of "
         f"{units.seconds(longest_s)}"
     )
 
@@ -36,7 +36,7 @@ def outages_table(history: History) -> Markup | None:
         )
         for outage in history.outages
     ]
-    caption = "Times in which workers did not hear of a server"
+    caption = "Times in which workers got no answer from a server"
     return join((tag("h3", "Outages"), table(head, rows, caption=caption, numeric=(3, 4))))
 
 

@@ -63,7 +63,7 @@ def plan_reading(ranking: Ranking) -> str:
     mine, other = (_sample_ns(candidate, how) for candidate in (best, rival))
     gap = other / mine - 1 if mine else 0.0
     word = "ahead of" if gap >= 0 else "behind"
-    sure = f"; predictions are taken to be right within {units.percent(ranking.error)}"
+    sure = f"; predictions are assumed to be right within {units.percent(ranking.error)}"
     end = sure if how == "predicted" else ""
     return f"{text}; the chosen one is {units.percent(abs(gap))} {word} the next as {how}{end}."
 
@@ -179,7 +179,7 @@ def _reasons(candidates: Sequence[Candidate]) -> Markup:
         )
         for index, candidate in enumerate(candidates)
     ]
-    head = ("", "Plan", "Predicted", "Measured", "Exact", "Why it stands here")
+    head = ("", "Plan", "Predicted", "Measured", "Exact", "Why it ranks here")
     return tag(
         "details",
         tag("summary", "Reasons for the order"),

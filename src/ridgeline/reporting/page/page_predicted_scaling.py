@@ -131,11 +131,12 @@ def _assumed(scaling: PredictedScaling) -> Markup:
     levels = "; ".join(map(str, scaling.cluster))
     facts = {
         "Machine": scaling.machine,
-        "Cluster": levels or "none described: more workers hang on the links that were measured",
+        "Cluster": levels
+        or "none described: more workers are taken to use the links that were measured",
         "Scaling": REGIMES[scaling.regime],
         "Batch": f"{scaling.samples} samples a step, {whose}",
         "Plan": repr(scaling.plan),
-        "Intervals": "nine in ten machines drawn from the measured spread; they hold no error of the model",
+        "Intervals": "nine in ten machines drawn from the measured spread, without the model's error",
     }
     return tag(
         "dl",

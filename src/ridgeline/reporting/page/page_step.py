@@ -187,7 +187,7 @@ def memory_section(
 
 
 def capacity_bytes(workload: Workload, machine: Machine | None) -> int:
-    """Memory of one device of the workload's kind; 0 when the machine does not tell."""
+    """Memory of one device of the workload's kind; 0 when the machine does not say."""
     devices = machine.devices if machine is not None else ()
     sizes = [device.memory_bytes for device in devices if device.kind == workload.device]
     return min(sizes, default=0)

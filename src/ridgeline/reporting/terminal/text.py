@@ -144,7 +144,7 @@ def ranking_text(ranking: Ranking) -> RenderableType:
         )
     tried = sum(candidate.measured is not None for candidate in ranking.candidates)
     line = (
-        f"{len(ranking.candidates)} simulated, {tried} tried; predictions taken to be right within "
+        f"{len(ranking.candidates)} simulated, {tried} tried; predictions assumed to be right within "
         f"{units.percent(ranking.error)}"
     )
     parts: list[RenderableType] = [title("Plans", line), rows]

@@ -13,4 +13,4 @@ def limits_text(limits: Sequence[Limit]) -> RenderableType:
     rows = table(("What", "Granted", "By", "What follows"), right=(1,))
     for limit in limits:
         rows.add_row(limit.what, limit.amount, limit.by, limit.follows)
-    return Group(title("Limits", "what this process is granted of its host"), rows)
+    return Group(title("Limits", "what the host allows this process"), rows)

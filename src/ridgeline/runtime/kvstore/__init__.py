@@ -1,6 +1,6 @@
 """The key-value store: tensors by key, pushed to, pulled from, and updated where they lie.
 
-A push sums what devices and workers bring, which nobody who trains needs to know more about; a pull gives
+A push sums what devices and workers bring, which is all that training needs to know; a pull gives
 what came of it. The names are those of MXNet's KVStore.
 """
 

@@ -83,7 +83,7 @@ def check_fits(key: Key, tensors: Sequence[Tensor], held: Held, action: str) -> 
                 f"wanted {held} for key {key!r} in {action}, as it was initialised, got {got}"
             )
         if tensor.is_sparse and tensor.sparse_dim() == 1:
-            # Nobody has checked these: torch builds such tensors without a look at the numbers.
+            # These were not checked: torch builds such tensors without a look at the numbers.
             check_rows(key, tensor._indices(), held)  # noqa: SLF001 - indices() wants them coalesced
         elif tensor.layout is not torch.strided:
             raise KVStoreError(

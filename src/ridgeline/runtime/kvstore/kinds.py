@@ -74,7 +74,7 @@ def create(
         process_group: The workers that push together, where they are some of the job; not for
             `dist_async`. While the store is open, nothing else may use the group: what a store sends leaves
             in a thread of its own. Without it the store makes one of all workers of the job.
-        staleness: Of `dist_async`: a pull waits until nobody is more than so many pushes of its key behind
+        staleness: Of `dist_async`: a pull waits until no worker is more than so many pushes of its key behind
             this worker. 0 adds up the pushes of a round and is synchronous; None never waits.
         servers: Of `dist_async`: the first so many workers start one beside themselves; 0: all do.
         server_module: Of `dist_async`: imported in servers, to register updaters.
@@ -84,14 +84,15 @@ def create(
             `ridgeline kvserver --new-keys DIR` makes; without it that of RIDGELINE_KVSTORE_KEYS. Workers on
             several hosts need one.
         snapshots: Of `dist_async`: a folder in which servers write down what they hold. One that dies is then
-            replaced and nothing that it took is lost; a store made again with the folder goes on from there.
+            replaced and nothing that it took is lost; a store made again with the folder continues from
+            there.
         join: Of `dist_async`: the address of a store that runs (`KVStore.address` of its workers), to take
             part in as one more worker, from a process outside of its job. Its values stay as they are.
 
     Raises:
         KVStoreError: no such kind, a group of another backend, an argument that is not for this kind or
             makes no sense, workers on several hosts without keys, keys that cannot be read, or a server that
-            does not start; what goes wrong for one worker is told to all.
+            does not start; what goes wrong for one worker is reported to all.
         PlanError: this worker is not in the group.
 
     Cost: With several workers waits until all have called it, and takes a process group of its own, or

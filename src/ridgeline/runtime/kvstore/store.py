@@ -63,7 +63,7 @@ class KVStore:
 
     @property
     def num_workers(self) -> int:
-        """How many push together; of servers, how many began the store, whoever joins and leaves."""
+        """How many push together; with servers, how many began the store, whatever joins or leaves later."""
         return self._shelf.num_workers
 
     @property
@@ -177,7 +177,7 @@ class KVStore:
         places = given if out is None else self._checked(key, out, "pushpull")
         readings = list[Reading]()
         for one, tensors in given.items():
-            # Nobody changes the values meanwhile, for this returns once all is done.
+            # The values do not change meanwhile, for this returns once all is done.
             total, outs = self._shelf.collect(one, tensors, borrows=True), places[one]
             read = partial(self._shelf.push_and_read, one, total, outs)
             readings += self._read({one: outs}, read, priority, brings=[total])
@@ -263,7 +263,7 @@ class KVStore:
             updater: The name that it was registered under, see `register_updater`. It is given whole values.
 
         Raises:
-            KVStoreError: nobody registered it, or values are divided and were pushed to.
+            KVStoreError: it is not registered, or values are divided and were pushed to.
 
         Cost: Waits for what was pushed.
         """
@@ -320,7 +320,7 @@ class KVStore:
         """Finish what was pushed, and release threads and groups; further calls are refused.
 
         Raises:
-            EngineError: a push failed and nobody has been told yet.
+            EngineError: a push failed and its error was not raised yet.
         """
         self._end(None)
 
@@ -328,7 +328,7 @@ class KVStore:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Close; a push that nobody waited for tells of its failure, unless another error is on its way."""
+        """Close; a push that was not waited for reports its failure, unless another error is on its way."""
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:

@@ -57,7 +57,7 @@ class FunctionUpdater:
         name: That it is registered under.
 
     Raises:
-        KVStoreError: nobody registered it in this process.
+        KVStoreError: it is not registered in this process.
     """
 
     by_element = False
@@ -157,7 +157,7 @@ class OptimizerUpdater:
             parameter.grad = None
 
     def with_settings_of(self, other: "OptimizerUpdater") -> None:
-        """Go on with the settings of another one of the same name; what is remembered stays."""
+        """Continue with the settings of another one of the same name; what is remembered stays."""
         self.rescale, self.settings, self.by_key = other.rescale, other.settings, other.by_key
         made: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
         for key, optimizer in self._optimizers.items():

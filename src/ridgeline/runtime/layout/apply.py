@@ -1,6 +1,6 @@
 """A layout applied to a model: each worker gets what it is to hold of it, axis by axis.
 
-What is parted is parted first, and what is replicated of the parts is made alike last. A new kind of
+What is split is split first, and what is replicated of the parts is made alike last. A new kind of
 parallelism is one function in `_ALONG`.
 """
 

@@ -22,7 +22,7 @@ def replicated_axes(world: World) -> tuple[Axis, ...]:
 
 
 def parted_groups(world: World, *, shards_update: bool = False) -> tuple[ProcessGroup, ...]:
-    """Groups of several workers, one for each axis along which gradients are parted.
+    """Groups of several workers, one for each axis along which gradients are split.
 
     Args:
         world: Has the axes.
@@ -47,7 +47,7 @@ def total_norm(
 
     Args:
         gradients: Of this worker, averaged over those that hold the same parameters.
-        parted: Groups over which gradients are parted; see `parted_groups`.
+        parted: Groups over which gradients are split; see `parted_groups`.
         device: Where the norm is to be where there is no gradient; None: on the CPU.
 
     Cost: Two passes over the gradients, and one small all-reduce a group; does not wait for a GPU.

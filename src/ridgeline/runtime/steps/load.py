@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def load(path: str | Path, *, device: str | None = None) -> "LoadedCallable | LoadedStep":
-    """The program saved in a file: a callable, or a training step that goes on where it was saved.
+    """The program saved in a file: a callable, or a training step that continues where it was saved.
 
     Loading runs the native code in the file. The file is checked for damage and for fitting this machine
     before that, which is no protection against malice: load files only from people whom you trust to run
@@ -112,7 +112,7 @@ class LoadedCallable:
 
 
 def _check_without_gradients(inputs: tuple[Any, ...]) -> None:
-    """Refuse inputs that want gradients: a saved program computes none, and nobody would see that."""
+    """Refuse inputs that want gradients: a saved program computes none, without notice."""
     for index, leaf in enumerate(pytree.tree_leaves(inputs)):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             raise BatchError(

@@ -105,10 +105,10 @@ class PlannedStep(Closing):
         world: This worker's place, if not that of the environment: a world of one trains alone even
             inside a process group.
         name: Title of timelines.
-        forms: What other steps with this model and loss function have compiled; None compiles anew.
+        forms: What other steps with this model and loss function have compiled; None compiles again.
         mesh: Train over its data axis only; see `given_group`.
         process_group: Train over its workers only; not with a mesh or a world.
-        is_undone: Somebody undoes all steps, as those of a trial: what is compiled is then checked with its
+        is_undone: All steps are undone, as those of a trial: what is compiled is then checked with its
             capture, and runs in a child process first where it may cost the process its device.
 
     Attributes:
@@ -118,7 +118,7 @@ class PlannedStep(Closing):
         notes: What could not be done as planned, each with its reason.
         synchronizer: What makes the workers' gradients one; its state belongs into checkpoints. None for a
             worker alone.
-        outages: Tells when this worker did not hear of a server that it trains through; None: it has none.
+        outages: Reports when this worker did not hear of a server that it trains through; None: it has none.
 
     Raises:
         PlanError: the plan asks for what this release or this world does not offer, `clip_norm` is no
@@ -314,7 +314,7 @@ class PlannedStep(Closing):
         return self.synchronizer.optimizer_state(self.optimizer)
 
     def save(self, path: str | Path, batch: Any) -> Path:
-        """Write the whole step as a program with its state; `rl.load(path)` goes on training elsewhere.
+        """Write the whole step as a program with its state; `rl.load(path)` continues training elsewhere.
 
         Args:
             path: The file; must end in `.pt2`.
@@ -339,7 +339,7 @@ class PlannedStep(Closing):
     def close(self) -> None:
         """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice.
 
-        Torch computes with as many threads as before the step was made, unless somebody else set them since.
+        Torch computes with as many threads as before the step was made, unless other code set them since.
         """
         if not self._is_closed and torch.get_num_threads() == self.plan.threads:
             set_threads(self._threads_before)

@@ -1,4 +1,4 @@
-"""What tells one training step from another, without tracing it: to recognise a step at the next start."""
+"""What distinguishes one training step from another, without tracing: for the next start to recognise it."""
 
 import inspect
 import types

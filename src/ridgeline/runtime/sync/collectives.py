@@ -24,7 +24,7 @@ class Collectives:
         group: Of the workers that take part.
         on_device: NCCL on a stream, or gloo.
         blocks: Whether tasks end, on the CPU, only when their transfers have.
-        present: Told of each collective.
+        present: Notified of each collective.
 
     Attributes:
         overhead_ns: Host time of the pushes since `begin`, without the collective calls themselves.
@@ -50,7 +50,7 @@ class Collectives:
         self.overhead_ns = 0
 
     def begin(self, recorder: Recorder) -> None:
-        """A step begins; `recorder` is told of its frames."""
+        """A step begins; `recorder` is notified of its frames."""
         self._recorder = recorder
         self._tell(self._late)  # of the step before: they end in this one
         self._late = []
@@ -68,7 +68,7 @@ class Collectives:
         self._push(name, partial(self._broadcast, flats), variable)
 
     def record(self) -> None:
-        """Tell the recorder how long the transfers took that are over, and of others as the next step begins.
+        """Record how long the transfers took that are over, and of others as the next step begins.
 
         On GPUs it knows by events.
         """

@@ -1,7 +1,7 @@
 """Frozen parameters that the step itself writes, such as those of a teacher or a target network.
 
 Workers that train alone write each its own. At an exchange they follow worker 0, as buffers do, so that
-all go on with the same bits. Those that nobody has written (a frozen backbone) are not sent.
+all continue with the same bits. Those that were not written (a frozen backbone) are not sent.
 """
 
 from collections.abc import Sequence

@@ -185,7 +185,8 @@ class HeldUpdate:
                 return
             with as_they_are(), self._interrupting("wait"):
                 before = [parameter._version for parameter in bucket.parameters]  # noqa: SLF001
-                # Until its mean is there a parameter stays unread, so that a failure is told to every reader.
+                # Until its mean is there a parameter stays unread, so that a failure is raised in every
+                # reader.
                 self._reducer.receive(bucket)
                 for position, arrived in enumerate(bucket.arrived):
                     if arrived:
@@ -264,7 +265,7 @@ def check_can_hold(model: nn.Module, optimizer: Optimizer) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise _unfit(
-                f"{name or 'the model'} compiled by TorchScript, which reads without telling"
+                f"{name or 'the model'} compiled by TorchScript, which reads parameters without notice"
             )
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:
@@ -298,7 +299,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _plain_modes(bucket: Bucket, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """As in a step, whoever reads: no inference, no autocast, and on a GPU on the stream of the step."""
+    """As in a step, for every reader: no inference, no autocast, and on a GPU on the stream of the step."""
     kind = bucket.flat.device.type
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))

@@ -189,7 +189,7 @@ def _check_no_max_norm(model: nn.Module) -> None:
 def _apart_note(every: int) -> str:
     return (
         f"workers train alone and exchange parameters every {every} steps: between two exchanges they hold "
-        "different parameters, which nobody compares, and the median step has no exchange"
+        "different parameters, which are not compared, and the median step has no exchange"
     )
 
 

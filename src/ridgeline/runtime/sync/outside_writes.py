@@ -1,18 +1,18 @@
 """State that a script writes between steps, on some workers only, found without a collective more.
 
 At its first step the workers compare all of their state. From then on each watches what a script can do
-between two steps: write into a parameter (the tensors' version counters tell), give it other memory or put
+between two steps: write into a parameter (the tensors' version counters show it), give it other memory or put
 another in its place, load the optimizer, change a setting of it. That something was written, and eight bits
 that depend on the settings, travel behind the gradients of the first bucket. Where a worker wrote, or the
 bits differ, all compare again.
 
-No counter tells of a write through `parameter.data`. So in some steps the bits depend on all elements of
-the parameters as well: the 2nd, 4th, 8th and so on, at last each 64th. Eight bits miss one difference in
+No counter reports a write through `parameter.data`. So in some steps the bits depend on all elements of
+the parameters as well: the 2nd, 4th, 8th and so on, finally each 64th. Eight bits miss one difference in
 256 then, and find it at the next such step.
 
 On the CPU that is seen in the same step. On GPUs the bits of the parameters are computed there, each 64th
 step, and what arrived is read every 64 steps, 64 steps later, without waiting. A script that writes in
-every step, on all workers, is compared ever more rarely, at last every 64 steps.
+every step, on all workers, is compared ever more rarely, finally every 64 steps.
 """
 
 from operator import is_
@@ -95,7 +95,7 @@ class OutsideWrites:
     def hear(self) -> None:
         """Gradients were exchanged: hear what the others said, and compare if there is a reason.
 
-        Whoever updates parameters by what others hold calls this before; else `after_step` does.
+        Code that updates parameters by what others hold calls this before; else `after_step` does.
 
         Raises:
             WorkloadError: the workers hold different state.
@@ -185,7 +185,7 @@ def is_reason(heard: list[float]) -> bool:
     all_of_them, written, *bits = heard
     if not all_of_them:  # a step that ended before its gradients were exchanged
         return False
-    # A tenth of one among a hundred workers is still told from none, and from rounding.
+    # A tenth of one among a hundred workers is still distinguished from none, and from rounding.
     slack = all_of_them * 1e-3
     return written > slack or any(slack < bit < all_of_them - slack for bit in bits)
 

@@ -1,4 +1,4 @@
-"""The reducer: gradients averaged over workers while backward goes on.
+"""The reducer: gradients averaged over workers while backward continues.
 
 Gradients fill flat buckets in the order in which backward makes them ready. When a bucket is full its
 exchange starts at once on the communication lane, by the plan's transport; backward continues. Workers start
@@ -119,7 +119,7 @@ class Reducer(UpdatesAtOnce):
         return self._layout.buckets
 
     def arm(self, recorder: Recorder) -> None:
-        """The next backward's gradients are to be averaged; `recorder` is told of the frames.
+        """The next backward's gradients are to be averaged; `recorder` is notified of the frames.
 
         Raises:
             WorkloadError: a parameter requires a gradient now that did not when the reducer was made, a
@@ -235,7 +235,7 @@ class Reducer(UpdatesAtOnce):
         self._hooks.listen({i: partial(self._arrive, i) for i in range(len(self._parameters))})
 
     def _listen_to_last(self) -> None:
-        """The last gradient of a bucket tells of all in it; buckets that were not full leave at the end."""
+        """The last gradient of a bucket reports all in it; buckets that were not full leave at the end."""
         last = last_of_each(self._layout.members, [index for _, index in self._arrivals])
         self._skips = True
         self._hooks.listen({i: partial(self._fill, self.buckets[n]) for n, i in last.items()})
@@ -293,7 +293,7 @@ class Reducer(UpdatesAtOnce):
         while self._next < len(self._turns):
             bucket = self._turns[self._next]
             for position, parameter in enumerate(bucket.parameters):
-                # Nobody listened, or an earlier micro-batch alone used it: its gradient is as good as any.
+                # No listener, or an earlier micro-batch alone used it: its gradient is as good as any.
                 if not bucket.arrived[position] and parameter.grad is not None:
                     self._take(self._layout.members[bucket.index][position])
             positions = missing[bucket.index] = bucket.blank_missing()
@@ -368,7 +368,7 @@ class Reducer(UpdatesAtOnce):
     def _measure_order(self) -> None:
         """Take worker 0's order for all and cut the buckets again if it is news.
 
-        Gradients that tell when they are ready come first, then the others as they arrived. One broadcast.
+        Gradients that say when they are ready come first, then the others as they arrived. One broadcast.
         """
         self.knows_order = True
         arrived = by_readiness(self._arrivals)

@@ -24,7 +24,7 @@ class Synchronizer(Protocol):
     trains_apart: bool
 
     def arm(self, recorder: Recorder) -> None:
-        """The next backward is the last of a step; `recorder` is told of the frames."""
+        """The next backward is the last of a step; `recorder` is notified of the frames."""
 
     def finish(self) -> None:
         """Backward is over: see to it that the optimizer finds the gradients that it is to take."""
@@ -68,5 +68,5 @@ class UpdatesAtOnce:
         """See `Synchronizer`; nothing is due."""
 
     def clearing(self) -> AbstractContextManager[None]:
-        """See `Synchronizer`; nobody needs these gradients any more."""
+        """See `Synchronizer`; these gradients are no longer needed."""
         return nullcontext()

@@ -1,11 +1,11 @@
-"""Parameters whose update is due when somebody reads them.
+"""Parameters whose update is due when they are read.
 
-Whoever computes with a parameter, copies it or looks into its memory does so through torch's functions and
+Code that computes with a parameter, copies it or looks into its memory does so through torch's functions and
 methods, and these ask `__torch_function__` of a subclass first. So a parameter is of such a subclass for as
 long as its update is due: the first that reads it, be it a layer of the next forward pass, an evaluation or a
-script, has it updated before it reads. Nobody finds an old value, whatever the model does.
+script, has it updated before it reads. No reader finds an old value, whatever the model does.
 
-What is computed inside of TorchScript asks nobody, so modules that were compiled by it are refused.
+What is computed inside of TorchScript bypasses this, so modules that were compiled by it are refused.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +39,7 @@ class UnreadParameter(nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Update what is read, and go on as with plain parameters."""
+        """Update what is read, and continue as with plain parameters."""
         kwargs = kwargs or {}
         if func in SHAPES:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
@@ -56,7 +56,7 @@ def make_unread(parameters: Iterable[nn.Parameter], update: Callable[[], None]) 
 
 
 def make_plain(parameters: Iterable[nn.Parameter]) -> None:
-    """Have these be what they were: reading them is nobody's affair."""
+    """Have these be what they were: reading them does nothing more."""
     for parameter in parameters:
         if type(parameter) is UnreadParameter:
             parameter.__class__ = nn.Parameter  # type: ignore[assignment]

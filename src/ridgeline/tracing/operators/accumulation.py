@@ -81,7 +81,8 @@ def runs_python_backward() -> bool:
     """Whether the backward of a user's `autograd.Function` is running, innermost.
 
     The engine adds up what such a function returned while the function is still its current node, and torch
-    2.11 counts no holder more while it runs: only the call stack tells a user's sum from the engine's.
+    2.11 counts no holder more while it runs: only the call stack distinguishes a user's sum from the
+    engine's.
     """
     frame = sys._getframe()
     while frame is not None:

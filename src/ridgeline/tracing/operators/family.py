@@ -25,7 +25,7 @@ _BY_WORD: tuple[tuple[str, Family], ...] = (
     ("masked_select", "gather"),
     ("nonzero", "gather"),
 )
-"""First match wins. `linalg_vector_norm` and `_foreach_norm` are told apart in `_NAMED`."""
+"""First match wins. `linalg_vector_norm` and `_foreach_norm` are distinguished in `_NAMED`."""
 
 _NAMES: tuple[tuple[Family, str], ...] = (
     (
@@ -73,7 +73,7 @@ _COMPUTING_LITTLE = ("linalg_vector_norm", "_linalg_check_errors")
 
 
 def family(func: OpOverload, *, is_view: bool) -> Family:
-    """The family of an operator; `is_view` says that this call only looked at its inputs anew."""
+    """The family of an operator; `is_view` says that this call only looked at its inputs again."""
     name = func.overloadpacket.__name__
     if is_view or name == "set_":  # which gives a tensor memory that is there already
         return "view"
@@ -94,7 +94,7 @@ def family(func: OpOverload, *, is_view: bool) -> Family:
 
 
 def is_uncounted(func: OpOverload) -> bool:
-    """Whether the operator computes more than its bytes tell, without a FLOP formula here."""
+    """Whether the operator computes more than its bytes show, without a FLOP formula here."""
     name = func.overloadpacket.__name__
     if func.overloadpacket in FORMULAS or name.startswith(_COMPUTING_LITTLE):
         return False

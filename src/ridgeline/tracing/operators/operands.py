@@ -1,4 +1,4 @@
-"""What an operator reads, writes, makes and aliases, told from its schema and its tensors."""
+"""What an operator reads, writes, makes and aliases, read from its schema and its tensors."""
 # ruff: noqa: SLF001 - operators whose names begin with an underscore, and their schemas
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,7 +73,7 @@ ALLOCATING = frozenset(
         aten.new_empty_strided,
     }
 )
-"""Operators whose output is memory that nobody has written yet."""
+"""Operators whose output is memory that was not written yet."""
 
 
 @dataclass(frozen=True)

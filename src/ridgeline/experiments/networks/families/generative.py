@@ -16,7 +16,7 @@ FIRST_BETA, LAST_BETA = 1e-4, 0.02
 
 
 class TimedBlock(nn.Module):
-    """A residual block that is told the time: [N, C, H, W] and [N, T] to [N, C', H, W]."""
+    """A residual block with the time as an input: [N, C, H, W] and [N, T] to [N, C', H, W]."""
 
     def __init__(self, inputs: int, outputs: int, time: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Time series: causal convolutions whose weights are normalised anew in every step."""
+"""Time series: causal convolutions whose weights are normalised again in every step."""
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm

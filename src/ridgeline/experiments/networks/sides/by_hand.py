@@ -44,7 +44,7 @@ class WholeStepGraph:
             # Other threads (a pool of compilers, a recorder) may call the device meanwhile.
             with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 self._loss = step(batch)
-        except BaseException:  # a script would end here; other forms go on in this process
+        except BaseException:  # a script would end here; other forms continue in this process
             torch.cuda.set_stream(stream)
             clear_failed_capture(self._graph, pool, stream.device)
             raise

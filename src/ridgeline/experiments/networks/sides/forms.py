@@ -115,7 +115,7 @@ def optimizer_options(
     """The fastest form that a network's optimizer offers: fused where there is one, and fit for capture.
 
     Args:
-        network: Tells its optimizer, and whether its gradients are sparse.
+        network: Names its optimizer, and whether its gradients are sparse.
         device: Where the parameters are.
         is_captured: Whether its step goes into a CUDA graph.
     """

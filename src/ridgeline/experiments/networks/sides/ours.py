@@ -1,6 +1,6 @@
 """Ridgeline's own form: `TrainStep(plan="auto")`, and what it says about its choice.
 
-Everything that depends on how the session tells its story is here.
+Everything that depends on what the session reports is here.
 """
 
 import time

@@ -13,7 +13,7 @@ from ridgeline.workers.world import World
 
 WARMUP_STEPS = 3
 TURN_S = 0.25
-"""What one turn lasts about, where nobody says how many steps make it."""
+"""What one turn lasts about, where the number of its steps is not given."""
 LEAST_TURN_S = 0.02
 """A turn of short steps gets more of them: starting and ending one takes as long as several."""
 MOST_STEPS = 200

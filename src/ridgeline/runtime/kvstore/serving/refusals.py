@@ -26,7 +26,7 @@ class Refusals:
 
         Args:
             what: How the line begins: one of a few texts, for these are kept.
-            why: How it goes on.
+            why: How it continues.
         """
         now = time.monotonic()
         if now - self._told_s.get(what, -self._every_s) < self._every_s:
@@ -36,7 +36,7 @@ class Refusals:
         self._log.warning("%s: %s%s", what, why, self._others(what))
 
     def close(self) -> None:
-        """Say how many there were that nobody was told of."""
+        """Say how many there were that were not reported."""
         for what in [*self._untold]:
             self._log.warning("%s%s", what, self._others(what))
 

@@ -1,7 +1,7 @@
 """Memory that a worker and a server of one host share: tensors go through it, messages say where they lie.
 
 The worker makes it as a file in memory, the server opens it by name, and then the name is taken away: nothing
-is left of it whoever ends how.
+is left of it however a process ends.
 """
 
 import mmap
@@ -121,5 +121,5 @@ class Segment:
         return self.view[start : start + num_bytes]
 
     def forget_name(self) -> None:
-        """Take the file away; whoever has it keeps the memory."""
+        """Take the file away; processes that have it keep the memory."""
         (SHARED_FILES / self.name).unlink(missing_ok=True)

@@ -54,7 +54,7 @@ class Shape(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Init(_Body, frozen=True, tag="init"):
-    """The first value of a slice; one frame. It is taken once, from whoever comes first."""
+    """The first value of a slice; one frame. It is taken once, from the first worker that sends it."""
 
     slot: ValueSlot
     shape: Shape
@@ -147,7 +147,7 @@ class Enter(_Body, frozen=True, tag="enter"):
     """The worker pushes to a slice from now on, and is as far as the slowest of those who do.
 
     Attributes:
-        clock: It is at least so far. With `staleness=0`, rounds up to this one go on without it.
+        clock: It is at least so far. With `staleness=0`, rounds up to this one continue without it.
     """
 
     slot: ValueSlot
@@ -155,7 +155,7 @@ class Enter(_Body, frozen=True, tag="enter"):
 
 
 class Leave(_Body, frozen=True, tag="leave"):
-    """The worker is done: nobody is to wait for it."""
+    """The worker is done: no other is to wait for it."""
 
 
 class Again(_Body, frozen=True, tag="again"):

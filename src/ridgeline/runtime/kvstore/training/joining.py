@@ -111,7 +111,7 @@ class SameBeginning:
 
 
 class TakesPart:
-    """A worker that joins goes on from what the others have come to, and is not compared with them.
+    """A worker that joins continues from what the others have come to, and is not compared with them.
 
     Args:
         synchronizer: Has the store of the training that it joins.
@@ -143,7 +143,7 @@ def check_joined(plan: Plan, address: str) -> None:
         address: Of that training.
 
     Raises:
-        KVStoreError: nobody is there, or its first step takes long.
+        KVStoreError: no training is there, or its first step takes long.
         PlanError: it has another number of workers, or another bound.
     """
     members = found(address)

@@ -1,6 +1,6 @@
-"""The folder of snapshots of one training: where a killed server's values are found, and nobody else's.
+"""The folder of snapshots of one training: where a killed server's values are found, and no other's.
 
-A store that is made again with a folder goes on from what is in it. A training begins with its model's
+A store that is made again with a folder continues from what is in it. A training begins with its model's
 parameters or a checkpoint's, so it has a folder of its own in the one that its plan names, and removes it.
 """
 

@@ -54,7 +54,8 @@ class TrainingStore(KVStore):
     def exchange(self, values: Mapping[str, Tensor]) -> None:
         """Push dense gradients; once this returns, `updated` is what came of them.
 
-        Workers who wait for each other do it in this thread, without a copy: nobody else uses the store then.
+        Workers who wait for each other do it in this thread, without a copy: no other thread uses the store
+            then.
 
         Args:
             values: By key; overwritten where servers have the values.
@@ -88,7 +89,7 @@ class TrainingStore(KVStore):
         self._shelf.load_optimizer_states(states)
 
     def put_back(self, values: Mapping[str, Tensor]) -> None:
-        """Go on from other values; all workers give the same.
+        """Continue from other values; all workers give the same.
 
         Cost: A copy of each; nothing is sent.
         """

@@ -1,4 +1,4 @@
-"""A store in the place of the optimizer: gradients are pushed while backward goes on, parameters pulled back.
+"""A store in place of the optimizer: gradients are pushed during backward, parameters pulled back.
 
 Buckets leave as under any transport (see `sync.reducer`), and come back as the parameters that the store
 has updated (see `transport`). The user's own optimizer finds no gradients, so its step changes nothing; its
@@ -88,9 +88,9 @@ class StoreUpdate(UpdatesAtOnce):
         return self._reducer.buckets
 
     def take_part(self) -> None:
-        """Go on from what the workers of a training that runs have come to, in this worker's first step.
+        """Continue from what the workers of a training that runs have come to, in this worker's first step.
 
-        What this worker's own optimizer remembers is dropped: the store's goes on.
+        What this worker's own optimizer remembers is dropped: the store's continues.
 
         Raises:
             KVStoreError: the store has no such parameters, or there was no moment to read them.
@@ -102,7 +102,7 @@ class StoreUpdate(UpdatesAtOnce):
         self._writes.note()
 
     def arm(self, recorder: Recorder) -> None:
-        """The next backward's gradients are to be pushed; `recorder` is told of the frames.
+        """The next backward's gradients are to be pushed; `recorder` is notified of the frames.
 
         Raises:
             WorkloadError: a script wrote parameters or loaded the optimizer, and workers do not wait for each
@@ -131,8 +131,8 @@ class StoreUpdate(UpdatesAtOnce):
         self.when_exchanged()
         begin = time.perf_counter_ns()
         for name, parameter in self._dense.items():
-            place = parameter.grad  # in a bucket, which may have been cut anew since
-            if place is not None:  # else nobody has used it
+            place = parameter.grad  # in a bucket, which may have been cut again since
+            if place is not None:  # else no worker has used it
                 self._updated.append((parameter, self._store.updated(name, place)))
                 parameter.grad = None
         self._sparse.take()
@@ -201,7 +201,7 @@ class StoreUpdate(UpdatesAtOnce):
         self._meet()
         states = self._store.optimizer_states()
         if not self._transport.waits:
-            self._store.barrier()  # nobody pushes before all is read
+            self._store.barrier()  # none pushes before all is read
         self._is_shown = True
         try:
             told = optimizer.state_dict()
@@ -230,7 +230,7 @@ class StoreUpdate(UpdatesAtOnce):
         return {_TRAINED: torch.ones(1, device="cpu"), **{f"{UNSAVED}{n}": own[n] for n in own}}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from the parameters and the optimizer's state as they are, and with this.
+        """Continue from the parameters and the optimizer's state as they are, and with this.
 
         Raises:
             WorkloadError: workers who do not wait for each other have trained since the step was made.
@@ -249,7 +249,7 @@ class StoreUpdate(UpdatesAtOnce):
             self._writes.note()
 
     def close(self) -> None:
-        """Release what is held. What the store remembers is lost, and the optimizer refuses to go on."""
+        """Release what is held. What the store remembers is lost, and the optimizer refuses to continue."""
         if self._hook is not None and not self._has_states:
             self._hook.remove()
         elif self._hook is not None:
@@ -265,11 +265,11 @@ class StoreUpdate(UpdatesAtOnce):
             self._is_filled = True
             self._load_states()
             if not self._transport.waits:
-                self._store.barrier()  # nobody pushes before all is there
+                self._store.barrier()  # none pushes before all is there
         self._writes.note()
 
     def _take_writes(self) -> None:
-        """Have the store go on from what a script wrote, which is the same on all workers."""
+        """Have the store continue from what a script wrote, which is the same on all workers."""
         if not self._transport.waits:
             raise _fixed()
         self._store.put_back(self._parameters)
@@ -291,7 +291,7 @@ class StoreUpdate(UpdatesAtOnce):
         self._has_states = bool(states)
 
     def _follow_settings(self) -> None:
-        """Have the store update as the optimizer's groups say; of servers the first worker tells all."""
+        """Have the store update as the optimizer's groups say; the first worker sends that to all servers."""
         if self._is_filled and not self._transport.waits and self._store.rank:
             return
         share = 1.0 if self._transport.adds_up else 1.0 / self._store.num_workers
@@ -308,7 +308,7 @@ class StoreUpdate(UpdatesAtOnce):
             return
         self._store.barrier()
         self._store.pull([*self._parameters], [*self._parameters.values()])
-        self._store.barrier()  # nobody pushes before all have pulled
+        self._store.barrier()  # none pushes before all have pulled
         self._writes.note()
 
     def _refuse(self, optimizer: Optimizer, *_: Any) -> None:
@@ -338,4 +338,4 @@ def _fixed() -> WorkloadError:
 
 
 def _nothing() -> None:
-    """Nobody wants to be told."""
+    """Nothing is to be notified."""

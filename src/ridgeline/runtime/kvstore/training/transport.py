@@ -1,6 +1,6 @@
 """Buckets that are pushed to a store: what comes back is no mean but the parameters that it has updated.
 
-Each parameter is a key, and a bucket is one call. Which of its gradients nobody has must be known before a
+Each parameter is a key, and a bucket is one call. Which of its gradients no worker has must be known before a
 push, for a push is an update: so where workers wait for each other its flags are added up first.
 """
 
@@ -76,7 +76,7 @@ class StoreTransport(Transport):
             wanted = Wanted(servers, staleness, snapshots=self._snapshots)
             shelf, threads = make_shelf(kind, wanted=wanted)
         self.store = TrainingStore(kind, shelf, threads=threads)
-        # Whoever joins and leaves: a push remains of the size that the learning rate was chosen for.
+        # However many join and leave: a push remains of the size that the learning rate was chosen for.
         scaling = Scaling.over(self.store.num_workers) if self.adds_up else UNSCALED
         self.scale, self.rescale = scaling.factor, 1.0 / scaling.excess
 
@@ -104,7 +104,7 @@ class StoreTransport(Transport):
         return None
 
     def take_part(self, parameters: Mapping[str, Tensor]) -> None:
-        """Go on from what the workers of a training that runs have come to, as one of them.
+        """Continue from what the workers of a training that runs have come to, as one of them.
 
         Raises:
             KVStoreError: see `TrainingStore.take_part`.
@@ -126,10 +126,10 @@ class StoreTransport(Transport):
                 remove_own(self._snapshots, self.store.rank)
 
     def _raise_flags_of_used(self, bucket: Bucket) -> None:
-        """Push nothing but zeros where others have a gradient, of whom the first step told.
+        """Push nothing but zeros where others have a gradient, which the first step found.
 
         Raises:
-            WorkloadError: a gradient of which nobody had one then.
+            WorkloadError: a gradient of which no worker had one then.
         """
         if any(name not in self._used for name in bucket.names):
             flags = bucket.flags.clone()

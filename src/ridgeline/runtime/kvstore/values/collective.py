@@ -1,8 +1,8 @@
 """The values of workers that push together: kinds `dist_sync` and `dist_device_sync`.
 
 Each worker serves a part of the keys. A push brings the sums of all workers to who serves a key, which adds
-them up in the order of ranks, updates its part, and tells all: a reduce-scatter, an update, an all-gather.
-So a pull reads the worker's own copy, and a worker may pull alone (to save a checkpoint, say).
+them up in the order of ranks, updates its part, and sends it to all: a reduce-scatter, an update, an
+all-gather. So a pull reads the worker's own copy, and a worker may pull alone (to save a checkpoint, say).
 """
 
 import hashlib
@@ -84,7 +84,7 @@ class CollectiveShelf(HeldValues):
             push_rows(key, totals[key], values, parts, self.updater, self._group)
 
     def set_updater(self, updater: Updater) -> None:
-        """From the next push on; where it needs whole values, these are placed anew.
+        """From the next push on; where it needs whole values, these are placed again.
 
         Raises:
             KVStoreError: parts were pushed to already, so that what is remembered of them would be lost.
@@ -149,7 +149,7 @@ class CollectiveShelf(HeldValues):
             try:
                 apply(self.updater, key, total.view(mine.shape), mine)
             except KVStoreError as error:
-                failed = error  # the others wait to be told, of this too
+                failed = error  # the others wait for the outcome, of this too
         who = self._tell(parts, has_failed=failed is not None)
         if failed is not None:
             raise failed

@@ -17,7 +17,7 @@ class HeldValues(abc.ABC):
     """Values by key, read where they lie.
 
     Attributes:
-        address: Nobody joins.
+        address: None joins.
         values: By key; what a pull reads.
         updater: None replaces a value by the sum that is pushed.
         compression: Of what is pushed.
@@ -52,7 +52,7 @@ class HeldValues(abc.ABC):
         return {}
 
     def read_alike(self, places: Mapping[Key, Sequence[Tensor]]) -> Versions:
-        """One after the other; nobody changes values meanwhile."""
+        """One after the other; values do not change meanwhile."""
         for key, outs in places.items():
             self.read(key, outs, None)
         return {}
@@ -63,7 +63,7 @@ class HeldValues(abc.ABC):
         return self.read(key, outs, None)
 
     def change_settings(self, updater: OptimizerUpdater) -> None:
-        """The optimizer goes on with the settings of another one of its name."""
+        """The optimizer continues with the settings of another one of its name."""
         assert isinstance(self.updater, OptimizerUpdater), "its name was compared"
         self.updater.with_settings_of(updater)
 

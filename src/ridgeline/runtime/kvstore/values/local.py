@@ -21,7 +21,7 @@ class LocalShelf(HeldValues):
             CPU.
 
     Attributes:
-        is_collective: There is nobody else.
+        is_collective: There is no other worker.
     """
 
     rank, num_workers, is_collective = 0, 1, False
@@ -73,7 +73,7 @@ class LocalShelf(HeldValues):
             updater.load_state(key, state)
 
     def barrier(self) -> None:
-        """There is nobody else."""
+        """There is no other worker."""
 
     def close(self) -> None:
         """Nothing is held but memory."""

@@ -1,4 +1,4 @@
-"""Sparse rows pushed by several workers: each brings its rows to who serves them, who tells what changed."""
+"""Sparse rows pushed by several workers: each brings its rows to who serves them, who says what changed."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ def push_rows(
         try:
             apply(updater, key, rows_tensor(touched - start, summed, mine.shape), mine)
         except KVStoreError as error:
-            failed = error  # the others wait to be told, of this too
+            failed = error  # the others wait for the outcome, of this too
     if not _keeps_other_rows(updater):
         touched = torch.arange(start, stop, device=ids.device)
     who = _tell_rows(touched, value, group, has_failed=failed is not None)
@@ -57,7 +57,7 @@ def push_rows(
 
 
 def raise_where_failed(workers: Sequence[int], keys: Sequence[Key]) -> None:
-    """Tell of updates that failed on other workers.
+    """Report updates that failed on other workers.
 
     Args:
         workers: Where some did.

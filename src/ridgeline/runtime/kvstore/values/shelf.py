@@ -32,7 +32,7 @@ class Shelf(Protocol):
     def collect(self, key: Key, values: Sequence[Tensor], *, borrows: bool = False) -> Tensor:
         """The sum of this worker's, in the caller's thread.
 
-        In memory of its own, unless it `borrows`: then nobody changes what is pushed before it is worked in.
+        In memory of its own, unless it `borrows`: then what is pushed is not changed before it is worked in.
         """
 
     def push(self, totals: Mapping[Key, Tensor]) -> None:
@@ -42,7 +42,7 @@ class Shelf(Protocol):
         """From the next push on; nothing is under way."""
 
     def change_settings(self, updater: OptimizerUpdater) -> None:
-        """Have the optimizer that is set go on with the settings of this one; nothing is under way."""
+        """Have the optimizer that is set continue with the settings of this one; nothing is under way."""
 
     def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> Versions:
         """Fill `outs` with a value, or with some of its rows; in the lane."""

@@ -46,10 +46,10 @@ class StepBody:
         clip_norm: Total norm that gradients are clipped to, or None.
         device: Where the model is.
         notes: Receives what was done to the program.
-        forms: What other steps with this model and loss function have compiled; None compiles anew.
-        parted: Groups of workers among which parameters are parted; see `layout.ownership`.
+        forms: What other steps with this model and loss function have compiled; None compiles again.
+        parted: Groups of workers among which parameters are split; see `layout.ownership`.
         channels_last: Lays batches out as the plan has them; None leaves them.
-        is_undone: Whether somebody undoes all steps, as those of a trial.
+        is_undone: Whether all steps are undone, as those of a trial.
 
     Attributes:
         form: How the loss is computed: as written, compiled whole, or by region.

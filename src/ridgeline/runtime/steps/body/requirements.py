@@ -102,7 +102,7 @@ def check_calls(optimizer: Optimizer, plan: Plan) -> None:
     if plan.execution not in CALLED:
         words = ", ".join(repr(word) for word in CALLED)
         raise PlanError(
-            f"wanted execution as one of {words} for {name}, which calls the loss as often as it wants, got "
+            f"wanted execution as one of {words} for {name}, which calls the loss any number of times, got "
             f"{plan.execution!r} in the plan; choose one of those"
         )
     if plan.workers > 1:
@@ -178,7 +178,7 @@ def check_replaced(optimizer: Optimizer, plan: Plan, clip_norm: float | None) ->
     if clip_norm is not None:
         raise PlanError(
             f"wanted clip_norm=None for sync.algorithm={algorithm!r}, got {clip_norm!r}: parameters are "
-            "updated while gradients still come, whose total norm nobody knows yet; leave it out, or use "
+            "updated while gradients still come, whose total norm is not known yet; leave it out, or use "
             "another algorithm"
         )
 
@@ -203,12 +203,12 @@ def check_held(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> Non
     if is_fused or plan.optimizer == "fused":
         raise PlanError(
             f"wanted an optimizer that is not fused for {field}, got fused {name}: its kernels are chosen "
-            "for whole groups; leave one of both out"
+            "for whole groups; leave one of them out"
         )
     if clip_norm is not None:
         raise PlanError(
             f"wanted clip_norm=None for {field}, got {clip_norm!r}: the next step begins before all "
-            "gradients have come, whose total norm nobody knows yet; leave one of both out"
+            "gradients have come, whose total norm is not known yet; leave one of them out"
         )
 
 
@@ -273,13 +273,13 @@ def check_joins(plan: object, world: World) -> None:
     """A worker that takes part in a training that runs is alone, and has the plan of that training.
 
     Raises:
-        PlanError: it is one of several, or the plan is of another kind; nothing where it joins nobody.
+        PlanError: it is one of several, or the plan is of another kind; nothing where it joins none.
     """
     if not world.joins:
         return
     if world.size > 1:
         raise PlanError(
-            f"wanted a process by itself for {JOIN}={world.joins!r}, got one of {world.size} workers; start "
+            f"wanted a single process for {JOIN}={world.joins!r}, got one of {world.size} workers; start "
             "each of them with a torchrun of its own, or without"
         )
     is_plan = isinstance(plan, Plan) and plan.workers > 1

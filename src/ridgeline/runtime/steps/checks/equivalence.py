@@ -57,7 +57,7 @@ ROUNDING_FACTOR = 1.5
 """Under 16-bit autocast a compiled or captured step may be this much further from the float32 step than the
 eager one is: fused kernels round elsewhere, and in a capture libraries may choose other kernels."""
 MOST_ROUNDINGS = 4
-"""Places nearby, at most, at which the eager step is rounded anew, where one distance alone is too small."""
+"""Places nearby, at most, at which the eager step is rounded again, where one distance alone is too small."""
 DRAWS_FACTOR = 1.5
 """A step that draws its own random numbers may be this much further from an eager step than two eager steps
 with different draws are from each other: a baked-in constant adds to that distance, other draws do not."""
@@ -106,7 +106,7 @@ def check_replay(
 
     Raises:
         EquivalenceError: they differ by more than the tolerance.
-        SideEffectError: the step draws from an iterator or writes to files, which nobody can take back.
+        SideEffectError: the step draws from an iterator or writes to files, which cannot be taken back.
 
     Cost: Two steps a perturbation, up to a dozen where rounding may explain a difference; `KeptRuns` and
         three copies of what is trained and written.
@@ -149,8 +149,8 @@ class _Trial(NamedTuple):
         if self._largest(0.0 if eager.is_finite() else 1.0):
             raise EquivalenceError(
                 f"wanted a step as written to compare execution={self.runs.body.plan.execution!r} with, got "
-                f"one whose loss is {eager.loss:.3g} and whose parameters are no numbers afterwards (inputs, "
-                "parameters and learning rate perturbed); see why, or use execution='eager'"
+                f"one whose loss is {eager.loss:.3g} and whose parameters are not numbers afterwards "
+                "(inputs, parameters and learning rate perturbed); see why, or use execution='eager'"
             )
         got = self.runs.tried(shift)
         return [
@@ -205,7 +205,7 @@ class _Trial(NamedTuple):
     ) -> tuple[Noise, float]:
         """What rounding decides, and the difference beside it.
 
-        Two runs tell little of that where single numbers next to zero decide. While what is left has no
+        Two runs say little of that where single numbers next to zero decide. While what is left has no
         direction, there are more.
         """
         nudged = [*self.runs.nudged(before, shift), *others]
@@ -303,7 +303,7 @@ class _Trial(NamedTuple):
     ) -> dict[str, float]:
         """What was found, in units of its limits, where these allow for what other random numbers do.
 
-        One other draw tells little of the spread of a few numbers: it may be as near by chance as the mode's
+        One other draw says little of the spread of a few numbers: it may be as near by chance as the mode's
         is far. So there are more until nothing is beyond its limit.
         """
         moves, ratios = dict.fromkeys(found, 0.0), found

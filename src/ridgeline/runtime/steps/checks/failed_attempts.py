@@ -47,7 +47,7 @@ def unchanged_if_it_fails(body: StepBody) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # of a lost device, which the error itself tells
+        with contextlib.suppress(RuntimeError):  # of a lost device, which the error itself reports
             before.restore()
         raise
 

@@ -126,7 +126,7 @@ def settled(
         got: What is compared.
         chances: Where such runs began, and what two of them left.
         limit: Of tensors that have many elements.
-        largest: Of all workers, which go on together.
+        largest: Of all workers, which continue together.
 
     Returns:
         What `worst` gives, and the limit that held: single precision is held loosely where nothing beyond its

@@ -1,6 +1,6 @@
 """What rounding to 16 bits does to a step, where the user's own code computes in them.
 
-A plan that casts can be compared with the step in single precision; what the user casts nobody can undo. So
+A plan that casts can be compared with the step in single precision; what the user casts cannot be undone. So
 the step runs again from parameters that are moved, each by chance, within what such a cast rounds away.
 """
 

@@ -31,7 +31,7 @@ from ridgeline.workers.world import World
 LEARNING_RATE_FACTORS = (1.0, 0.5, 2.0)
 PARAMETER_FACTORS = (1.0, 1.01, 0.99)
 SHIFTS = tuple(range(len(LEARNING_RATE_FACTORS)))
-"""All perturbations: of a step that nobody has compared yet."""
+"""All perturbations: of a step that was not compared yet."""
 ONE_SHIFT = SHIFTS[-1:]
 """Of another capture of a step that was compared in this process: learning rate, inputs, parameters and
 random numbers differ from those of the capture all at once."""
@@ -49,7 +49,7 @@ NUDGES = (1.0, -2.0)
 """Multiples of the last bit by which parameters are changed to find what is rounding."""
 LAST_BIT = 2.0**-22
 ROUNDED_APART = 2.0**-9
-"""Between places at which the step is rounded anew: half of the last bit of bf16."""
+"""Between places at which the step is rounded again: half of the last bit of bf16."""
 _OTHER_DRAWS = 10_000
 _SEED = 20_000
 
@@ -62,7 +62,7 @@ class Start:
     def __init__(self, body: StepBody, inputs: Sequence[Tensor], *, repeats_python: bool) -> None:
         self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
         held = (p for group in body.optimizer.param_groups for p in group["params"])
-        # Each step begins without these gradients, whoever holds the parameters.
+        # Each step begins without these gradients, whatever holds the parameters.
         gradients = (p.grad for p in held if p.grad is not None)
         spared = (*self._snapshot.tensors(), *inputs, *gradients)
         self._outside = Undo(body.model, body.loss_fn, spared=spared)
@@ -87,7 +87,7 @@ class Start:
     def begin(self) -> None:
         """Go back for another run; the optimizer's settings stay.
 
-        What is kept outside of the model in tensors (an average, a teacher) begins anew as well: programs
+        What is kept outside of the model in tensors (an average, a teacher) begins again as well: programs
         read it where it lies. Python's own counters and names do not, see `check_replay`. What an optimizer
         of the user's own counts is never baked in: it steps in Python in every mode.
         """
@@ -272,7 +272,7 @@ class PerturbedRuns(NamedTuple):
         """
         yield self.again(shift)
         yield from self.nudged(before, shift)
-        if is_cast:  # in another precision libraries prepare all their kernels anew
+        if is_cast:  # in another precision libraries prepare all their kernels again
             yield self.exact(shift)
         yield from self.narrowly_moved(before, shift)
 

@@ -4,7 +4,7 @@ Four things are compared: the loss, the update of the parameters, the change of 
 what else the step wrote (buffers, averages, teachers).
 
 An optimizer like Adam makes whole steps of gradients that are nothing but rounding (a bias before batch norm,
-the bias of attention's keys): such elements of an update differ from run to run, and tell nothing. They are
+the bias of attention's keys): such elements of an update differ from run to run, and say nothing. They are
 found by runs from parameters that differ in their last bit, and left out; the optimizer's state holds the
 gradients as they are, so that nothing else can hide behind them.
 """
@@ -193,7 +193,7 @@ def without_turned(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise 
     """Noise with the few elements as well that are updated in the other direction.
 
     What is next to nothing gets its sign by rounding, of which an optimizer like Adagrad makes a whole step:
-    in a small network one run has some such elements, and another none. Where there are more, they tell
+    in a small network one run has some such elements, and another none. Where there are more, they show
     something.
     """
     masks = []

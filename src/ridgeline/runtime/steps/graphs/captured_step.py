@@ -131,7 +131,7 @@ class CapturedStep:
         for draw in self._idle_draws:
             draw.repeat()
         if not self._shows_gradients():
-            self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing
+            self.show_gradients()  # without them an optimizer outside would do nothing
         if self._outside is not None:
             update(self._outside)
             self._updated()
@@ -147,5 +147,5 @@ class CapturedStep:
         return step_spans(self._record, self._clock)
 
     def close(self) -> None:
-        """Drop the graph, whoever still refers to this step (the traceback of a failed check does)."""
+        """Drop the graph, even if this step is still referenced (as by the traceback of a failed check)."""
         self.graph.reset()

@@ -28,7 +28,7 @@ from ridgeline.tensors.tensor_types import TensorTypes
 from ridgeline.workers.world import World
 
 OF_OTHER_CLASSES = "steps on batches with subclasses of Tensor ran as they were written"
-ANEW = "the step anew for what is another since its check"
+ANEW = "the step again for what has changed since its check"
 
 
 class CheckedRunner:
@@ -39,7 +39,7 @@ class CheckedRunner:
 
     Args:
         body: The step.
-        recorder: Told of the steps, and of the seconds spent compiling.
+        recorder: Notified of the steps, and of the seconds spent compiling.
         world: For the check, which all workers make together.
         notes: Receives the result of the check.
     """
@@ -143,7 +143,7 @@ class CheckedRunner:
         self._recorder.count("recompiles")
         note = (
             "compiled again after the check, because a shape or a value that the compiler had baked in "
-            "changed; if it goes on, make that value a tensor, or use execution='eager'"
+            "changed; if it continues, make that value a tensor, or use execution='eager'"
         )
         if note not in self._notes:
             self._notes.append(note)

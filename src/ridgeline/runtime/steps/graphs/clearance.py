@@ -50,7 +50,7 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
     Args:
         body: The step; nothing was compiled yet.
         batch: An example, on the device.
-        world: If one worker's step cannot be captured, none goes on.
+        world: If one worker's step cannot be captured, none continues.
         notes: Receives how a doubt was settled.
 
     Raises:
@@ -106,7 +106,7 @@ def _without_constants(lint: Lint, body: StepBody, batch: Any, world: World) -> 
 
 
 def check_gradient_hooks(body: StepBody) -> None:
-    """Refuse hooks on gradients of the user's own: what they read in Python, nobody compares.
+    """Refuse hooks on gradients of the user's own: what they read in Python is not compared.
 
     Raises:
         ObstacleError: names a parameter with one, or a module, see `check_scripted`.
@@ -127,7 +127,7 @@ def _clear_optimizer(
 ) -> None:
     """Try a graph beside which the optimizer steps in a child process, once for each class of optimizers.
 
-    What an optimizer of the user's own does to the gradients that a graph writes, nobody knows before. Those
+    What an optimizer of the user's own does to the gradients that a graph writes is not known before. Those
     of torch only read them, and need no trial.
 
     Raises:

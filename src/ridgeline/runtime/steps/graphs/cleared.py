@@ -5,7 +5,7 @@ what is compiled six more. Both hold for as long as the code of the step, and wh
 
 What was looked for in an earlier process holds as well where torch's compiler reads the same: all code that
 the loss runs through, the operators that it comes to with their shapes, and what it writes. Comparisons are
-made anew in each process.
+made again in each process.
 """
 
 import hashlib

@@ -54,7 +54,7 @@ class GraphRunner:
 
     Args:
         body: The step.
-        recorder: Told of the steps; frames inside a replay come from events captured with it.
+        recorder: Notified of the steps; frames inside a replay come from events captured with it.
         world: For the check, which all workers make together.
         notes: Receives what was changed or done differently, and why.
     """
@@ -242,7 +242,7 @@ class GraphRunner:
             found = clearance.clear_for_capture(self._body, batch, self._world, self._notes)
             self._clearance = found
         is_compiled = MODES[self._body.plan.execution].is_compiled
-        # What is captured of code as written is the same whoever captures it.
+        # What is captured of code as written is the same for every step that captures it.
         is_checked = known is not None and (known.form is self._body.form or not is_compiled)
         self._is_compared = is_checked or is_as_earlier
         # Of steps that are undone the check of the replay, which covers what is compiled, will do.
@@ -252,7 +252,7 @@ class GraphRunner:
             )
 
     def _run_as_written(self, batch: Any) -> Tensor:
-        """A batch without a graph: what compiles would compile for each shape anew.
+        """A batch without a graph: what compiles would compile for each shape again.
 
         Several workers send their gradients as the others do.
         """
@@ -264,7 +264,7 @@ class GraphRunner:
     def _bears_layout(self, step: CapturedStep, tensors: list[Tensor], batch: Any) -> bool:
         """Whether the step computes the same with a batch that lies otherwise in memory.
 
-        Several workers, whose batches may differ in strides, go on together.
+        Several workers, whose batches may differ in strides, continue together.
         """
         is_alike = repeats(tensors) == step.repeats
         if self._world.size > 1 or (is_alike and [*map(strides_of, tensors)] == step.strides):
@@ -343,7 +343,7 @@ class GraphRunner:
         """Find what the code of the first captured step takes for granted.
 
         Raises:
-            CaptureError: nobody can read its code, so that changes of what that reads would go unnoticed.
+            CaptureError: its code cannot be read, so that changes of what that reads would go unnoticed.
         """
         try:
             self._reads = refused_unread(

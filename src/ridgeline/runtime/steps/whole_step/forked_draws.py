@@ -17,7 +17,7 @@ def refusing_forked_draws() -> Iterator[None]:
 
     Random state is no operator. In a program the second forward pass of an activation checkpoint would drop
     other elements than the first, so that gradients would be of another function; where random numbers may
-    be a program's own, no comparison with the eager step tells.
+    be a program's own, no comparison with the eager step shows.
 
     Raises:
         CaptureError: at the end; errors of the trace go first.

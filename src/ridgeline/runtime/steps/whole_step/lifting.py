@@ -3,7 +3,7 @@
 A step as one program takes everything that changes between steps as inputs: parameters, buffers, the
 optimizer's state with its step counts, and learning rates. Here that state is listed, and substitutes are
 put in its place while the step is traced. The tensors listed are the model's and the optimizer's own, so a
-program that writes into them trains the very model, and checkpoints and schedulers go on working.
+program that writes into them trains the very model, and checkpoints and schedulers continue working.
 """
 
 import sys
@@ -147,7 +147,7 @@ class LiftedState:
     def is_current(self) -> bool:
         """Whether the model's and the optimizer's tensors are still those listed, at their addresses.
 
-        State that was loaded into an optimizer, and buffers that an eager step assigned anew, lie in new
+        State that was loaded into an optimizer, and buffers that an eager step assigned again, lie in new
         tensors; they are copied into those listed, which then take their place.
 
         Cost: 0.1 us for each parameter and buffer, and for each entry of the optimizer's state.
@@ -170,7 +170,7 @@ class LiftedState:
     def _adopt_buffers(self) -> bool:
         """Copy buffers that were replaced into the listed ones; False where they do not fit these.
 
-        Nor where somebody else has them, too, who may write into them later.
+        Nor where other code has them, too, and may write into them later.
         """
         entries = self._buffer_entries
         changes = list(entries.changes())
@@ -237,7 +237,7 @@ class LiftedState:
             with torch.no_grad():
                 placed.write_back()
                 for name, tensor in of_model.items():
-                    if named[f"model.{name}"] is not tensor:  # a buffer that forward assigned anew
+                    if named[f"model.{name}"] is not tensor:  # a buffer that forward assigned again
                         tensor.copy_(named[f"model.{name}"])
         finally:
             placed.remove()
@@ -256,7 +256,7 @@ class _Caller(nn.Module):
 
 
 def _is_only_there(change: Change) -> bool:
-    """Whether nobody but the model has what an entry holds now, by another name or as a view."""
+    """Whether only the model has what an entry holds now, by another name or as a view."""
     held = change.store.get(change.key)
     if type(held) is not Tensor:
         return False
@@ -266,7 +266,7 @@ def _is_only_there(change: Change) -> bool:
 
 
 def _fits(mine: Any, theirs: Any) -> bool:
-    """Whether the values of one buffer can stand in the other, and nobody sees another layout than theirs."""
+    """Whether the values of one buffer can stand in the other, and none sees another layout than theirs."""
     return (
         isinstance(mine, Tensor)
         and isinstance(theirs, Tensor)

@@ -112,7 +112,7 @@ class StepReads(LayoutReads):
         return known
 
     def _holding(self, known: Sequence[Guards], arguments: Mapping[str, Any]) -> Guards | None:
-        """Guards that hold for these arguments, those that tell of tensors that were moved made anew."""
+        """Guards that hold for these arguments, those that report tensors that were moved made again."""
         held = next((guards for guards in known if guards.holds({**arguments})), None)
         moved = (guards.moved(arguments, self._followed) for guards in known)
         return held or next((guards for guards in moved if guards is not None), None)

@@ -44,7 +44,9 @@ EAGER_STEPS = 1
 MOST_RECOMPILES = 3
 """After so many, some setting changes all the time, and compiling would cost more than it gains."""
 ONE_FRAME = f"forward, backward and optimizer run as one program: frame '{WHOLE_STEP}' is all of it"
-OTHERWISE = "batches that lie otherwise in memory than the compiled ones, or hold a tensor twice, ran eagerly"
+OTHERWISE = (
+    "batches with another memory layout than the compiled ones, or hold a tensor twice, ran eagerly"
+)
 OTHER_SHAPES = "batches of other shapes than the compiled one ran eagerly"
 
 
@@ -68,7 +70,7 @@ class StepGraphRunner:
 
     Args:
         body: The step of a worker alone.
-        recorder: Told of the steps; a step is one frame.
+        recorder: Notified of the steps; a step is one frame.
         world: A world of one.
         notes: Receives what was done differently, and why.
         packaged: Compile ahead of time into a file that needs no Python (AOTInductor) and run that: less
@@ -91,8 +93,8 @@ class StepGraphRunner:
     ) -> None:
         if body.synchronizer is not None or world.size > 1:
             raise PlanError(
-                f"wanted a worker alone for execution={body.plan.execution!r}, got workers={world.size}; its "
-                "one program has no room for the synchronisation of gradients: use 'compiled+graph' or "
+                f"wanted a single worker for execution={body.plan.execution!r}, got workers={world.size}; "
+                "its one program has no room for the synchronisation of gradients: use 'compiled+graph' or "
                 "'regional+graph' there"
             )
         self._body = body
@@ -172,7 +174,7 @@ class StepGraphRunner:
         return bool(self._prepared)
 
     def save(self, path: str | Path) -> Path:
-        """Save the program with its state, so that training goes on elsewhere; see `save_step`.
+        """Save the program with its state, so that training continues elsewhere; see `save_step`.
 
         Raises:
             PlanError: no program was compiled yet, or since something changed that it takes for granted.
@@ -213,7 +215,7 @@ class StepGraphRunner:
         self._num_recompiles += 1
         if self._num_recompiles > MOST_RECOMPILES:
             self._note(
-                f"steps ran eagerly after {MOST_RECOMPILES} compilations, since settings go on changing "
+                f"steps ran eagerly after {MOST_RECOMPILES} compilations, since settings keep changing "
                 f"({why})"
             )
             return

@@ -1,7 +1,7 @@
 """Computing a step's numbers once instead of once for every element.
 
 An optimizer's bias corrections and step sizes are tensors of one element, computed with powers and roots.
-A compiler that fuses them into the update of the parameters computes them anew for every vector of
+A compiler that fuses them into the update of the parameters computes them again for every vector of
 elements, which costs a small CPU step half of its time. Stacked into one vector they have to be written to
 memory first, and the update reads them.
 """

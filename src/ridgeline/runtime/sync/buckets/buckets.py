@@ -6,8 +6,8 @@ where the collective left it and nothing is copied back.
 
 Behind the payload are *flags*, one a parameter, set to 1 when this worker has a gradient. They are no part
 of it, since a codec would corrupt them; with every exchange comes their sum. A parameter whose flag is 0
-afterwards was used by nobody, and keeps `grad = None`, as in a plain step. A worker that used all of its
-parameters need not look. Behind them there is room for *signals*, by which workers tell each other what else
+afterwards was not used at all, and keeps `grad = None`, as in a plain step. A worker that used all of its
+parameters need not look. Behind them there is room for *signals*, by which workers send each other what else
 they must know, without a collective.
 """
 
@@ -41,9 +41,10 @@ class Bucket:
             as it was made for.
         behind: [one flag a parameter, signals], of which they make the sum, or a multiple of it.
         signals: What the workers' signals amount to: their sum, scaled as gradients are when it is read.
-        sent_signals: What this worker says in every coming step; written by whoever has something to say.
+        sent_signals: What this worker says in every coming step; written by each part that has something to
+            send.
         views: The gradients' places in `flat`, each of its parameter's shape and strides.
-        ready: When the gradients are ready that tell so.
+        ready: When those gradients are ready that report it.
     """
 
     def __init__(

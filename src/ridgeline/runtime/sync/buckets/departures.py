@@ -1,8 +1,8 @@
-"""When and whence gradients leave: on GPUs from a stream of their own, as soon as they are ready.
+"""When gradients are sent, and from which stream: on GPUs from their own, as soon as they are ready.
 
-A compiled program hands out all gradients at once but tells when each was ready (see `ready`); a bucket
+A compiled program hands out all gradients at once but says when each was ready (see `ready`); a bucket
 full of those leaves at that point. Inside a capture others leave from that stream too, so that copying them
-into their bucket does not hold up what is left of backward, and the program is told of places in the
+into their bucket does not hold up what is left of backward, and the program is notified of places in the
 buckets, so that what it converts anyway need not be copied once more.
 """
 
@@ -51,7 +51,7 @@ class Departures:
         self._buckets = frozenset(map(_memory, views.values()))
 
     def arrive(self, index: int, gradient: Tensor, view: Tensor) -> ready.Ready | None:
-        """The gradient of a parameter is complete; when it was ready, if it tells.
+        """The gradient of a parameter is complete; when it was ready, if that is known.
 
         Raises:
             CaptureError: it was written to the place of another parameter.
@@ -93,7 +93,7 @@ class Departures:
 
     def end(self) -> None:
         """The backward pass is over."""
-        self._told = self._telling or self._told  # a step operator by operator tells nothing
+        self._told = self._telling or self._told  # a step run operator by operator says nothing
         ready.unwatch()
 
     def join(self) -> None:
@@ -104,7 +104,7 @@ class Departures:
 
 
 def by_readiness(arrivals: list[tuple[ready.Ready | None, int]]) -> list[int]:
-    """Parameters that tell when they are ready, in the order of that, then the others as they arrived."""
+    """Parameters that say when they are ready, in the order of that, then the others as they arrived."""
     telling = [(told.number, index) for told, index in arrivals if told is not None]
     rest = [index for told, index in arrivals if told is None]
     return [index for _, index in sorted(telling, key=operator.itemgetter(0))] + rest

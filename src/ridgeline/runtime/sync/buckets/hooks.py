@@ -1,8 +1,8 @@
-"""Hooks that tell a reducer of its gradients: of each one, or of the last one of every bucket.
+"""Hooks that notify a reducer of its gradients: of each one, or of the last one of every bucket.
 
 Autograd calls a hook in Python, which costs the host 10 to 20 us a gradient: a tenth of a ResNet-18 step
 of 10 ms on an H200, operator by operator. Where gradients come in the same order in every step, the last one
-of a bucket tells of all in it.
+of a bucket reports all in it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ def last_of_each(members: Sequence[Sequence[int]], arrivals: Sequence[int]) -> d
 class Sent:
     """A bucket as it was sent, to notice a gradient that came after that.
 
-    Autograd adds a second gradient to the first one in place, which the bucket's version tells, or puts the
+    Autograd adds a second gradient to the first one in place, which the bucket's version shows, or puts the
     sum where the first one was.
     """
 

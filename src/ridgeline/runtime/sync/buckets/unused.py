@@ -1,4 +1,4 @@
-"""Parameters for which this worker has no gradient: used by others, or by nobody."""
+"""Parameters for which this worker has no gradient: used by others, or not at all."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ class UnusedParameters:
         self._is_unused: dict[str, bool] = {}
 
     def settle(self, bucket: Bucket, positions: Sequence[int]) -> None:
-        """Give parameters that only other workers used their mean; leave None what nobody used.
+        """Give parameters that only other workers used their mean; leave None what no worker used.
 
         Args:
             bucket: Its exchange is over.

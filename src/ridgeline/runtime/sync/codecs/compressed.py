@@ -82,7 +82,7 @@ def share(bucket: Bucket, codec: Codec, exchange: Exchange, feedback: ErrorFeedb
 
     Args:
         bucket: Holds the payload.
-        codec: Has been told of the bucket.
+        codec: Knows the bucket already.
         exchange: Reaches the other workers.
         feedback: What was left out before, and is of this payload; None where that is not remembered.
     """

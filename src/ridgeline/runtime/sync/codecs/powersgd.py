@@ -115,7 +115,7 @@ class PowerSGD(Codec):
         return {f"{_PREFIX}{name}": right for name, right in self._rights.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Start from these; parameters that are missing start anew."""
+        """Start from these; parameters that are missing start again."""
         for name, right in self._rights.items():
             saved = state.get(f"{_PREFIX}{name}")
             right.copy_(_first(name, *right.shape) if saved is None else saved)

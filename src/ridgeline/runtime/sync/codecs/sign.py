@@ -68,7 +68,7 @@ class _Scales:
 
 
 class Sign(Codec):
-    """One bit an element; which of them are 0 is not told, so that error feedback makes up for it.
+    """One bit an element; which of them are 0 is not sent, so that error feedback makes up for it.
 
     A block with one element that is no finite number arrives without one that is.
     """

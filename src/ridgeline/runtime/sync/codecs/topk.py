@@ -94,7 +94,7 @@ class TopK(RowCodec):
         return found
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there.
+        """Continue from there.
 
         Cost: In a warm-up, waits for the device.
         """

@@ -54,7 +54,7 @@ class CommonState:
             return
         self._is_first = False
         self._compare("at its first step")
-        if not self._synchronizer.num_steps:  # nobody has trained alone yet
+        if not self._synchronizer.num_steps:  # no worker has trained alone yet
             check_same_state(self._model, self._optimizer, self._world, when="at its first step")
 
     def after_step(self) -> None:

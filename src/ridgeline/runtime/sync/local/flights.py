@@ -1,4 +1,4 @@
-"""Exchanges that are on their way while steps go on: from their start until their means are used."""
+"""Exchanges that are on their way while steps continue: from their start until their means are used."""
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +20,8 @@ class Flights:
 
     Args:
         transport: Reduces them.
-        device: Where they are. On a GPU what is to go on beside steps runs on a stream of its own.
-        is_beside: Whether steps go on meanwhile.
+        device: Where they are. On a GPU what is to continue beside steps runs on a stream of its own.
+        is_beside: Whether steps continue meanwhile.
     """
 
     def __init__(self, transport: Transport, device: torch.device, *, is_beside: bool) -> None:

@@ -3,12 +3,12 @@
 In most steps a worker knows nothing of the others. Every `every` steps the difference between the last
 common parameters and this worker's own, the pseudo-gradient, goes the way that gradients would go: in
 buckets, by the plan's transport, and so through its codec. The outer optimizer (see `outer`) applies the mean
-to the common parameters, from which all go on with the same bits. Buffers of worker 0 go to all then, and
+to the common parameters, from which all continue with the same bits. Buffers of worker 0 go to all then, and
 frozen parameters that the step writes. What the inner optimizer remembers stays each worker's own.
 
 With several fragments each exchange is of one of them, and each of them is exchanged once in `every` steps:
-what travels at once is smaller, and no less in all. With a delay steps go on while a fragment travels; the
-common parameters change when it has arrived, and a worker goes on from between them and its own.
+what travels at once is smaller, and no less in all. With a delay steps continue while a fragment travels; the
+common parameters change when it has arrived, and a worker continues from between them and its own.
 
 Source: Douillard et al., "DiLoCo", 2023, and "Streaming DiLoCo", 2025.
 """
@@ -105,7 +105,7 @@ class LocalSteps(UpdatesAtOnce):
         self.overhead_ns = 0
 
     def arm(self, recorder: Recorder) -> None:
-        """The next backward is that of a step of this worker's own; `recorder` is told of the frames.
+        """The next backward is that of a step of this worker's own; `recorder` is notified of the frames.
 
         Raises:
             WorkloadError: a parameter requires a gradient now that did not when this was made.
@@ -199,7 +199,7 @@ class LocalSteps(UpdatesAtOnce):
         return {COUNT: self._count, **held, **flying}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there; without a count, from the parameters as they are, which then are common to all.
+        """Continue from there; without a count, from the present parameters, which are common to all then.
 
         Cost: Waits for the device.
         """
@@ -262,7 +262,7 @@ def _cut(
     bucket_bytes: Sequence[int],
     allocate: Allocate,
 ) -> tuple[tuple[Bucket, ...], ...]:
-    """The buckets of each fragment; numbers go on from one fragment to the next."""
+    """The buckets of each fragment; numbers continue from one fragment to the next."""
     sizes = [p.numel() * p.element_size() for _, p in parameters]
     fragments: list[tuple[Bucket, ...]] = []
     number = 0

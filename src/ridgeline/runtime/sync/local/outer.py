@@ -12,7 +12,7 @@ from torch import Tensor
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 
 OWN_SHARE = 0.5
-"""Of a worker's own parameters, where it went on while they were exchanged; the rest are the common ones.
+"""Of a worker's own parameters, where it continued while they were exchanged; the rest are the common ones.
 
 Source: the factor alpha of "Streaming DiLoCo" (Douillard et al., 2025), section on overlapping communication.
 """
@@ -62,7 +62,7 @@ class OuterOptimizer:
 
     @torch.no_grad()
     def update(self, bucket: Bucket, *, is_late: bool = False) -> None:
-        """Apply the mean difference that the bucket holds, and have the worker go on from the result.
+        """Apply the mean difference that the bucket holds, and have the worker continue from the result.
 
         Args:
             bucket: Holds the difference.

@@ -68,7 +68,7 @@ class ShardedUpdate(UpdatesAtOnce):
         return self._reducer.buckets
 
     def arm(self, recorder: Recorder) -> None:
-        """The next backward's gradients are to be averaged; `recorder` is told of the frames.
+        """The next backward's gradients are to be averaged; `recorder` is notified of the frames.
 
         Raises:
             WorkloadError: see `Reducer.arm`.

@@ -5,7 +5,7 @@ which no bucket can hold. They are exchanged when the buckets are (see `sparse_e
 algorithm and compression. A forward pass begins with its tables, so their gradients come last, and there is
 nothing left of backward to hide behind.
 
-torch's DistributedDataParallel tells such parameters by the same layers, over gloo alone, and fails where a
+torch's DistributedDataParallel finds such parameters by the same layers, over gloo alone, and fails where a
 worker does not use one or where its gradient is dense.
 """
 
@@ -30,7 +30,7 @@ from ridgeline.workers import attendance
 from ridgeline.workers.world import World
 
 NO_DENSE = "no dense parameter"
-"""Stands in the first bucket, which carries what workers tell each other, where a model has none."""
+"""Stands in the first bucket, which carries what workers send each other, where a model has none."""
 
 
 def sparse_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -111,7 +111,7 @@ class SparseGradients(UpdatesAtOnce):
         return self._exchange.sent_bytes
 
     def arm(self, recorder: Recorder) -> None:
-        """The next backward's gradients are to be averaged; `recorder` is told of the frames.
+        """The next backward's gradients are to be averaged; `recorder` is notified of the frames.
 
         Raises:
             WorkloadError: see `Reducer.arm`.

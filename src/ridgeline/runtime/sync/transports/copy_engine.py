@@ -1,4 +1,4 @@
-"""Large buckets by copy engines: GPUs of one host fetch each other's shares while their kernels go on.
+"""Large buckets by copy engines: GPUs of one host fetch each other's shares while their kernels continue.
 
 A kernel that sends occupies multiprocessors, and a matrix product that was cut for all of them then takes
 two turns where it took one. So the bytes are moved by copies, which copy engines carry out:
@@ -9,7 +9,7 @@ Barriers are kernels of one warp. A share is added up by one GPU alone, in an or
 rank, so a mean has the same bits on all workers and in every run. Buckets lie in memory that the GPUs share;
 beside it is room for the shares that are fetched. Copies move (n - 1)/n of a bucket twice, as a ring does.
 
-What is smaller than `least_bytes`, or lies elsewhere, is NCCL's all-reduce, whose start costs less.
+What is smaller than `least_bytes`, or moved in memory, is NCCL's all-reduce, whose start costs less.
 
 Source: reduce-scatter, then all-gather: Patarasuk, Yuan, JPDC 69(2), 2009.
 """
@@ -153,4 +153,4 @@ def average_by_copies(peers: CopyPeers, scaling: Scaling) -> None:
     peers.barrier()
     for other in others:
         own[shares[other]].copy_(peers.shared[other][shares[other]])
-    peers.barrier()  # nobody writes before all have read
+    peers.barrier()  # none writes before all have read

@@ -1,4 +1,4 @@
-"""Which workers share a host: found from what each says of its own, or told."""
+"""Which workers share a host: found from what each says of its own, or given."""
 
 import os
 import platform
@@ -39,7 +39,7 @@ def by_host(names: Sequence[bytes]) -> list[list[int]]:
 
 
 def _name() -> bytes:
-    """What tells this host from others: its name, its boot, and which launcher started how many workers.
+    """What distinguishes this host: its name, its boot, and which launcher started how many workers.
 
     Network namespaces of one machine share a boot; they differ by name or by launcher.
     """

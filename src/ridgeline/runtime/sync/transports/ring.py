@@ -199,7 +199,7 @@ class Ring(SummingTransport):
         return share_elements(num_elements, self.size, self.options)
 
     def add_up(self, values: Tensor) -> None:
-        """Once around to add, once around to tell."""
+        """Once around to add, once around to distribute."""
         pieces = num_pieces(values, self.size, self.options)
         cut = Cut.of(values.numel(), self.size, pieces)
         moves = ring_moves(cut, self.rank, self.size)

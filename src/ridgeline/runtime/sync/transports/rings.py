@@ -45,7 +45,7 @@ class Rings(SummingTransport):
         )
 
     def add_up(self, values: Tensor) -> None:
-        """All rings move by move, once around to add and once around to tell."""
+        """All rings move by move, once around to add and once around to distribute."""
         parts = self._parts(values.numel())
         largest = max(parts, key=lambda part: part[1] - part[0])
         pieces = num_pieces(values[slice(*largest)], self.size, self.options)

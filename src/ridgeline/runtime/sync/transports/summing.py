@@ -54,7 +54,7 @@ class SummingTransport(Transport):
     def arranged(self, buckets: tuple[Bucket, ...]) -> None:
         """Hold as much memory as the largest bucket of each type needs.
 
-        Cost: Allocates it anew, since captured graphs use the old one for the old buckets.
+        Cost: Allocates it again, since captured graphs use the old one for the old buckets.
         """
         self._scratch = {}
         for bucket in sorted(buckets, key=lambda b: -b.payload.numel()):

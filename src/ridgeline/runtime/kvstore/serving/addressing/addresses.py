@@ -34,7 +34,7 @@ def host_identity() -> str:
 
 
 def check_listening(address: str, *, has_keys: bool) -> None:
-    """Refuse an address that is none, or that other hosts reach where nobody asks for keys.
+    """Refuse an address that is none, or that other hosts reach where no keys are required.
 
     Raises:
         KVStoreError: says what to do.
@@ -62,7 +62,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether sockets have to be told of it.
+    """Whether sockets have to be configured for it.
 
     Raises:
         KVStoreError: it is none.
@@ -71,7 +71,7 @@ def is_ipv6(address: str) -> bool:
 
 
 def check_published(address: str) -> None:
-    """Refuse to tell other workers of an address that says nothing about where it is.
+    """Refuse to give other workers an address that says nothing about where it is.
 
     Raises:
         KVStoreError: it stands for all interfaces.
@@ -79,7 +79,7 @@ def check_published(address: str) -> None:
     host = _host(address)
     if host in ("*", "0.0.0.0", "::"):
         raise KVStoreError(
-            f"wanted the address of one interface, for other workers are told of it, got {address!r}; name "
+            f"wanted the address of one interface, as other workers connect to it, got {address!r}; name "
             "that which they reach, such as 'tcp://10.0.0.3:*'"
         )
 

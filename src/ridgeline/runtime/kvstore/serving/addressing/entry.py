@@ -22,11 +22,11 @@ FAILED = (
 TRIES = 3
 """Connections that a server may end in a row before a worker takes it for a refusal; it may have ended."""
 _DOMAIN = "ridgeline"
-_NOT_LET_IN = "a connection was not let in"
+_NOT_LET_IN = "a connection was refused"
 _REASONS = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not that of workers",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it has no key or another one, or is no worker",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it ended before it had said who it is",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it has no key or another one, or is not a worker",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it ended before it had identified itself",
 }
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -58,7 +58,7 @@ class Door:
             socket.curve_server = True
             socket.curve_secretkey = keys.secret
             socket.curve_publickey = keys.public
-            # Named, so that nobody is let in while nothing judges keys.
+            # Named, so that no connection is accepted while nothing checks keys.
             socket.zap_domain = _DOMAIN.encode()
             self._authenticator = ThreadAuthenticator(context)
             self._authenticator.configure_curve_callback(_DOMAIN, _Known(keys.other))
@@ -128,7 +128,7 @@ class Entrance:
                 self._num_failed = TRIES
         if self._num_failed >= TRIES:
             raise KVStoreError(
-                f"wanted to be let in by the server at {self._address}, got refused: {self._reason()}; name "
+                f"wanted to connect to the server at {self._address}, got refused: {self._reason()}; name "
                 "one directory of `ridgeline kvserver --new-keys DIR` on all hosts, by keys=DIR or "
                 "RIDGELINE_KVSTORE_KEYS=DIR"
             )
@@ -140,12 +140,12 @@ class Entrance:
 
     def _reason(self) -> str:
         if self._keys is None:
-            return "this worker has no keys, and it wants some"
+            return "this worker has no keys, and the server requires them"
         return f"it does not know the keys in {self._keys.directory!r}, or has others or none"
 
 
 class _Known:
-    """Tells `ThreadAuthenticator` which keys are those of workers."""
+    """Answers `ThreadAuthenticator` which keys are those of workers."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -43,7 +43,8 @@ class Claim:
         while True:
             wanted = str(int(present) + 1).encode()
             found = self._store.compare_set(_COUNT, present.decode(), wanted.decode())
-            # Somebody else may have written the same number: only who adds a name of its own has taken it.
+            # Another process may have written the same number: only the one that adds a name of its own has
+            # taken it.
             if found == wanted and self._store.add(f"{_COUNT} {int(wanted)}", 1) == 1:
                 break
             present = found
@@ -66,7 +67,7 @@ class Notice:
         self._store = store
 
     def publish(self, place: int, found: FoundServer) -> bool:
-        """Tell of a server; False: a newer one was told of."""
+        """Report a server; False: a newer one was reported."""
         name, mine = f"server {place}", f"{found.epoch} {found.address}"
         present = self._store.compare_set(name, "", mine).decode()
         while present != mine:
@@ -76,7 +77,7 @@ class Notice:
         return True
 
     def newest(self, place: int) -> FoundServer | None:
-        """The server of a place that was told of last; None: the one that was there at the beginning.
+        """The server of a place that was reported last; None: the one that was there at the beginning.
 
         Raises:
             RuntimeError: the store of the job is gone.
@@ -90,7 +91,7 @@ def own_store(world: World, topic: str) -> dist.Store:
 
     Args:
         world: The workers.
-        topic: The same on all of them, of nobody else.
+        topic: The same on all of them, and only there.
     """
     if world.size == 1:
         return dist.HashStore()

@@ -51,9 +51,9 @@ def make_keys(directory: Path) -> None:
         if any(directory.iterdir()):
             raise KVStoreError(
                 f"wanted a new or empty directory for keys, got {str(directory)!r} with something in it; "
-                "name another, for whoever has the old keys would be shut out"
+                "name another, since processes with the old keys would be refused"
             )
-        # Written where nobody else can look, until only the owner may read the files.
+        # Written where no other user can look, until only the owner may read the files.
         with tempfile.TemporaryDirectory(dir=directory) as private:
             for side in (SERVER, WORKER):
                 for path in map(Path, zmq.auth.create_certificates(private, side)):

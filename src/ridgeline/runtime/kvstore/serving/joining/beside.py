@@ -38,7 +38,7 @@ class ServerBeside:
         address: Where it is to listen.
         keys: Directory of the keys of those whom it lets in; empty for none.
         snapshots: A folder for those of this server.
-        tell: Told of a server that has taken the place of one that died; False: another one has before.
+        tell: Notified of a server that has taken the place of one that died; False: another one has before.
 
     Attributes:
         address: Where the first one is found.
@@ -75,7 +75,7 @@ class ServerBeside:
             self._input.close()
             raise KVStoreError(
                 f"wanted a server of a store beside this worker, got one that ended with status "
-                f"{self._process.wait(END_S)}; what it said stands above"
+                f"{self._process.wait(END_S)}; its output is above"
             )
         self.address = found.address
         self._watch: threading.Thread | None = None

@@ -1,6 +1,6 @@
 """How the workers of a job come to have servers.
 
-Some start one, and all are told where these are, or what went wrong for any of them.
+Some start one, and all learn where these are, or what went wrong for any of them.
 """
 
 import itertools
@@ -78,7 +78,7 @@ class Gathered(NamedTuple):
         addresses: Of all servers.
         keys: To be let in by them; None where they ask for none.
         notice: Of servers that take the place of these; None where none does.
-        members: Who takes part; None where nobody can join.
+        members: Who takes part; None where none can join.
     """
 
     beside: ServerBeside | None
@@ -89,7 +89,7 @@ class Gathered(NamedTuple):
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker tells the others: where its server is, and why it cannot take part."""
+    """What a worker sends the others: where its server is, and why it cannot take part."""
 
     address: str
     problem: str

@@ -31,10 +31,10 @@ _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/]+):(\d{1,5})(?:/(\d{1
 
 
 class StoreRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is told of a store.
+    """What is recorded of a store.
 
     Attributes:
-        run: Another one each time that the job begins anew.
+        run: Another one each time that the job begins again.
         num_workers: Who began it.
         staleness: See `Slots`.
         addresses: Of the servers.
@@ -62,9 +62,9 @@ class Members:
     """A store of a job, to those who take part.
 
     Args:
-        root: The store of torch that the job has, of nobody else in this process.
+        root: The store of torch that the job has, used by nothing else in this process.
         address: Where others join.
-        record: What is told of it.
+        record: What is recorded of it.
         is_later: This worker was not there when it began.
 
     Attributes:
@@ -84,7 +84,7 @@ class Members:
         return Notice(self._store) if self.record.writes else None
 
     def next_rank(self) -> int:
-        """A number that nobody has had."""
+        """A number that was not used before."""
         return self.record.num_workers - 1 + self._store.add("joined", 1)
 
     def say_it_trains(self) -> None:
@@ -102,7 +102,7 @@ class Members:
         except RuntimeError as error:
             raise KVStoreError(
                 f"wanted a training by a plan at {self.address} that has made its first step within "
-                f"{BEGIN_S:.0f} s, got {first_line(error)}; see that its workers train by rl.TrainStep"
+                f"{BEGIN_S:.0f} s, got {first_line(error)}; make sure that its workers train by rl.TrainStep"
             ) from error
 
     def tell(self, held: Mapping[Key, Held], parts: Mapping[Key, Sequence[ValuePart]]) -> None:
@@ -131,7 +131,7 @@ class Members:
                 if not is_first_there():
                     raise KVStoreError(
                         f"wanted first values of keys {[*held][:8]} from worker {FIRST}, got none of some of "
-                        "them, and that worker is gone; begin again with all workers"
+                        "them, and that worker is gone; restart with all workers"
                     )
                 time.sleep(_LOOK_S)
             told = [msgspec.json.decode(one, type=_Placed) for one in self._store.multi_get(names)]
@@ -164,12 +164,12 @@ def job_store() -> dist.TCPStore | None:
 
 
 def founded(root: dist.TCPStore, number: int, record: StoreRecord, *, is_first: bool) -> Members:
-    """A store that this worker has begun with others; the first of them tells of it.
+    """A store that this worker has begun with others; the first of them reports it.
 
     Args:
         root: See `job_store`.
         number: Of the store in the job.
-        record: What is told.
+        record: What is recorded.
         is_first: This is worker 0.
     """
     if is_first:
@@ -182,7 +182,7 @@ def found(address: str) -> Members:
     """A store that runs, to a process that joins.
 
     Raises:
-        KVStoreError: the address is none, nobody is there, or its servers are out of reach.
+        KVStoreError: the address is none, no store is there, or its servers are out of reach.
     """
     match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if match is None:
@@ -197,8 +197,8 @@ def found(address: str) -> Members:
         record = msgspec.json.decode(told, type=StoreRecord)
     except (RuntimeError, ValueError) as error:  # of torch; of msgspec
         raise KVStoreError(
-            f"wanted store {number} of a job that runs at {address!r}, got {first_line(error)}; see that its "
-            "workers have created it, of kind 'dist_async'"
+            f"wanted store {number} of a job that runs at {address!r}, got {first_line(error)}; make sure "
+            "that its workers have created it, of kind 'dist_async'"
         ) from error
     for server, place in zip(record.addresses, record.hosts, strict=True):
         if is_loopback(server) and place != host_identity():

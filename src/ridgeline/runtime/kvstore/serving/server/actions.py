@@ -43,7 +43,7 @@ class Actions:
         slots: The slices.
 
     Attributes:
-        updates_by: How it was told to work sums in, last.
+        updates_by: How it was last set to apply sums.
     """
 
     def __init__(self, slots: Slots) -> None:

@@ -1,8 +1,8 @@
 """A shard as tensors and facts, and back: what a snapshot holds. One file in the format of safetensors.
 
 It holds, of each slice, the value, what its optimizer remembers, whose pushes are in it and which wait for
-their round; and who was there, and how sums are worked in. What connections were told is not in it: those of
-another server begin anew, and pushes have numbers of their own.
+their round; and who was there, and how sums are worked in. What connections were answered is not in it: those
+of another server begin again, and pushes have numbers of their own.
 """
 
 from collections import deque
@@ -155,7 +155,7 @@ def _fill(held: Slice, one: _Slice, place: int, tensors: dict[str, Tensor]) -> N
 
 
 def _add_waiting(tensors: dict[str, Tensor], name: str, total: Tensor) -> None:
-    """Those that wait are changed by nobody: they need no copy."""
+    """Those that wait are not changed: they need no copy."""
     if total.is_sparse:
         rows = total.coalesce()
         tensors[f"{name} numbers"] = rows.indices()[0].contiguous()

@@ -1,6 +1,6 @@
 """A server process: one socket, the calls that come in by it, and the leases of the workers.
 
-A worker that is not heard of for a lease is taken for gone: whoever waits for it goes on.
+A worker that is not heard of for a lease is taken for gone: what waits for it continues.
 """
 
 import logging
@@ -33,7 +33,7 @@ KEPT_S = 1800.0
 LEFT = "all workers have left"
 _POLL_MS = 200
 _WRITING_POLL_MS = 5
-"""While a snapshot is written that somebody may wait for."""
+"""While a snapshot is written that may be waited for."""
 _LINGER_MS = 1000
 """How long the last answers may take to leave."""
 _QUEUED = 64
@@ -51,13 +51,13 @@ _LASTING = (
     | wire.Cover
 )
 """Calls that workers do not keep: they are answered once a snapshot holds what they did."""
-_DROPPED = "a message that is none was dropped"
+_DROPPED = "a malformed message was dropped"
 
 _log = logging.getLogger(__name__)
 
 
 class Server:
-    """Answers calls until it is told to stop.
+    """Answers calls until it is stopped.
 
     Args:
         shard: What it holds.
@@ -218,7 +218,7 @@ class Server:
         self._heard_s[worker] = now = time.monotonic()
         if worker in self._lost_s:
             _log.warning(
-                "worker %d is back, after %.1f s without a word",
+                "worker %d is back, after %.1f s without a message",
                 worker,
                 now - self._lost_s.pop(worker),
             )
@@ -277,7 +277,7 @@ class Server:
                 else:
                     self._lost_s[worker] = heard_s
                     _log.warning(
-                        "worker %d was not heard of for %.3g s: nobody waits for it",
+                        "worker %d sent no message for %.3g s: no worker waits for it any longer",
                         worker,
                         self._lease_s,
                     )
@@ -312,9 +312,10 @@ def is_wanted() -> bool:
 
 
 def serve_beside(server: Server) -> None:
-    """Tell the address on standard output, and serve until standard input ends and all workers have left.
+    """Print the address on standard output, and serve until standard input ends and all workers have left.
 
-    That they have is told there, too: who started it then knows that it is to end soon. Behind the address
+    That they have is printed there, too: the process that started it then knows that it is to end soon.
+        Behind the address
     stands the epoch of a server that writes snapshots.
     """
     set_threads(1)  # the workers' cores are theirs

@@ -5,8 +5,8 @@ numbers its calls. One that comes again is answered again and not done again; on
 dropped, for those before it come again as well.
 
 A shard that takes the place of another one begins with what that had written down, and `awaits` the workers
-who were there: until each of them has sent again what was taken since, or is gone, nobody is told a value,
-and no other optimizer is set.
+who were there: until each of them has sent again what was taken since, or is gone, no value is sent to any of
+them, and no other optimizer is set.
 """
 
 from typing import NamedTuple
@@ -140,7 +140,7 @@ class Shard:
         return [self._done_or_parked(sender, call, frames)]
 
     def _again(self, sender: Sender, call: Call, frames: Frames) -> list[Reply]:
-        """A call that came before: its answer, which what only reads finds anew."""
+        """A call that came before: its answer, which what only reads finds again."""
         failed = self._failed.get((sender, call.number))
         if failed is not None:
             return [Reply(sender, Answer(call.number, failed))]
@@ -200,7 +200,7 @@ class Shard:
         if not self.slots.knows(slot) and FIRST not in self.slots.present:
             raise KVStoreError(
                 f"wanted a first value of key {slot.key!r} from worker {FIRST}, got none, and that worker is "
-                "gone; begin again with all workers"
+                "gone; restart with all workers"
             )
         return self.slots.knows(slot)
 

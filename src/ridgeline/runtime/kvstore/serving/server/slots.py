@@ -1,14 +1,14 @@
 """The slices of one server: values, what each worker has pushed to them, and when a pull may be answered.
 
 Nothing here knows of sockets or time. With `staleness=None` a push is worked in at once. With s > 0 a pull
-waits until nobody who is there is more than s pushes of that key behind the one that asks. With s = 0 the
+waits until no present worker is more than s pushes of that key behind the one that asks. With s = 0 the
 pushes of a round are added up in the order of workers and worked in together, which is what synchronous
 workers see.
 
 How far a worker is with a slice, its clock, is how many of its pushes that holds, and where it began. Who
-comes later begins where the slowest of the others is: nobody waits for pushes that it never owed. Who is back
-after its lease goes on where it was, since it has all its steps to do still: were it as far as the others, it
-would wait for them in the end, and they for it.
+comes later begins where the slowest of the others is: no worker waits for pushes that it never owed. Who is
+back after its lease continues where it was, since it has all its steps to do still: were it as far as the
+others, it would wait for them in the end, and they for it.
 
 Source: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NeurIPS
 2013 (staleness); MXNet, dist_sync (rounds).
@@ -165,7 +165,7 @@ class Slots:
         if number > taken + 1:
             raise KVStoreError(
                 f"wanted push {taken + 1} of worker {worker} to key {slot.key!r}, got push {number}: this "
-                "server does not have what was pushed before; begin again from a checkpoint"
+                "server does not have what was pushed before; restart from a checkpoint"
             )
         one.taken[worker] = taken + 1
         return True
@@ -191,7 +191,7 @@ class Slots:
         one.rounds[worker] = one.rounds.get(worker, 0) + 1
 
     def may_pull(self, worker: int, slot: ValueSlot) -> bool:
-        """Whether nobody is too far behind for a worker to read a slice.
+        """Whether no worker is too far behind for a worker to read a slice.
 
         Raises:
             KVStoreError: the slice has no value.
@@ -217,7 +217,7 @@ class Slots:
         return one.value[rows], dict(one.rounds)
 
     def join(self, worker: int) -> None:
-        """A worker is there; one that is back goes on where it was, and others wait for it again."""
+        """A worker is there; one that is back continues where it was, and others wait for it again."""
         self.present.add(worker)
 
     def enter(self, worker: int, slot: ValueSlot, clock: int) -> int:
@@ -233,10 +233,10 @@ class Slots:
         return one.clock(worker)
 
     def leave(self, worker: int) -> None:
-        """A worker is gone: nobody waits for it. What it has pushed to rounds that others complete counts."""
+        """A worker is gone: none waits for it. What it has pushed to rounds that others complete counts."""
         self.present.discard(worker)
         for slot, one in self._slices.items():
-            with contextlib.suppress(KVStoreError):  # whoever reads or pushes next is told
+            with contextlib.suppress(KVStoreError):  # the next read or push raises it
                 self._complete(slot, one)
 
     def _of(self, slot: ValueSlot) -> Slice:
@@ -246,7 +246,7 @@ class Slots:
         if one.failure:
             raise KVStoreError(
                 f"wanted a value of key {slot.key!r} with all rounds worked in, got one that failed: "
-                f"{one.failure}; begin again from a checkpoint, with an optimizer that takes what is pushed"
+                f"{one.failure}; restart from a checkpoint, with an optimizer that takes what is pushed"
             )
         return one
 

@@ -1,4 +1,4 @@
-"""When a server writes down what it holds, and what workers are told of that.
+"""When a server writes down what it holds, and how workers learn of that.
 
 A snapshot is a copy, taken between two calls, that a thread writes. A push that is done after so many had
 begun is in the next one. Workers keep what they pushed until that is written.
@@ -185,6 +185,6 @@ def _files(folder: Path) -> list[Path]:
 
 def _told(error: BaseException, folder: Path) -> str:
     return (
-        f"wanted to write a snapshot to {folder}, got {first_line(error)}; see that it has room, for workers "
-        "wait once they keep too much"
+        f"wanted to write a snapshot to {folder}, got {first_line(error)}; make sure that it has room, for "
+        "workers wait once they keep too much"
     )

@@ -38,9 +38,9 @@ SILENCE_S = 30.0
 PARKED_S = 1800.0
 """How long a call may wait for other workers. Source: torch.distributed, the default of gloo."""
 OUTAGE_S = 5.0
-"""How long a server may say nothing before the log tells of it, once it is heard of again."""
+"""How long a server may say nothing before the log reports it, once it is heard of again."""
 ALIVE_S = 2.0
-"""How often ZeroMQ asks whether the other end is there; five times in vain, and it connects anew. TCP alone
+"""How often ZeroMQ asks whether the other end is there; five times in vain, and it connects again. TCP alone
 would notice after minutes that a host was cut off."""
 WINDOW = 16
 """Calls that may be under way on one connection."""
@@ -187,7 +187,7 @@ class Connection:
         return answered
 
     def signal(self, body: Body) -> None:
-        """A call whose answer nobody waits for; one that is not answered yet is sent again instead.
+        """A call whose answer is not waited for; one that is not answered yet is sent again instead.
 
         Raises:
             KVStoreError: the server has refused it, or does not let this worker in.
@@ -325,7 +325,7 @@ class Connection:
             place = self._places[number]
             call = msgspec.structs.replace(call, place=place, length=length, room=asked.room)
             frames.clear()
-        # Copied: pyzmq frees what is not by a thread of its own, which nobody can end.
+        # Copied: pyzmq frees what is not by a thread of its own, which cannot be ended.
         self._socket.send_multipart([wire.encode(call), *frames])
 
     def _share(self) -> None:
@@ -353,7 +353,7 @@ class Connection:
         if now - self._heard_s <= OUTAGE_S:
             return
         _log.warning(
-            "the server at %s was not heard of for %.1f s and is again; worker %d waited with %d calls",
+            "the server at %s did not answer for %.1f s and answers again; worker %d waited with %d calls",
             self._at.address,
             now - self._heard_s,
             self._worker,

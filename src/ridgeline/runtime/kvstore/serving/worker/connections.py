@@ -26,7 +26,7 @@ class Connections:
         worker: This worker's number.
         beat_s: How often it says that it is there.
         keys: Of workers; None for servers that ask for none.
-        notice: Tells of servers that take the place of these.
+        notice: Reports servers that take the place of these.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Connections:
         return self.ask([Located(place, Asked(body)) for place in range(self.num_servers)])
 
     def close(self) -> None:
-        """Tell the servers that this worker is done.
+        """Notify the servers that this worker is done.
 
         Raises:
             KVStoreError: a server says nothing; the connections are released all the same.
@@ -137,7 +137,7 @@ class Connections:
         return made
 
     def _beat(self, place: int) -> None:
-        """In a thread for each server: one that is silent does not keep the others from being told."""
+        """In a thread for each server: one that is silent does not keep the others from being notified."""
         channel = self._open(self.peers[place])
         try:
             channel.ask(wire.Beat())  # so that it is known, and has a lease

@@ -30,7 +30,7 @@ class Silence(NamedTuple):
 
 
 def _is_one(last: Silence, new: Silence) -> bool:
-    """Whether both tell of the same: they overlap, or one connection heard later of who took over."""
+    """Whether both report the same: they overlap, or one connection heard later of who took over."""
     is_overlapping = last.ended_s >= new.began_s
     return is_overlapping or (last.is_replaced and new.is_replaced and last.address == new.address)
 
@@ -64,7 +64,7 @@ class Silences:
     def outages(
         self, worker: int, server: int, *, wall_s: float | None = None, now_s: float | None = None
     ) -> list[Outage]:
-        """What there is to tell of them.
+        """What there is to report about them.
 
         Args:
             worker: Whose connections these are.
@@ -110,7 +110,8 @@ def check_heard(address: str, silent_s: float, most_s: float) -> None:
     """
     if silent_s > most_s:
         raise KVStoreError(
-            f"wanted an answer of the server at {address}, got none for {silent_s:.0f} s; see whether it runs"
+            f"wanted an answer of the server at {address}, got none for {silent_s:.0f} s; check whether it "
+            "runs"
         )
 
 
@@ -126,5 +127,5 @@ def nobody_came(address: str, worker: int, calls: Sequence[str], asked_s: float)
     waiting = ", ".join({*calls})
     return KVStoreError(
         f"wanted other workers to come to what worker {worker} waits for ({waiting}) at {address}, got none "
-        f"for {asked_s:.0f} s; see that all make the same calls of init and barrier, and push"
+        f"for {asked_s:.0f} s; make sure that all make the same calls of init and barrier, and push"
     )

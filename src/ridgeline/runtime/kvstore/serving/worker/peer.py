@@ -1,7 +1,7 @@
 """A server as all connections of a worker to it see it: where it is, and what it may still lose.
 
 What a server was sent and has not yet written down is kept here. A server that takes its place is sent all
-that again, by whichever connection finds it first; the others wait for that and go on there.
+that again, by whichever connection finds it first; the others wait for that and continue there.
 """
 
 import logging
@@ -49,7 +49,7 @@ class Peer:
 
     Args:
         found: As far as is known.
-        look: Tells of a server that has taken its place.
+        look: Reports a server that has taken its place.
         barriers: How many barriers the worker has passed there.
         is_part: What this one keeps is not all that the worker has sent.
 
@@ -97,7 +97,7 @@ class Peer:
         return msgspec.structs.replace(body, number=number)
 
     def sent(self, body: Body, frames: tuple[Tensor, ...]) -> None:
-        """Keep what the server may lose; nobody changes the frames."""
+        """Keep what the server may lose; the frames are not changed."""
         if self.writes is False or not isinstance(body, wire.Init | wire.Push | wire.PushRows):
             return
         with self._lock:
@@ -134,7 +134,7 @@ class Peer:
             seen = self._look()
         except RuntimeError as error:
             if not self._is_blind:
-                _log.warning("nobody tells of servers that take another's place: %s", error)
+                _log.warning("servers that replace others are not announced: %s", error)
             self._is_blind = True
             seen = None
         return max(self.found, told, seen or told, key=lambda found: found.epoch)

@@ -46,15 +46,15 @@ class RemoteShelf:
         beside: The server that this worker has started, which is left last.
         lease_s: How long servers wait for a worker that is silent.
         keys: Of workers; None for servers that ask for none.
-        notice: Tells of servers that take the place of these; None where none does.
-        members: Who takes part; None where nobody can join.
+        notice: Reports servers that take the place of these; None where none does.
+        members: Who takes part; None where none can join.
 
     Attributes:
         address: Where others join; empty where they cannot.
         is_collective: Workers need not make the same calls.
         enters_at_init: One who comes later pushes to keys from their `init` on, else from `take_part` on.
         compression: Of what is pushed.
-        updater: What the servers were told to use.
+        updater: What the servers are set to use.
     """
 
     is_collective = False
@@ -163,7 +163,7 @@ class RemoteShelf:
         """Fill places with one consistent version of keys, and push to these from now on.
 
         Where rounds are worked in together, that is the version behind the last one that goes without this
-        worker, for whose pushes all wait then. Else it is taken first, so that nobody waits for a worker that
+        worker, for whose pushes all wait then. Else it is taken first, so that none waits for a worker that
         still reads.
 
         Returns:
@@ -185,7 +185,7 @@ class RemoteShelf:
             least = min(pushed, key=lambda key: places[key].numel())
             now = self.read(least, [torch.empty_like(places[least])], None)
             if max(count - held.get(worker, 0) for worker, count in now.items()) > bound:
-                self.read_alike(pushed)  # they went on meanwhile, by more than they may be ahead
+                self.read_alike(pushed)  # they continued meanwhile, by more than they may be ahead
         return {*pushed}
 
     def say_it_trains(self) -> None:
@@ -203,7 +203,7 @@ class RemoteShelf:
         return _held_by_all(self._servers.ask(pairs)[1::2])
 
     def set_updater(self, updater: Updater) -> None:
-        """Tell all servers.
+        """Notify all servers.
 
         Raises:
             KVStoreError: it needs whole values, and some are divided; or a server does not know it.
@@ -218,7 +218,7 @@ class RemoteShelf:
         self._servers.tell_all(_body(updater))
 
     def change_settings(self, updater: OptimizerUpdater) -> None:
-        """Tell all servers the new settings of the optimizer that they use."""
+        """Send all servers the new settings of the optimizer that they use."""
         self.updater = updater
         self._servers.tell_all(_body(updater))
 
@@ -239,7 +239,7 @@ class RemoteShelf:
         }
 
     def load_optimizer_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
-        """Tell the servers to remember this; worker 0 does."""
+        """Have the servers remember this; worker 0 does."""
         if self.rank:
             return
         for place in range(self._servers.num_servers):

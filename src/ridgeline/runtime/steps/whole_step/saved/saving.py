@@ -1,6 +1,6 @@
 """Saving a whole training step: the program, everything that it trains, and the random state.
 
-A process without the model's source loads the file and goes on training with the same losses. Settings that
+A process without the model's source loads the file and continues training with the same losses. Settings that
 are numbers of Python are part of the program and cannot change any more; learning rates can.
 """
 
@@ -97,7 +97,7 @@ def dump_structure(structure: pytree.TreeSpec) -> str:
 def load_step(package: Package) -> LoadedStep:
     """The training step in a verified package; sets torch's generators to the saved random state.
 
-    So dropout goes on where it was when the step was saved. Seed afterwards to draw other numbers.
+    So dropout continues where it was when the step was saved. Seed afterwards to draw other numbers.
 
     Raises:
         PackageError: the package holds no training step, or does not describe it.

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.machine import Setting
+from ridgeline.probe.findings import Findings
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.host import fingerprint
 from ridgeline.probe.measure import measure
 from ridgeline.probe.operators.operators import time_operators
 from ridgeline.probe.rates import ceilings, codecs, collectives, contention, overlap
-from ridgeline.probe.survey import Findings
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, CollectiveTraffic
 from ridgeline.workload import Workload
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from ridgeline.machine import Setting
 from ridgeline.probe.apart import without_timings
+from ridgeline.probe.findings import Findings
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.probe.missing import merge, requests
-from ridgeline.probe.survey import Findings
 from ridgeline.runtime.sync.rehearsal import rehearsal
 from ridgeline.synchronisation import COMPRESSIONS, offered_compressions
 from strategies import make_codec_timing, make_machine

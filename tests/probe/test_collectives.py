@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.probe.findings import Findings
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.rates import collectives
-from ridgeline.probe.survey import Findings
 from ridgeline.simulator.exchange.communication import collective_seconds
 from strategies import make_machine
 

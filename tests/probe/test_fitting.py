@@ -10,8 +10,8 @@ from test_replay import workload_of
 
 from ridgeline.machine import Setting
 from ridgeline.planner.assumed import FLOPS
+from ridgeline.probe.findings import Request
 from ridgeline.probe.fitting import LEAST_SAMPLES_S, TIMED_PASSES, expected_s, fitted
-from ridgeline.probe.survey import Request
 from ridgeline.workload import Workload
 
 ONE = Setting(device="cpu", workers=1, threads=1)

@@ -22,9 +22,9 @@ from ridgeline.machine import (
 )
 from ridgeline.probe import attempts, fitting, missing
 from ridgeline.probe import measure as probe
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.probe.host import fingerprint
-from ridgeline.probe.survey import Findings, Request
 from ridgeline.synchronisation import operations
 
 

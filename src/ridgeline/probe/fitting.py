@@ -12,9 +12,9 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.planner.assumed import BYTES_PER_S, DISPATCH_S, FLOPS
+from ridgeline.probe.findings import Request
 from ridgeline.probe.operators.operators import BUDGET_S
 from ridgeline.probe.operators.passes import MOST_PASSES, WHOLE_EVERY
-from ridgeline.probe.survey import Request
 from ridgeline.workload import Workload
 
 START_S = {"cpu": 4.0, "cuda": 12.0}

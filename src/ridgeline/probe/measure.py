@@ -22,6 +22,7 @@ from ridgeline.machine.host_load import HostLoad
 from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import SURVEY, survey_in_group
 from ridgeline.probe.files.storage_rates import with_storage
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.fitting import expected_s, fitted
 from ridgeline.probe.gpu_memory.gpu_levels import with_gpu_levels
 from ridgeline.probe.groups.group import Group
@@ -34,7 +35,7 @@ from ridgeline.probe.host.staircase import with_stairs
 from ridgeline.probe.missing import merge, requests
 from ridgeline.probe.rates.contention import with_contention
 from ridgeline.probe.rates.operator_dispatch import with_operator_dispatch
-from ridgeline.probe.survey import Findings, Request, measure_here
+from ridgeline.probe.survey import measure_here
 from ridgeline.workload import Workload
 
 MOST_WORKERS = 8

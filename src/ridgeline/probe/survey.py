@@ -7,30 +7,29 @@ workers than the group is measured by its first ranks while the others wait.
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 import psutil
 import torch
 import torch.distributed as dist
 
-from ridgeline.codec import Value, write_atomically
+from ridgeline.codec import write_atomically
 from ridgeline.errors import DeviceLostError
 from ridgeline.host.memory import keep_freed_memory
 from ridgeline.host.message_threads import calm_message_threads
 from ridgeline.machine import (
-    Ceiling,
-    CodecTiming,
-    Collective,
     Dispatch,
-    Link,
-    OperatorTiming,
-    Overlap,
     Setting,
-    StepCheck,
 )
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.gpu import measure_launch
-from ridgeline.probe.groups.journal import ProbeJournal, journal_path, scratch
+from ridgeline.probe.groups.journal import (
+    ProbeJournal,
+    fault_path,
+    journal_path,
+    partial_path,
+    scratch,
+)
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.operators.clock import ReplayClock
 from ridgeline.probe.operators.operators import time_operators
@@ -41,63 +40,6 @@ from ridgeline.probe.rates.dispatch import measure_dispatch
 from ridgeline.probe.rates.links import measure_links
 from ridgeline.probe.rates.overlap import measure_overlap
 from ridgeline.workers.host_threads import set_threads
-from ridgeline.workload import Workload
-
-TraceKey = tuple[Setting, str, str]
-"""What tells one timed trace of a step from another: the setting, the precision and the memory format."""
-
-
-class Request(Value, frozen=True, kw_only=True):
-    """What to measure, and at which settings.
-
-    `skip` are keys of operators that are not to be issued; `timed` are the traces whose operators are known;
-    `samples_s` are seconds of samples for each trace, None for as many as are usual.
-    """
-
-    quick: bool
-    ceilings: tuple[Setting, ...] = ()
-    collectives: tuple[Setting, ...] = ()
-    codecs: tuple[Setting, ...] = ()
-    timings: tuple[Setting, ...] = ()
-    dispatch: bool = False
-    links: bool = False
-    workload: Workload | None = None
-    skip: tuple[str, ...] = ()
-    timed: tuple[TraceKey, ...] = ()
-    samples_s: float | None = None
-
-    @property
-    def traces(self) -> tuple[Workload, ...]:
-        """The step as it was written, then in other precisions and memory formats."""
-        return (self.workload, *self.workload.variants) if self.workload is not None else ()
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
-        """Every setting that something is measured at, fewest workers first; links take one worker."""
-        every = dict.fromkeys((*self.ceilings, *self.collectives, *self.codecs, *self.timings))
-        if not every and self.links:
-            return (Setting(device="cuda"),)
-        return tuple(sorted(every, key=lambda s: (s.workers, s.threads)))
-
-
-class Findings(Value, frozen=True, kw_only=True):
-    """What was measured: parts of a `Machine`."""
-
-    ceilings: tuple[Ceiling, ...] = ()
-    dispatch: tuple[Dispatch, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    links: tuple[Link, ...] = ()
-    overlaps: tuple[Overlap, ...] = ()
-    codecs: tuple[CodecTiming, ...] = ()
-    timings: tuple[OperatorTiming, ...] = ()
-    checks: tuple[StepCheck, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    def __add__(self, other: "Findings") -> "Findings":
-        """Both findings, one after the other."""
-        return Findings(
-            **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
-        )
 
 
 def warm_up(device: str) -> None:
@@ -131,16 +73,6 @@ def survey(request: bytes) -> bytes:
         if directory is not None:
             fault_path(directory, rank).write_text(error.reason)
         raise
-
-
-def partial_path(directory: Path) -> Path:
-    """Where rank 0 keeps what it has found so far."""
-    return directory / "partial"
-
-
-def fault_path(directory: Path, rank: int) -> Path:
-    """Where a worker writes what an operator did to its GPU."""
-    return directory / f"fault.{rank}"
 
 
 def measure_here(

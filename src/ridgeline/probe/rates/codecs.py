@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ridgeline.errors import RidgelineError
-from ridgeline.machine import CodecTiming, Quantity, Setting, SizePoint
+from ridgeline.machine import CodecTiming, Setting, SizePoint
+from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.operators.replay import FAILURES
 from ridgeline.probe.rates.overlap import Compute, computing_mix, seconds_of_call
@@ -23,8 +24,8 @@ UNLIKE = ((64, 64), (32, 128), (128, 32), (16, 256), (256, 16), (8, 512), (512, 
 """Buckets of as many elements: one parameter, seven of one shape, seven of seven shapes."""
 BESIDE_SIDE = 512
 """Of the matrix that is encoded beside computing: a megabyte."""
-ROUNDS, ROUNDS_BESIDE = 4, 3
-WINDOW_S = 0.04
+ROUNDS, ROUNDS_BESIDE = 1, 1
+WINDOW_S = 0.03
 """In which both run at once, and as long each alone."""
 
 Work = Callable[[], None]
@@ -155,5 +156,5 @@ class _Repeated(threading.Thread):
         self.join()
 
 
-def _merged(samples: Sequence[float], unit: str, peers: Peers) -> Quantity:
-    return Quantity.measured([value for row in peers.gather(samples) for value in row], unit)
+def _merged(samples: Sequence[float], unit: str, peers: Peers) -> Sampled:
+    return Sampled.measured([value for row in peers.gather(samples) for value in row], unit)

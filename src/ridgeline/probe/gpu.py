@@ -26,7 +26,7 @@ ends. Source: an H200, where kernels of 64 blocks and more are 0.3 to 0.5 us apa
 
 def measure_launch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ...]:
     """Seconds of an eager launch, of issuing a graph, its start, and what each of its kernels still costs."""
-    rounds = 7 if quick else 21
+    rounds = 4 if quick else 8
     launch = _eager_launch(torch.zeros(1, device=device), rounds)
     return (
         Dispatch(device="cuda", phase="launch", seconds=launch),

@@ -71,7 +71,7 @@ def measure(
         workload: Also time its distinct operators, about 4 s for each setting.
         settings: How devices will be shared. None: on GPUs 1, 2, 4 ... of them; on the CPU one worker
             with one thread, one with all cores, and 2, 4 ... workers that divide the cores.
-        codecs: Also time what encodes gradients (CPUs; 4 s a setting): only plans that send less need it.
+        codecs: Also time what encodes gradients (CPUs; 5 s a setting): only plans that send less need it.
         refresh: Measure again whatever the cache says.
         progress: Called with one line before each part.
         here: The step will run in this very process, and not in one that Ridgeline starts for it.

@@ -62,7 +62,8 @@ def measure(
 
     What the cache (`$XDG_CACHE_HOME/ridgeline`, default `~/.cache/ridgeline`) knows about hardware and
     software of the same fingerprint is used; only what is missing is measured, in processes of its
-    own, and added there. In a process group of several workers (under torchrun) every rank calls this
+    own, and added there. Rates, costs and collectives are visited several times, and say how they repeat
+    (`Quantity`). In a process group of several workers (under torchrun) every rank calls this
     and measures in place, for that number of workers; all get the machine of rank 0. Over several hosts
     collectives are measured every time: the network between them is nobody's property.
 

@@ -18,7 +18,7 @@ Job = tuple[float, Callable[[], object]]
 
 _MIB = 1 << 20
 QUICK_S, FULL_S = 0.01, 0.07
-"""Seconds spent on each point of a curve."""
+"""Seconds that a visit spends on each point of a curve."""
 SLOW_S = 0.06
 """A curve ends with the first size that takes longer than this: larger ones would tell nothing new."""
 DRAWN = 1 << 16
@@ -26,7 +26,7 @@ DRAWN = 1 << 16
 
 
 def measure_ceilings(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Ceiling, ...]:
-    """Matrix products, convolutions, elementwise operators and copies over their sizes.
+    """Matrix products, convolutions, elementwise operators and copies over their sizes, in one visit.
 
     Source: rates are medians over samples of the best size; elementwise counts two reads and one
     write, copies one read and one write.

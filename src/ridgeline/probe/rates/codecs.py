@@ -25,6 +25,7 @@ UNLIKE = ((64, 64), (32, 128), (128, 32), (16, 256), (256, 16), (8, 512), (512, 
 BESIDE_SIDE = 512
 """Of the matrix that is encoded beside computing: a megabyte."""
 ROUNDS, ROUNDS_BESIDE = 1, 1
+"""Of a visit; in a full measurement three times as many of the former."""
 WINDOW_S = 0.03
 """In which both run at once, and as long each alone."""
 

@@ -18,7 +18,7 @@ QUICK_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 FULL_BYTES = tuple(1 << power for power in range(10, 29))
 LEAST_ROUNDS = 2
 SLOW_S, SLOW_ROUNDS = 0.05, 1
-"""What takes so long varies little: two rounds of it tell as much, and leave time for larger sizes."""
+"""What takes so long varies little: one round of it tells as much, and leaves time for larger sizes."""
 LATEST_SHARE = 7.5
 """Of the wanted seconds, what the rounds that are taken in any case may take."""
 MOST_ROUNDS = 35
@@ -35,7 +35,7 @@ Calls = dict[tuple[Operation, int], Callable[[], None]]
 def measure_collectives(
     setting: Setting, peers: Peers, *, quick: bool, seconds: float | None = None
 ) -> tuple[Collective, ...]:
-    """Seconds by size of the collectives that a step may need, in about `seconds` (default 2, in full 10).
+    """Seconds by size of the collectives that a step may need, in about `seconds` (default 0.5, in full 3.5).
 
     Sizes and operations are taken in turns, so that drift meets all alike. A sample is the time from
     a common start until the last rank is done. Small sizes get more samples than large ones. What is too

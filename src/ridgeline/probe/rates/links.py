@@ -14,9 +14,9 @@ from ridgeline.probe.timing import sample
 QUICK_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
 FULL_SIZES = tuple(1 << power for power in range(12, 29, 2))
 POINT_S = 0.015
-"""Seconds spent on each size of a link."""
+"""Seconds that a visit spends on each size of a link."""
 TOTAL_S = 3.0
-"""Seconds for all of them, about: the links of eight GPUs are 72, and each size gets less."""
+"""Seconds of a visit to all of them, about: the links of eight GPUs are 72, and each size gets less."""
 
 
 class LinkName(NamedTuple):

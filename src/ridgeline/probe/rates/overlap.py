@@ -14,6 +14,7 @@ from ridgeline.probe.groups.peers import Peers
 
 MESSAGE_BYTES = 4 << 20
 ROUNDS = 1
+"""Of a visit; in a full measurement three times as many."""
 SLOW_MESSAGE_S = 0.1
 """On a link on which a message takes longer, few of them are long enough in flight."""
 KERNEL_SIDES = (1024, 2048, 4096)

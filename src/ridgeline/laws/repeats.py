@@ -16,8 +16,8 @@ SHARE = 0.9
 COMMON_DEGREES = 4
 """As many degrees of freedom of its own count as much as the drift that all numbers of a run have in common.
 
-Source: chosen; with 2, 4 or 8, of ten quick profiles of two busy cores, numbers of another run were within
-the ranges in 90 to 92 of 100 cases.
+Source: chosen; with 2 or 4, of ten quick profiles of two busy cores, numbers of another run were within the
+ranges in 92 of 100 cases.
 """
 FLOOR = 0.005
 """Share of the median that every range reaches: numbers that agree in the three digits shown are alike."""

@@ -1,8 +1,10 @@
 """What was measured in several visits, as one; each number says where a repeated measurement will find it."""
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,22 +29,33 @@ def combined(parts: Iterable[Sequence[Findings]]) -> Findings:
             them. What one visit alone has (a size that others had no time for) counts as well.
     """
     visits = [tuple(part) for part in parts]
-    drifts: list[float] = []
+    drifts = [_drifts(part) for part in visits]
+    every = [drift for mine in drifts for drift in mine]
+    found = Findings()
+    for part, mine in zip(visits, drifts, strict=True):
+        # What is measured in one way drifts alike (memory more than products), but may be a few numbers.
+        usual = [common_drift(known, VISITS) for known in (every, mine or every)]
+        common = math.hypot(*usual) / math.sqrt(2.0) if every else None
+        found += _merged(part, partial(_visited, common))
+    return found
 
-    def noted(found: Sequence[Sampled]) -> Quantity:
-        drift = relative_drift([statistics.median(each.samples) for each in found])
+
+def _drifts(part: Sequence[Findings]) -> list[float]:
+    """The drift from visit to visit of each number that has one."""
+    found: list[float] = []
+
+    def noted(visits: Sequence[Sampled]) -> Quantity:
+        drift = relative_drift([statistics.median(each.samples) for each in visits])
         if drift is not None:
-            drifts.append(drift)
-        return found[0]
+            found.append(drift)
+        return visits[0]
 
-    for part in visits:
-        _merged(part, noted)
-    common = common_drift(drifts, VISITS) if drifts else None
+    _merged(part, noted)
+    return found
 
-    def built(found: Sequence[Sampled]) -> Quantity:
-        return Quantity.visited([each.samples for each in found], found[0].unit, common)
 
-    return sum((_merged(part, built) for part in visits), Findings())
+def _visited(common: float | None, visits: Sequence[Sampled]) -> Quantity:
+    return Quantity.visited([each.samples for each in visits], visits[0].unit, common)
 
 
 def _merged(values: Sequence[Any], build: Build) -> Any:

@@ -35,8 +35,8 @@ from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.network import Setup
 from ridgeline.machine import Machine, Setting
 from ridgeline.probe.attempts import survey_in_group
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.host import fingerprint
-from ridgeline.probe.survey import Findings, Request
 from ridgeline.simulator.memory import PEAK_CATEGORIES, memory_peak, peak_memory_bytes
 from ridgeline.workload import Workload
 

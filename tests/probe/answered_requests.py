@@ -16,8 +16,8 @@ from ridgeline.machine import (
 )
 from ridgeline.probe import attempts
 from ridgeline.probe import measure as probe
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.host.load import Counters, Processors
-from ridgeline.probe.survey import Findings, Request
 from strategies import make_codec_timing
 
 ONE = Setting(device="cpu", workers=1, threads=1)

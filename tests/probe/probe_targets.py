@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.machine import Setting
+from ridgeline.probe.findings import Findings
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.host import fingerprint
 from ridgeline.probe.measure import measure
 from ridgeline.probe.operators.operators import time_operators
 from ridgeline.probe.rates import ceilings, codecs, collectives, contention, overlap
-from ridgeline.probe.survey import Findings
+from ridgeline.probe.visits import combined
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, CollectiveTraffic
 from ridgeline.workload import Workload
 
@@ -88,7 +89,7 @@ def small_survey(request: bytes) -> bytes:
         warnings=tuple(line for line in timed.warnings if "could not be timed" in line),
         checks=(timed.check,),
     )
-    return msgspec.json.encode(findings)
+    return msgspec.json.encode(combined([[findings]]))
 
 
 SHORT_CONTENTION = "probe_targets:short_contention"
@@ -133,7 +134,7 @@ def sharing_survey(request: bytes) -> bytes:
     setting = Setting(device="cpu", workers=peers.size, threads=1)
     collectives.QUICK_BYTES = (1 << 10, 1 << 20)
     found = collectives.measure_collectives(setting, peers, quick=True, seconds=0.1)
-    return msgspec.json.encode(Findings(collectives=found))
+    return msgspec.json.encode(combined([[Findings(collectives=found)]]))
 
 
 def codec_survey(request: bytes) -> bytes:
@@ -145,4 +146,4 @@ def codec_survey(request: bytes) -> bytes:
     codecs.QUICK_SIDES, codecs.ROUNDS, codecs.WINDOW_S = (64, 512), 2, 0.005
     codecs.ROUNDS_BESIDE = 1
     found, warnings = codecs.measure_codecs(setting, peers, quick=True)
-    return msgspec.json.encode(Findings(codecs=found, warnings=warnings))
+    return msgspec.json.encode(combined([[Findings(codecs=found, warnings=warnings)]]))

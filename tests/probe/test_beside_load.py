@@ -8,8 +8,8 @@ from answered_requests import ONE, QUIET, TWO, cache_file
 
 from ridgeline.machine import Machine
 from ridgeline.probe import measure as probe
+from ridgeline.probe.findings import Request
 from ridgeline.probe.host.load import Counters, Processors
-from ridgeline.probe.survey import Request
 
 
 @pytest.mark.parametrize(("own", "told"), [(0.0, "80.0 %"), (0.5, "30.0 %"), (0.7, "")])

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.probe.findings import Findings
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.rates import collectives
-from ridgeline.probe.survey import Findings
 from ridgeline.simulator.exchange.communication import collective_seconds
 from strategies import make_machine
 
@@ -38,7 +38,7 @@ def test_what_a_slow_link_has_no_time_for_is_left_out(
 ) -> None:
     """Three sizes are taken in any case; with more, the least rounds of all are within the seconds.
 
-    Two rounds are the most of a slow call, and so are no more than it is asked for.
+    The least rounds of a slow call are its most, and so are no more than it is asked for.
     """
     sizes = [1 << (10 + 2 * power) for power in range(num_sizes)]
     now = {size: latency_s + size / bytes_per_s for size in sizes}
@@ -55,12 +55,14 @@ def test_what_a_slow_link_has_no_time_for_is_left_out(
     assert called == [size for size in taken for _ in range(2)]
     is_slow = {size: now[size] > collectives.SLOW_S for size in sizes}
     assert rounds == {
-        ("all_reduce", size): 2 if is_slow[size] else collectives.MOST_ROUNDS for size in taken
+        ("all_reduce", size): collectives.SLOW_ROUNDS if is_slow[size] else collectives.MOST_ROUNDS
+        for size in taken
     }
-    rounds_s = [(2 if is_slow[size] else collectives.LEAST_ROUNDS) * now[size] for size in taken]
+    least_of = {True: collectives.SLOW_ROUNDS, False: collectives.LEAST_ROUNDS}
+    rounds_s = [least_of[is_slow[size]] * now[size] for size in taken]
     if len(taken) > collectives.LEAST_SIZES:
         assert sum(rounds_s) <= 2.0
     if len(taken) < num_sizes:
         assert len(taken) >= collectives.LEAST_SIZES
-        least = 2 if 4 * now[taken[-1]] > collectives.SLOW_S else collectives.LEAST_ROUNDS
+        least = least_of[4 * now[taken[-1]] > collectives.SLOW_S]
         assert sum(rounds_s) + least * 4 * now[taken[-1]] > 2.0

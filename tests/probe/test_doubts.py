@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from ridgeline.machine import Ceiling, Setting
+from ridgeline.probe.findings import Findings
 from ridgeline.probe.missing import merge
 from ridgeline.probe.rates.doubts import doubts
-from ridgeline.probe.survey import Findings
 from strategies import make_ceilings, make_machine
 
 

@@ -10,8 +10,8 @@ from test_replay import workload_of
 
 from ridgeline.machine import Setting
 from ridgeline.planner.assumed import FLOPS
+from ridgeline.probe.findings import Request
 from ridgeline.probe.fitting import LEAST_SAMPLES_S, TIMED_PASSES, expected_s, fitted
-from ridgeline.probe.survey import Request
 from ridgeline.workload import Workload
 
 ONE = Setting(device="cpu", workers=1, threads=1)
@@ -90,6 +90,6 @@ def test_codecs_are_left_out_before_anything_of_the_step() -> None:
     assert fitted(asked, whole_s) == (asked, ())
     found, (note,) = fitted(asked, whole_s - 0.5)
     assert found == msgspec.structs.replace(asked, codecs=())
-    assert note.startswith("how long encoding gradients takes was not timed: that takes about 3.5")
+    assert note.startswith("how long encoding gradients takes was not timed: that takes about 5.0")
     alone = Request(quick=True, codecs=(two,))
     assert fitted(alone, 1.0) == (alone, ())

@@ -11,8 +11,8 @@ from ridgeline.codec import encode
 from ridgeline.errors import MachineError
 from ridgeline.machine import Device, Host, Link, Machine, Quantity, Setting, SizePoint
 from ridgeline.probe import missing
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.rates.links import every_link
-from ridgeline.probe.survey import Findings, Request
 
 HOST = Host(
     name="h",

@@ -22,9 +22,9 @@ from ridgeline.machine import (
 )
 from ridgeline.probe import attempts, fitting, missing
 from ridgeline.probe import measure as probe
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.probe.host import fingerprint
-from ridgeline.probe.survey import Findings, Request
 from ridgeline.synchronisation import operations
 
 
@@ -98,7 +98,7 @@ def test_progress_is_one_line_per_request(asked: list[Request]) -> None:
     (line,) = lines
     assert line == (
         "measuring ceilings, dispatch, collectives and overlap, codecs at 1 x 1 cpu threads, "
-        "2 x 1 cpu threads (about 14.0 s)"
+        "2 x 1 cpu threads (about 17.0 s)"
     )
 
 
@@ -320,6 +320,6 @@ def test_short_seconds_measure_less_and_say_so(
     assert [line for line in machine.warnings if "not timed" in line] == [
         (
             "operators of test were not timed as they are in other plans (as-is in channels_last memory): that "
-            "takes about 6.69 s, and measuring may take 6.00 s"
+            "takes about 7.19 s, and measuring may take 6.00 s"
         )
     ]

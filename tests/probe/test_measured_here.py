@@ -11,7 +11,7 @@ import pytest
 from ridgeline.machine import Setting
 from ridgeline.probe import attempts
 from ridgeline.probe import measure as probe
-from ridgeline.probe.survey import Findings
+from ridgeline.probe.findings import Findings
 
 ONE = Setting(device="cpu", workers=1, threads=1)
 

@@ -12,6 +12,7 @@ from ridgeline.errors import LaunchError
 from ridgeline.machine import Setting, StepCheck
 from ridgeline.probe import apart, attempts
 from ridgeline.probe.attempts import survey_in_group
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.groups.group import WorkerError
 from ridgeline.probe.groups.journal import (
     DIRECTORY,
@@ -19,9 +20,9 @@ from ridgeline.probe.groups.journal import (
     ProbeJournal,
     Reader,
     journal_path,
+    partial_path,
 )
 from ridgeline.probe.operators.operators import time_operators
-from ridgeline.probe.survey import Findings, Request, partial_path
 from ridgeline.workload import Op, Workload
 
 ONE = Setting(device="cpu", workers=1, threads=1)

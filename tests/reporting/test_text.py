@@ -5,7 +5,9 @@ import io
 import msgspec
 import pytest
 
+from ridgeline.machine import Machine
 from ridgeline.reporting.operators import times_from_timeline
+from ridgeline.reporting.page.page_machine import quantity_table
 from ridgeline.reporting.terminal.text import (
     as_text,
     bar,
@@ -63,6 +65,29 @@ def test_machine_table_has_spread_and_source(machine) -> None:
         "256", "KiB", "714", "us", "714", "us",
     ]  # fmt: skip
     assert "! clock frequency varied by 4 % during the probe" in lines
+
+
+def test_numbers_say_how_they_repeat(machine) -> None:
+    """In the terminal and on the page, where it is known: of a machine measured in several visits."""
+
+    def row(shown: Machine) -> list[str]:
+        lines = as_text(machine_text(shown)).splitlines()
+        return next(line for line in lines if line.startswith("matmul float32")).split()
+
+    (first, *others) = machine.ceilings
+    assert "12.5" not in row(machine)
+    rate = msgspec.structs.replace(
+        first.rate, repeat_low=0.875 * first.rate.value, repeat_high=1.125 * first.rate.value
+    )
+    visited = msgspec.structs.replace(
+        machine, ceilings=(msgspec.structs.replace(first, rate=rate), *others)
+    )
+    assert (first.family, first.dtype) == ("matmul", "float32")
+    assert row(visited)[-5:] == ["%", "12.5", "%", "9", "measured"]
+    page = str(quantity_table(visited))
+    assert "Repeats within" in page
+    assert "12.5 %" in page
+    assert "12.5 %" not in str(quantity_table(machine))
 
 
 def test_operator_table_needs_no_times(workload, predicted) -> None:

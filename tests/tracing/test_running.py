@@ -15,7 +15,7 @@ import ridgeline as rl
 from ridgeline.errors import WorkloadError
 from ridgeline.machine import Setting
 from ridgeline.tracing.opaque import opaque_timings
-from ridgeline.tracing.recording import Step
+from ridgeline.tracing.recorded_step import Step
 from ridgeline.tracing.running import real_workload
 from ridgeline.workload import Workload
 from strategies import make_machine

@@ -8,6 +8,7 @@ from msgspec import Meta, structs
 
 from ridgeline import units
 from ridgeline.codec import Value
+from ridgeline.laws.repeats import repeat_range
 
 LEAST, MOST = 1e-30, 1e30
 """No quantity but 0 is smaller or larger, in whatever unit; sums, squares and ratios of such stay finite."""
@@ -18,7 +19,11 @@ Source = Literal["measured", "datasheet", "assumed"]
 
 
 class Quantity(Value, frozen=True, kw_only=True):
-    """A number about hardware: median `value` in `unit`, quartiles `low` and `high`, `n` samples."""
+    """A number about hardware: median `value` in `unit`, quartiles `low` and `high`, `n` samples.
+
+    In nine of ten cases the median of a repeated measurement lies from `repeat_low` to `repeat_high`
+    (`laws.repeats`); None where it was measured at one moment only, which tells nothing of other ones.
+    """
 
     value: Amount
     unit: str
@@ -26,6 +31,8 @@ class Quantity(Value, frozen=True, kw_only=True):
     high: float
     n: int
     source: Source
+    repeat_low: float | None = None
+    repeat_high: float | None = None
 
     @classmethod
     def measured(cls, samples: Sequence[float], unit: str) -> Self:
@@ -39,6 +46,23 @@ class Quantity(Value, frozen=True, kw_only=True):
         return cls(value=middle, unit=unit, low=low, high=high, n=len(ordered), source="measured")
 
     @classmethod
+    def visited(cls, visits: Sequence[Sequence[float]], unit: str, common: float | None) -> Self:
+        """Median and quartiles of the samples of all visits, and where a repeated measurement lies.
+
+        Args:
+            visits: Samples of each, in the order in which they were taken; each has one at least.
+            unit: Of the samples.
+            common: The drift of a usual number of the same run (`laws.repeats.common_drift`); None where
+                nothing was visited twice, and no range is known.
+        """
+        found = cls.measured([sample for visit in visits for sample in visit], unit)
+        if common is None:
+            return found
+        medians = [statistics.median(visit) for visit in visits]
+        low, high = repeat_range(found.value, medians, common)
+        return structs.replace(found, repeat_low=low, repeat_high=high)
+
+    @classmethod
     def assumed(cls, value: float, unit: str) -> Self:
         """A number that was not measured; shown as such wherever it is printed."""
         return cls(value=value, unit=unit, low=value, high=value, n=0, source="assumed")
@@ -48,16 +72,27 @@ class Quantity(Value, frozen=True, kw_only=True):
         """The distance of the quartiles as a share of the median; 0 of a median that is 0."""
         return (self.high - self.low) / self.value if self.value else 0.0
 
+    @property
+    def repeats_within(self) -> float | None:
+        """How far a repeated measurement may be off, as a share of the median; None where nobody knows."""
+        if self.repeat_high is None or not self.value:
+            return None
+        return self.repeat_high / self.value - 1.0
+
     def times(self, factor: float) -> Self:
-        """The number and its quartiles multiplied."""
-        fields = {name: factor * getattr(self, name) for name in ("value", "low", "high")}
+        """The number, its quartiles and the range of repeated measurements multiplied."""
+        names = ("value", "low", "high", "repeat_low", "repeat_high")
+        known = {name: getattr(self, name) for name in names}
+        fields = {name: factor * number for name, number in known.items() if number is not None}
         return structs.replace(self, **fields)
 
     def __str__(self) -> str:
         text = units.quantity(self.value, self.unit)
         if self.source != "measured":
             return f"{text} ({self.source})"
-        return f"{text} (spread {units.percent(self.spread)}, n={self.n})"
+        within = self.repeats_within
+        repeats = "" if within is None else f"repeats within {units.percent(within)}, "
+        return f"{text} (spread {units.percent(self.spread)}, {repeats}n={self.n})"
 
 
 class Sampled(Quantity, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from ridgeline.errors import LaunchError
 from ridgeline.execution import waiting_as_here
 from ridgeline.machine import Setting
 from ridgeline.probe.attempts import survey_in_group
-from ridgeline.probe.survey import Findings, Request
+from ridgeline.probe.findings import Findings, Request
 
 DEADLINE_S = 240.0
 """The other workers wait in a collective meanwhile, which NCCL by default ends after 10 minutes."""

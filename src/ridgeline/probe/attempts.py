@@ -8,9 +8,16 @@ from signal import SIGKILL
 
 import msgspec
 
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.groups.group import Group, WorkerError, run_in_group
-from ridgeline.probe.groups.journal import DIRECTORY, HANG_S, OperatorEntry, Reader
-from ridgeline.probe.survey import Findings, Request, fault_path, partial_path
+from ridgeline.probe.groups.journal import (
+    DIRECTORY,
+    HANG_S,
+    OperatorEntry,
+    Reader,
+    fault_path,
+    partial_path,
+)
 from ridgeline.workload import Workload
 
 SURVEY = "ridgeline.probe.survey:survey"

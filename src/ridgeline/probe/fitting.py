@@ -12,18 +12,18 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.planner.assumed import BYTES_PER_S, DISPATCH_S, FLOPS
+from ridgeline.probe.findings import Request
 from ridgeline.probe.operators.operators import BUDGET_S
 from ridgeline.probe.operators.passes import MOST_PASSES, WHOLE_EVERY
-from ridgeline.probe.survey import Request
 from ridgeline.workload import Workload
 
 START_S = {"cpu": 4.0, "cuda": 12.0}
 """Interpreters, torch, libraries of a GPU, and what the host pays to issue an operator; by device.
 
 Source: measured, H100 with torch 2.11: 11 to 16 s beyond what samples and passes take."""
-CEILINGS_S = 1.5
-COLLECTIVES_S = 3.5
-CODECS_S = 3.5
+CEILINGS_S = 2.0
+COLLECTIVES_S = 4.0
+CODECS_S = 5.0
 """Of one setting each."""
 CHECK_S = 0.5
 """What is measured once for each trace besides its operators."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from ridgeline.machine import Dispatch, DispatchPhase, Quantity
+from ridgeline.machine import Dispatch, DispatchPhase
+from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.timing import sample, time_block
 
 LAUNCHES = 1000
@@ -25,7 +26,7 @@ ends. Source: an H200, where kernels of 64 blocks and more are 0.3 to 0.5 us apa
 
 def measure_launch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ...]:
     """Seconds of an eager launch, of issuing a graph, its start, and what each of its kernels still costs."""
-    rounds = 7 if quick else 21
+    rounds = 4 if quick else 8
     launch = _eager_launch(torch.zeros(1, device=device), rounds)
     return (
         Dispatch(device="cuda", phase="launch", seconds=launch),
@@ -186,7 +187,7 @@ class Ruler:
         return [self.seconds(begin, end) for begin, end in marks]
 
 
-def _eager_launch(x: torch.Tensor, rounds: int) -> Quantity:
+def _eager_launch(x: torch.Tensor, rounds: int) -> Sampled:
     samples = []
     for _ in range(rounds):
         torch.cuda.synchronize()
@@ -195,7 +196,7 @@ def _eager_launch(x: torch.Tensor, rounds: int) -> Quantity:
             x.add_(1.0)
         torch.cuda.synchronize()
         samples.append((time.perf_counter() - start) / LAUNCHES)
-    return Quantity.measured(samples[1:], "s")
+    return Sampled.measured(samples[1:], "s")
 
 
 def _graph_costs(device: torch.device, rounds: int) -> tuple[Dispatch, ...]:
@@ -212,7 +213,7 @@ def _graph_costs(device: torch.device, rounds: int) -> tuple[Dispatch, ...]:
         "graph_kernel": gaps,
     }
     return tuple(
-        Dispatch(device="cuda", phase=phase, seconds=Quantity.measured(samples[1:], "s"))
+        Dispatch(device="cuda", phase=phase, seconds=Sampled.measured(samples[1:], "s"))
         for phase, samples in costs.items()
     )
 

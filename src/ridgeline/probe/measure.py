@@ -22,6 +22,7 @@ from ridgeline.machine.host_load import HostLoad
 from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import SURVEY, survey_in_group
 from ridgeline.probe.files.storage_rates import with_storage
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.fitting import expected_s, fitted
 from ridgeline.probe.gpu_memory.gpu_levels import with_gpu_levels
 from ridgeline.probe.groups.group import Group
@@ -34,7 +35,7 @@ from ridgeline.probe.host.staircase import with_stairs
 from ridgeline.probe.missing import merge, requests
 from ridgeline.probe.rates.contention import with_contention
 from ridgeline.probe.rates.operator_dispatch import with_operator_dispatch
-from ridgeline.probe.survey import Findings, Request, measure_here
+from ridgeline.probe.survey import measure_here
 from ridgeline.workload import Workload
 
 MOST_WORKERS = 8
@@ -61,7 +62,8 @@ def measure(
 
     What the cache (`$XDG_CACHE_HOME/ridgeline`, default `~/.cache/ridgeline`) knows about hardware and
     software of the same fingerprint is used; only what is missing is measured, in processes of its
-    own, and added there. In a process group of several workers (under torchrun) every rank calls this
+    own, and added there. Rates, costs and collectives are visited several times, and say how they repeat
+    (`Quantity`). In a process group of several workers (under torchrun) every rank calls this
     and measures in place, for that number of workers; all get the machine of rank 0. Over several hosts
     collectives are measured every time: the network between them is nobody's property.
 
@@ -70,7 +72,7 @@ def measure(
         workload: Also time its distinct operators, about 4 s for each setting.
         settings: How devices will be shared. None: on GPUs 1, 2, 4 ... of them; on the CPU one worker
             with one thread, one with all cores, and 2, 4 ... workers that divide the cores.
-        codecs: Also time what encodes gradients (CPUs; 4 s a setting): only plans that send less need it.
+        codecs: Also time what encodes gradients (CPUs; 5 s a setting): only plans that send less need it.
         refresh: Measure again whatever the cache says.
         progress: Called with one line before each part.
         here: The step will run in this very process, and not in one that Ridgeline starts for it.

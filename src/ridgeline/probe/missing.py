@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.machine import Machine, Setting
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.rates.doubts import doubts
 from ridgeline.probe.rates.links import every_link
-from ridgeline.probe.survey import Findings, Request
 from ridgeline.workload import Workload
 
 MOST_TIMINGS = 20_000

@@ -6,31 +6,31 @@ workers than the group is measured by its first ranks while the others wait.
 
 import importlib
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 import psutil
 import torch
 import torch.distributed as dist
 
-from ridgeline.codec import Value, write_atomically
+from ridgeline.codec import write_atomically
 from ridgeline.errors import DeviceLostError
 from ridgeline.host.memory import keep_freed_memory
 from ridgeline.host.message_threads import calm_message_threads
 from ridgeline.machine import (
-    Ceiling,
-    CodecTiming,
-    Collective,
     Dispatch,
-    Link,
-    OperatorTiming,
-    Overlap,
     Setting,
-    StepCheck,
 )
+from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.gpu import measure_launch
-from ridgeline.probe.groups.journal import ProbeJournal, journal_path, scratch
+from ridgeline.probe.groups.journal import (
+    ProbeJournal,
+    fault_path,
+    journal_path,
+    partial_path,
+    scratch,
+)
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.operators.clock import ReplayClock
 from ridgeline.probe.operators.operators import time_operators
@@ -40,64 +40,8 @@ from ridgeline.probe.rates.collectives import measure_collectives
 from ridgeline.probe.rates.dispatch import measure_dispatch
 from ridgeline.probe.rates.links import measure_links
 from ridgeline.probe.rates.overlap import measure_overlap
+from ridgeline.probe.visits import VISITS, combined
 from ridgeline.workers.host_threads import set_threads
-from ridgeline.workload import Workload
-
-TraceKey = tuple[Setting, str, str]
-"""What tells one timed trace of a step from another: the setting, the precision and the memory format."""
-
-
-class Request(Value, frozen=True, kw_only=True):
-    """What to measure, and at which settings.
-
-    `skip` are keys of operators that are not to be issued; `timed` are the traces whose operators are known;
-    `samples_s` are seconds of samples for each trace, None for as many as are usual.
-    """
-
-    quick: bool
-    ceilings: tuple[Setting, ...] = ()
-    collectives: tuple[Setting, ...] = ()
-    codecs: tuple[Setting, ...] = ()
-    timings: tuple[Setting, ...] = ()
-    dispatch: bool = False
-    links: bool = False
-    workload: Workload | None = None
-    skip: tuple[str, ...] = ()
-    timed: tuple[TraceKey, ...] = ()
-    samples_s: float | None = None
-
-    @property
-    def traces(self) -> tuple[Workload, ...]:
-        """The step as it was written, then in other precisions and memory formats."""
-        return (self.workload, *self.workload.variants) if self.workload is not None else ()
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
-        """Every setting that something is measured at, fewest workers first; links take one worker."""
-        every = dict.fromkeys((*self.ceilings, *self.collectives, *self.codecs, *self.timings))
-        if not every and self.links:
-            return (Setting(device="cuda"),)
-        return tuple(sorted(every, key=lambda s: (s.workers, s.threads)))
-
-
-class Findings(Value, frozen=True, kw_only=True):
-    """What was measured: parts of a `Machine`."""
-
-    ceilings: tuple[Ceiling, ...] = ()
-    dispatch: tuple[Dispatch, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    links: tuple[Link, ...] = ()
-    overlaps: tuple[Overlap, ...] = ()
-    codecs: tuple[CodecTiming, ...] = ()
-    timings: tuple[OperatorTiming, ...] = ()
-    checks: tuple[StepCheck, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    def __add__(self, other: "Findings") -> "Findings":
-        """Both findings, one after the other."""
-        return Findings(
-            **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
-        )
 
 
 def warm_up(device: str) -> None:
@@ -131,16 +75,6 @@ def survey(request: bytes) -> bytes:
         if directory is not None:
             fault_path(directory, rank).write_text(error.reason)
         raise
-
-
-def partial_path(directory: Path) -> Path:
-    """Where rank 0 keeps what it has found so far."""
-    return directory / "partial"
-
-
-def fault_path(directory: Path, rank: int) -> Path:
-    """Where a worker writes what an operator did to its GPU."""
-    return directory / f"fault.{rank}"
 
 
 def measure_here(
@@ -181,30 +115,41 @@ def _rank() -> int:
 
 
 def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None]) -> Findings:
-    """What every rank measures, with threads and generators left as the last setting needed them."""
-    rank, size, device = everyone.rank, everyone.size, everyone.device
-    findings = Findings()
-    if (request.dispatch or request.links) and rank == 0:
-        set_threads(1)
-        findings += _alone(request, device)
-        keep(findings)
-    for setting in request.settings:
-        group = everyone.group if setting.workers == size else None
-        if 1 < setting.workers < size:
-            # Every rank must take part in making a group, also those that are not in it.
-            ranks = dist.get_process_group_ranks(everyone.group)[: setting.workers]
-            made = dist.new_group(ranks)
-            group = made if isinstance(made, dist.ProcessGroup) else None
-            calm_message_threads()  # as a step has them
-        if rank < setting.workers:
-            if setting.threads:
-                set_threads(setting.threads)
-            peers = Peers(rank=rank, size=setting.workers, device=device, group=group)
-            for part in _at(setting, peers, request):
-                findings += part
-                keep(findings)
-        everyone.barrier()
-    return findings
+    """What every rank measures, with threads and generators left as the last setting needed them.
+
+    All that does not take long is visited again when all of it was measured.
+    """
+    rank, device = everyone.rank, everyone.device
+    groups = {setting: _group_of(setting, everyone) for setting in request.settings}
+    parts: defaultdict[tuple[Setting | None, str], list[Findings]] = defaultdict(list)
+    for visit in range(VISITS):
+        if (request.dispatch or request.links) and rank == 0:
+            set_threads(1)
+            parts[None, "alone"].append(_alone(request, device))
+            keep(combined(parts.values()))
+        for setting in request.settings:
+            if rank < setting.workers:
+                if setting.threads:
+                    set_threads(setting.threads)
+                peers = Peers(rank=rank, size=setting.workers, device=device, group=groups[setting])
+                for name, found in _at(setting, peers, request, is_first=not visit):
+                    parts[setting, name].append(found)
+                    keep(combined(parts.values()))
+            everyone.barrier()
+    return combined(parts.values())
+
+
+def _group_of(setting: Setting, everyone: Peers) -> dist.ProcessGroup | None:
+    """The group of the first workers, as many as a setting has; every rank calls this."""
+    if setting.workers == everyone.size:
+        return everyone.group
+    if setting.workers == 1:
+        return None
+    # Every rank must take part in making a group, also those that are not in it.
+    ranks = dist.get_process_group_ranks(everyone.group)[: setting.workers]
+    made = dist.new_group(ranks)
+    calm_message_threads()  # as a step has them
+    return made if isinstance(made, dist.ProcessGroup) else None
 
 
 def _device(request: Request) -> torch.device:
@@ -223,26 +168,39 @@ def _alone(request: Request, device: torch.device) -> Findings:
     return Findings(dispatch=dispatch, links=links)
 
 
-def _at(setting: Setting, peers: Peers, request: Request) -> Iterator[Findings]:
-    """What is wanted at one setting, part by part: what tells most about the step first."""
-    timings: Iterator[Findings] = iter(())
-    if setting in request.timings and request.workload is not None:
+def _at(
+    setting: Setting, peers: Peers, request: Request, *, is_first: bool
+) -> Iterator[tuple[str, Findings]]:
+    """What a visit finds at one setting, part by part: what tells most about the step first.
+
+    Timings of operators come with the first visit alone: their passes take seconds already.
+    """
+    timings: Iterator[tuple[str, Findings]] = iter(())
+    if is_first and setting in request.timings and request.workload is not None:
         timings = _all_timings(request, setting, peers)
     yield from itertools.islice(timings, 1)
     if setting in request.ceilings:
-        yield Findings(ceilings=measure_ceilings(setting, peers, quick=request.quick))
+        yield (
+            "ceilings",
+            Findings(ceilings=measure_ceilings(setting, peers, quick=request.quick)),
+        )
     if setting in request.collectives and peers.size > 1:
-        yield Findings(
-            collectives=measure_collectives(setting, peers, quick=request.quick),
-            overlaps=measure_overlap(setting, peers, quick=request.quick),
+        yield (
+            "collectives",
+            Findings(
+                collectives=measure_collectives(setting, peers, quick=request.quick),
+                overlaps=measure_overlap(setting, peers, quick=request.quick),
+            ),
         )
     yield from timings
     if setting in request.codecs and peers.size > 1:
         codecs, warnings = measure_codecs(setting, peers, quick=request.quick)
-        yield Findings(codecs=codecs, warnings=warnings)
+        yield "codecs", Findings(codecs=codecs, warnings=warnings)
 
 
-def _all_timings(request: Request, setting: Setting, peers: Peers) -> Iterator[Findings]:
+def _all_timings(
+    request: Request, setting: Setting, peers: Peers
+) -> Iterator[tuple[str, Findings]]:
     """The operators of all traces of the step; those of an earlier trace keep their timings."""
     known: set[str] = set()
     for variant, load in enumerate(request.traces):
@@ -252,7 +210,7 @@ def _all_timings(request: Request, setting: Setting, peers: Peers) -> Iterator[F
         found = _timings(request, variant, setting, peers)
         fresh = tuple(timing for timing in found.timings if timing.key not in known)
         known.update(timing.key for timing in fresh)
-        yield msgspec.structs.replace(found, timings=fresh)
+        yield f"timings {variant}", msgspec.structs.replace(found, timings=fresh)
 
 
 def _timings(request: Request, variant: int, setting: Setting, peers: Peers) -> Findings:

@@ -67,6 +67,12 @@ def spread(quantity: Quantity) -> str:
     return units.percent(quantity.spread)
 
 
+def repeats(quantity: Quantity) -> str:
+    """How far a repeated measurement may be off in nine of ten cases; empty where nobody knows."""
+    within = quantity.repeats_within
+    return "" if within is None else units.percent(within)
+
+
 def stated_of(machine: Machine, ceiling: Ceiling) -> Quantity | None:
     """What the GPU's datasheet has where a ceiling was measured; None on CPUs, and of GPUs not known."""
     if ceiling.setting.device != "cuda":

@@ -19,8 +19,8 @@ from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Precision
 from ridgeline.reach.side_effects import refusing_writes
-from ridgeline.tracing.faking import fake_workload
-from ridgeline.tracing.recording import AUTOCAST, LossFn, Step
+from ridgeline.tracing.fakes.faking import fake_workload
+from ridgeline.tracing.recorded_step import AUTOCAST, LossFn, Step
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.running import real_workload
 from ridgeline.tracing.subject import tensors_of

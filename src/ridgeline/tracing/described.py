@@ -11,8 +11,8 @@ from ridgeline.optimizer_forms import fits_graph
 from ridgeline.tracing.dependencies import dependencies
 from ridgeline.tracing.memory import memory_points
 from ridgeline.tracing.operators.arguments import dtype_name
+from ridgeline.tracing.recorded_step import Recording, Step
 from ridgeline.tracing.recorder import Record, Use
-from ridgeline.tracing.recording import Recording, Step
 from ridgeline.tracing.storages import Storages
 from ridgeline.tracing.subject import tensors_of
 from ridgeline.workload import MemoryPoint, Op, Parameter, Role, TensorSpec, Workload

@@ -7,7 +7,7 @@ import msgspec
 from ridgeline.machine import OperatorTiming, Quantity, Setting
 from ridgeline.tracing.described import make_workload, spec_of
 from ridgeline.tracing.operators.traffic import tensor_bytes
-from ridgeline.tracing.recording import Step
+from ridgeline.tracing.recorded_step import Step
 from ridgeline.tracing.stepping import fused_bytes, state_tensors
 from ridgeline.workload import MemoryPoint, Op, Phase, TensorSpec, Workload
 

@@ -12,8 +12,6 @@ from torch._ops import OpOverload
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.tracing.fakes.foreign import ForeignWrites, refuse_foreign
-from ridgeline.tracing.fakes.sparse_fakes import with_entries
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operators.accumulation import (
     References,
@@ -23,7 +21,9 @@ from ridgeline.tracing.operators.accumulation import (
 from ridgeline.tracing.operators.arguments import dtype_name, encode
 from ridgeline.tracing.operators.family import family, is_uncounted
 from ridgeline.tracing.operators.flops import flops
+from ridgeline.tracing.operators.foreign import ForeignWrites, refuse_foreign
 from ridgeline.tracing.operators.operands import Operands, operands
+from ridgeline.tracing.operators.sparse_fakes import with_entries
 from ridgeline.tracing.operators.traffic import traffic
 from ridgeline.tracing.storages import Storages
 from ridgeline.workload import Family, Phase

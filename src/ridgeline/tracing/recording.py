@@ -2,65 +2,28 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ridgeline.plan import MemoryFormat, Precision
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.tracing.clipping import record_clipping
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operators.accumulation import lone_references
 from ridgeline.tracing.operators.operands import storage_address
+from ridgeline.tracing.recorded_step import AUTOCAST, Recording, Step, unlimited
 from ridgeline.tracing.recorder import TracingMode
 from ridgeline.tracing.refusal import refusal
 from ridgeline.tracing.stepping import record_optimizer
 from ridgeline.tracing.storages import Storages
 from ridgeline.tracing.subject import Subject, tensors_of, trained_parameters
 
-LossFn = Callable[[nn.Module, Any], Tensor]
-AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16}
-"""Precisions in which a step has other operators; `tf32` only runs the same ones faster."""
-
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Where tensors keep the hooks of their gradients."""
-
-
-def unlimited() -> None:
-    """Lets a trace continue."""
-
-
-class Step(NamedTuple):
-    """What is traced, in which precision and memory format; `check` is called at every operator."""
-
-    model: nn.Module
-    loss_fn: LossFn
-    optimizer: Optimizer
-    batch: Any
-    precision: Precision = "as-is"
-    memory_format: MemoryFormat = "as-is"
-    check: Callable[[], None] = unlimited
-    clip_norm: float | None = None
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A recorded step: `ready` maps parameter names, in ready order, to the op that completed them.
-
-    `is_estimated` says that the optimizer's ops were not recorded.
-    """
-
-    recorder: TracingMode
-    ready: dict[str, int]
-    fused_optimizer_bytes: int
-    is_estimated: bool
-    notes: tuple[str, ...]
 
 
 def record_step(subject: Subject, step: Step) -> Recording:

@@ -12,7 +12,8 @@ from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import undone
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.opaque import PHASES, opaque_workload
-from ridgeline.tracing.recording import Step, alone, autocast, record_step
+from ridgeline.tracing.recorded_step import Step
+from ridgeline.tracing.recording import alone, autocast, record_step
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.subject import Subject, itself
 from ridgeline.workload import Phase, Workload

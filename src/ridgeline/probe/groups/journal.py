@@ -105,6 +105,16 @@ def journal_path(directory: Path, rank: int) -> Path:
     return directory / f"journal.{rank}"
 
 
+def partial_path(directory: Path) -> Path:
+    """Where rank 0 keeps what it has found so far."""
+    return directory / "partial"
+
+
+def fault_path(directory: Path, rank: int) -> Path:
+    """Where a worker writes what an operator did to its GPU."""
+    return directory / f"fault.{rank}"
+
+
 def scratch() -> Path | None:
     """The directory in which this worker keeps its journal; None where nobody asked for one."""
     name = os.environ.get(DIRECTORY)

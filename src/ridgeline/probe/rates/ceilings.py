@@ -1,12 +1,14 @@
 """Ceilings: the best rates that one worker reaches while all workers of a setting run."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from ridgeline.machine import Ceiling, CurvePoint, Quantity, Setting
+from ridgeline.machine import Ceiling, CurvePoint, Setting
+from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.gpu import kernel_samples
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.timing import sample
@@ -15,14 +17,16 @@ Job = tuple[float, Callable[[], object]]
 """Work of one call (FLOP or bytes) and the call."""
 
 _MIB = 1 << 20
-QUICK_S, FULL_S = 0.02, 0.2
-"""Seconds spent on each point of a curve."""
+QUICK_S, FULL_S = 0.01, 0.07
+"""Seconds that a visit spends on each point of a curve."""
 SLOW_S = 0.06
 """A curve ends with the first size that takes longer than this: larger ones would tell nothing new."""
+DRAWN = 1 << 16
+"""Values that are drawn for a tensor; a larger one repeats them."""
 
 
 def measure_ceilings(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Ceiling, ...]:
-    """Matrix products, convolutions, elementwise operators and copies over their sizes.
+    """Matrix products, convolutions, elementwise operators and copies over their sizes, in one visit.
 
     Source: rates are medians over samples of the best size; elementwise counts two reads and one
     write, copies one read and one write.
@@ -55,12 +59,12 @@ def _curve(
         if points and not peers.agree(work / max(points[-1][1]) < 2 * SLOW_S):
             break
         peers.barrier()
-        samples = take(call, seconds=seconds, least=3)
+        samples = take(call, seconds=seconds, least=2)
         points.append((work, [work / taken for taken in samples]))
         if not peers.agree(min(samples) < SLOW_S):
             break
     quantities = [
-        (work, Quantity.measured(rates, "B/s" if family in ("elementwise", "memory") else "FLOP/s"))
+        (work, Sampled.measured(rates, "B/s" if family in ("elementwise", "memory") else "FLOP/s"))
         for work, rates in points
     ]
     # What memory sustains is its rate at the largest size; smaller ones run in cache.
@@ -100,8 +104,13 @@ def _precision(dtype: str) -> Iterator[None]:
 
 def _tensor(setting: Setting, dtype: str, *shape: int) -> Tensor:
     stored = "float32" if dtype == "tf32" else dtype
-    # Random values: hardware runs faster and cooler on zeros.
-    return torch.empty(shape, device=setting.device, dtype=getattr(torch, stored)).uniform_(-1, 1)
+    count = math.prod(shape)
+    # Random values: hardware runs faster and cooler on zeros. Drawing all of a large tensor would take a CPU
+    # longer than the samples.
+    block = torch.empty(
+        min(count, DRAWN), device=setting.device, dtype=getattr(torch, stored)
+    ).uniform_(-1, 1)
+    return block.repeat(-(-count // len(block)))[:count].view(shape)
 
 
 def _matmuls(setting: Setting, dtype: str, quick: bool) -> Iterator[Job]:

@@ -1,6 +1,7 @@
 """What encoding and decoding gradients takes, by codec, and how much it and computing slow each other."""
 
 import importlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ridgeline.errors import RidgelineError
-from ridgeline.machine import CodecTiming, Quantity, Setting, SizePoint
+from ridgeline.machine import CodecTiming, Setting, SizePoint
+from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.operators.replay import FAILURES
 from ridgeline.probe.rates.overlap import Compute, computing_mix, seconds_of_call
@@ -23,8 +25,11 @@ UNLIKE = ((64, 64), (32, 128), (128, 32), (16, 256), (256, 16), (8, 512), (512, 
 """Buckets of as many elements: one parameter, seven of one shape, seven of seven shapes."""
 BESIDE_SIDE = 512
 """Of the matrix that is encoded beside computing: a megabyte."""
-ROUNDS, ROUNDS_BESIDE = 4, 3
-WINDOW_S = 0.04
+ROUNDS, ROUNDS_BESIDE = 2, 1
+"""Of a visit; in a full measurement three times as many of the former."""
+SMALL, SMALL_ROUNDS = 1 << 18, 4
+"""Buckets of no more elements have so many times the rounds: each takes little, and is easily disturbed."""
+WINDOW_S = 0.03
 """In which both run at once, and as long each alone."""
 
 Work = Callable[[], None]
@@ -83,7 +88,8 @@ def _measured(
 ) -> CodecTiming:
     def samples(*buckets: Sequence[tuple[int, ...]]) -> list[list[float]]:
         works = [rehearsal(name, shapes, setting.workers, peers.device) for shapes in buckets]
-        return _in_turns(works, peers, rounds)
+        is_small = sum(map(math.prod, buckets[0])) <= SMALL
+        return _in_turns(works, peers, SMALL_ROUNDS * rounds if is_small else rounds)
 
     one, alike, unlike = samples(ONE, ALIKE, UNLIKE)
     table = [(4 * side * side, samples([(side, side)])[0]) for side in sides]
@@ -155,5 +161,5 @@ class _Repeated(threading.Thread):
         self.join()
 
 
-def _merged(samples: Sequence[float], unit: str, peers: Peers) -> Quantity:
-    return Quantity.measured([value for row in peers.gather(samples) for value in row], unit)
+def _merged(samples: Sequence[float], unit: str, peers: Peers) -> Sampled:
+    return Sampled.measured([value for row in peers.gather(samples) for value in row], unit)

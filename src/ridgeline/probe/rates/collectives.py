@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ridgeline.machine import Collective, Operation, Quantity, Setting, SizePoint
+from ridgeline.machine import Collective, Operation, Setting, SizePoint
+from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.gpu import sleep
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.synchronisation import operations
@@ -15,12 +16,12 @@ from ridgeline.workers import flat_collectives
 
 QUICK_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 FULL_BYTES = tuple(1 << power for power in range(10, 29))
-LEAST_ROUNDS = 4
-SLOW_S, SLOW_ROUNDS = 0.05, 2
-"""What takes so long varies little: two rounds of it tell as much, and leave time for larger sizes."""
-LATEST_SHARE = 5.0
+LEAST_ROUNDS = 2
+SLOW_S, SLOW_ROUNDS = 0.05, 1
+"""What takes so long varies little: one round of it tells as much, and leaves time for larger sizes."""
+LATEST_SHARE = 7.5
 """Of the wanted seconds, what the rounds that are taken in any case may take."""
-MOST_ROUNDS = 100
+MOST_ROUNDS = 35
 LEAST_SIZES = 3
 """Measured however slow the link is. Small ones say little of large ones there: what buffers at both ends and
 on the way hold is sent both ways at once, while of long messages one direction may wait for the other."""
@@ -34,13 +35,13 @@ Calls = dict[tuple[Operation, int], Callable[[], None]]
 def measure_collectives(
     setting: Setting, peers: Peers, *, quick: bool, seconds: float | None = None
 ) -> tuple[Collective, ...]:
-    """Seconds by size of the collectives that a step may need, in about `seconds` (default 2, in full 10).
+    """Seconds by size of the collectives that a step may need, in about `seconds` (default 0.5, in full 3.5).
 
     Sizes and operations are taken in turns, so that drift meets all alike. A sample is the time from
     a common start until the last rank is done. Small sizes get more samples than large ones. What is too
     large for a slow link is left out: the bandwidth of the largest size holds beyond it.
     """
-    budget = seconds or (1.5 if quick else 10.0)
+    budget = seconds or (0.5 if quick else 3.5)
     sizes = QUICK_BYTES if quick else FULL_BYTES
     buffer = torch.zeros(sizes[-1] // 4, device=peers.device)
     measured = operations(setting.device)
@@ -180,6 +181,6 @@ def _time(call: Callable[[], None], peers: Peers) -> float:
     return time.perf_counter() - start
 
 
-def _slowest(samples: list[float], peers: Peers) -> Quantity:
+def _slowest(samples: list[float], peers: Peers) -> Sampled:
     """Over the ranks, the latest end of every sample."""
-    return Quantity.measured([max(row) for row in zip(*peers.gather(samples), strict=True)], "s")
+    return Sampled.measured([max(row) for row in zip(*peers.gather(samples), strict=True)], "s")

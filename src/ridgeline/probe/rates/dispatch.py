@@ -5,7 +5,8 @@ from typing import Literal
 import torch
 
 from ridgeline.host.speed import HOST_SPEED
-from ridgeline.machine import Dispatch, Quantity
+from ridgeline.machine import Dispatch
+from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.operators.small_step import PHASES, WIDTH, SmallNetwork, SmallStep
 from ridgeline.workload import Phase
 
@@ -23,11 +24,11 @@ def measure_dispatch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ..
     tiny = SmallStep(lambda: network(batch), optimizer, device, times_clearing=False)
     samples: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
     HOST_SPEED.wait()
-    for _ in range(60 if quick else 300):
+    for _ in range(20 if quick else 100):
         for phase, taken in zip(PHASES, tiny.run(), strict=True):
             samples[phase].append(taken / len(tiny.calls[phase]))
     kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     return tuple(
-        Dispatch(device=kind, phase=phase, seconds=Quantity.measured(samples[phase], "s"))
+        Dispatch(device=kind, phase=phase, seconds=Sampled.measured(samples[phase], "s"))
         for phase in PHASES
     )

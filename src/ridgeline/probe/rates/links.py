@@ -7,15 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.machine import Direction, Link, Quantity, SizePoint
+from ridgeline.machine import Direction, Link, SizePoint
+from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.timing import sample
 
 QUICK_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
 FULL_SIZES = tuple(1 << power for power in range(12, 29, 2))
-POINT_S = 0.04
-"""Seconds spent on each size of a link."""
-TOTAL_S = 8.0
-"""Seconds for all of them, about: the links of eight GPUs are 72, and each size gets less."""
+POINT_S = 0.015
+"""Seconds that a visit spends on each size of a link."""
+TOTAL_S = 3.0
+"""Seconds of a visit to all of them, about: the links of eight GPUs are 72, and each size gets less."""
 
 
 class LinkName(NamedTuple):
@@ -66,7 +67,7 @@ def _measure(
         table = [
             SizePoint(
                 num_bytes=size,
-                seconds=Quantity.measured(
+                seconds=Sampled.measured(
                     sample(_copy(goal[:size], origin[:size]), seconds=seconds), "s"
                 ),
             )

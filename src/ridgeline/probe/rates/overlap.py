@@ -7,12 +7,14 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ridgeline.machine import Overlap, Quantity, Setting
+from ridgeline.machine import Overlap, Setting
+from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.gpu import sleep
 from ridgeline.probe.groups.peers import Peers
 
 MESSAGE_BYTES = 4 << 20
-ROUNDS = 3
+ROUNDS = 1
+"""Of a visit; in a full measurement three times as many."""
 SLOW_MESSAGE_S = 0.1
 """On a link on which a message takes longer, few of them are long enough in flight."""
 KERNEL_SIDES = (1024, 2048, 4096)
@@ -52,12 +54,13 @@ def measure_overlap(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Ove
 
 def _measure(setting: Setting, compute: Compute, peers: Peers, rounds: int) -> Overlap:
     message = torch.zeros(MESSAGE_BYTES // 4, device=peers.device)
-    found = rounds_of(lambda: beside_all_reduces(compute, message, peers), rounds)
+    compute()  # warms up
+    found = [beside_all_reduces(compute, message, peers) for _ in range(rounds)]
     return Overlap(
         setting=setting,
-        compute_slowdown=Quantity.measured(computing_slowdowns(found, peers), "x"),
-        communication_slowdown=Quantity.measured(transfer_slowdowns(found, peers), "x"),
-        kernel=Quantity.measured(_of_all([one.call_s for one in found], peers), "s")
+        compute_slowdown=Sampled.measured(computing_slowdowns(found, peers), "x"),
+        communication_slowdown=Sampled.measured(transfer_slowdowns(found, peers), "x"),
+        kernel=Sampled.measured(_of_all([one.call_s for one in found], peers), "s")
         if peers.device.type == "cuda"
         else None,
     )

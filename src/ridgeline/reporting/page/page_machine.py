@@ -14,7 +14,13 @@ from ridgeline.reporting.charts.chart_rates import (
 )
 from ridgeline.reporting.charts.charts import training_figures
 from ridgeline.reporting.effects.machine_effects import machine_effects
-from ridgeline.reporting.labels import at_work, datasheet_of, quantities_of, stated_of
+from ridgeline.reporting.labels import (
+    at_work,
+    datasheet_of,
+    quantities_of,
+    repeats,
+    stated_of,
+)
 from ridgeline.reporting.links import link_matrix, link_rates
 from ridgeline.reporting.page.html import Content, Markup, join, raw_data_script, table, tag
 from ridgeline.reporting.page.outages import outages_reading, outages_table
@@ -115,7 +121,7 @@ def machine_reading(machine: Machine, setting: Setting | None) -> str:
 
 
 def quantity_table(machine: Machine) -> Markup:
-    """Median, quartiles, samples and source of every number, and what a datasheet has for it."""
+    """Median, quartiles, repeats, samples and source of every number, and what a datasheet has for it."""
     figures = quantities_of(machine)
     known = ("Datasheet",) if any(figure.stated for figure in figures) else ()
     rows: list[tuple[Content, ...]] = [
@@ -127,13 +133,14 @@ def quantity_table(machine: Machine) -> Markup:
             f"{units.quantity(number.low, number.unit)} to {units.quantity(number.high, number.unit)}"
             if number.n > 1
             else "",
+            repeats(number),
             str(number.n) if number.n else "",
             tag("span", number.source, class_="tag"),
         )
         for figure in figures
         for number in (figure.number,)
     ]
-    head = ("What", "Where", "Median", *known, "Quartiles", "Samples", "Source")
+    head = ("What", "Where", "Median", *known, "Quartiles", "Repeats within", "Samples", "Source")
     numeric = range(2, len(head) - 1)
     drawn = table(head, rows, caption="Numbers of the machine", numeric=numeric)
     if not known:

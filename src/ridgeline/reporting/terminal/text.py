@@ -19,7 +19,7 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Choice, Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.labels import label
-from ridgeline.reporting.labels import datasheet_of, quantities_of
+from ridgeline.reporting.labels import datasheet_of, quantities_of, repeats
 from ridgeline.reporting.links import link_matrix, links_by_kind
 from ridgeline.reporting.operators import (
     FIGURES,
@@ -69,7 +69,7 @@ def machine_text(machine: Machine) -> RenderableType:
     )
     figures = quantities_of(machine)
     known = ["Datasheet"] if any(figure.stated for figure in figures) else []
-    head = ("What", "Where", "Median", *known, "Spread", "Samples", "Source")
+    head = ("What", "Where", "Median", *known, "Spread", "Repeats within", "Samples", "Source")
     numbers = table(head, right=range(2, len(head) - 1))
     for figure in figures:
         number = figure.number
@@ -79,6 +79,7 @@ def machine_text(machine: Machine) -> RenderableType:
             units.quantity(number.value, number.unit),
             *([figure.beside] if known else []),
             units.percent(number.spread) if number.n > 1 else "",
+            repeats(number),
             str(number.n) if number.n else "",
             number.source if number.source == "measured" else Text(number.source, style="yellow"),
         )

@@ -10,7 +10,8 @@ from ridgeline.reach.undo import Undo
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.fakes.leaks import expel, left_fakes, older_objects_set_aside, refuse_left
 from ridgeline.tracing.fakes.twin import channels_last, make_twin
-from ridgeline.tracing.recording import Step, record_step
+from ridgeline.tracing.recorded_step import Step
+from ridgeline.tracing.recording import record_step
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.subject import Subject
 from ridgeline.workload import Workload

@@ -20,6 +20,7 @@ from ridgeline.engine import Engine
 from ridgeline.errors import CheckpointError
 from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
 from ridgeline.runtime.checkpoints.checkpoint import Position
+from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.training.saver import Saver
 
@@ -135,10 +136,10 @@ def test_saver_keeps_the_newest(tmp_path: Path) -> None:
     """Of five checkpoints the newest two stay, and what a killed run left is cleared away."""
     (tmp_path / ".step-0000009.tmp").mkdir(parents=True)
     with Engine() as engine:
-        saver = Saver(tmp_path, engine, keep=2)
+        saver = Saver(tmp_path, engine, Staging(torch.device("cpu")), keep=2)
         for step in range(1, 6):
             saver.save(
-                position(step), workers=1, model={"w": torch.zeros(2)}, training={}, state={},
+                position(step), workers=1, model={"w": torch.zeros(2)}, training={}, gathered={}, state={},
                 begun_s=0.0,
             )  # fmt: skip
         saver.finish()
@@ -152,9 +153,9 @@ def test_failed_save_is_told_at_the_next_question(tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a directory is wanted")
     with Engine() as engine:
-        saver = Saver(blocked, engine, keep=2)
+        saver = Saver(blocked, engine, Staging(torch.device("cpu")), keep=2)
         saver.save(
-            position(1), workers=1, model={"w": torch.zeros(2)}, training={}, state={}, begun_s=0.0
+            position(1), workers=1, model={"w": torch.zeros(2)}, training={}, gathered={}, state={}, begun_s=0.0
         )
         with pytest.raises(CheckpointError, match=r"got Not a directory with .* free"):
             saver.finish()

@@ -1,8 +1,9 @@
 """The saver: checkpoints written on the disk lane while training goes on.
 
-What must happen at the step boundary is the staging copy; hashing, writing and renaming are done by a
-task of the engine. One checkpoint is on its way at a time. A failure is kept until the run asks for
-it, at its next meeting point, so that all workers stop together.
+What must happen at the step boundary is the staging copy (and before it the gathering of what other workers
+hold: no collective is started from another thread); writing, hashing and renaming are done by a task of the
+engine. One checkpoint is on its way at a time. A failure is kept until the run asks for it, at its next meeting
+point, so that all workers stop together.
 """
 
 import time
@@ -15,6 +16,7 @@ from torch import Tensor
 from ridgeline.engine import Engine
 from ridgeline.errors import CheckpointError
 from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
+from ridgeline.runtime.checkpoints.staging import Staging
 
 
 class Saver:
@@ -23,6 +25,7 @@ class Saver:
     Args:
         directory: Where they go; made when the first is written.
         engine: Its disk lane does the writing.
+        staging: Of the worker's device; closed by whoever made it, behind the engine.
         keep: Newest checkpoints to keep.
 
     Attributes:
@@ -30,9 +33,10 @@ class Saver:
         staging_s: Seconds for which training stood still for the last one.
     """
 
-    def __init__(self, directory: Path, engine: Engine, *, keep: int) -> None:
+    def __init__(self, directory: Path, engine: Engine, staging: Staging, *, keep: int) -> None:
         self._directory = directory
         self._engine = engine
+        self._staging = staging
         self._keep = keep
         self._written = engine.variable("checkpoint")
         self._failure: CheckpointError | None = None
@@ -57,33 +61,37 @@ class Saver:
         workers: int,
         model: dict[str, Tensor],
         training: dict[str, Tensor],
+        gathered: dict[str, Tensor],
         state: dict[str, Any],
         begun_s: float,
     ) -> None:
-        """Start writing a staged state; the tensors must not change any more.
+        """Copy the state and start writing it; behind this the run may change it.
 
         Args:
             position: Where the run continues.
             workers: Workers of the run.
-            model: Staged tensors of the model.
-            training: Staged tensors of the rest.
+            model: Tensors of the model, as they are.
+            training: Tensors of the rest, likewise.
+            gathered: What belongs to `training`, too, and is on the CPU already, for this checkpoint alone.
             state: Plain JSON values.
-            begun_s: `time.perf_counter()` when staging began.
+            begun_s: `time.perf_counter()` when saving began.
 
         Raises:
             CheckpointError: the checkpoint before this one could not be written.
 
-        Cost: Waits for the checkpoint before this one.
+        Cost: Waits for the checkpoint before this one, then for the device; see `Staging`.
         """
         self.finish()
+        staged_model = self._staging.copies(model)
+        staged_training = self._staging.copies(training) | gathered
 
         def write() -> None:
             path = checkpoint.write(
                 self._directory,
                 position,
                 workers=workers,
-                model=model,
-                training=training,
+                model=staged_model,
+                training=staged_training,
                 state=state,
             )
             self.last = path
@@ -116,6 +124,12 @@ class Saver:
                 work()
             except CheckpointError as error:
                 self._failure = error
+            except Exception as error:  # noqa: BLE001 - raised by all workers, once they ask
+                self._failure = CheckpointError(
+                    f"wanted to write a checkpoint into {self._directory}, got {type(error).__name__}: "
+                    f"{error}; the previous checkpoint is untouched: mend it and go on with --resume"
+                )
+                self._failure.__cause__ = error
 
         self._engine.push(attempt, writes=(self._written,), lane="disk", name=name)
 

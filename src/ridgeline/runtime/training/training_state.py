@@ -99,7 +99,7 @@ def save(
     world: World,
     synchronizer: Synchronizer | None = None,
 ) -> None:
-    """Stage the state of all workers and start writing it; `saver` is None but on rank 0.
+    """Gather and copy the state of all workers and start writing it; `saver` is None but on rank 0.
 
     Each worker's random state is saved, what its synchronizer remembers, and where workers train alone
     between two exchanges, what each has come to.
@@ -111,7 +111,7 @@ def save(
     """
     begun = time.perf_counter()
     random_states = gather_bytes(random_state.capture(world), world)
-    tensors = gathered(synchronizer, world)
+    theirs = gathered(synchronizer, world)
     own = gathered_own(synchronizer, trained.model, trained.optimizer, world)
     if synchronizer is None:
         optimizer = trained.optimizer.state_dict()
@@ -119,6 +119,7 @@ def save(
         optimizer = synchronizer.optimizer_state(trained.optimizer)
     if saver is None:
         return
+    tensors: dict[str, Tensor] = {}
     state: dict[str, Any] = {
         "identity": msgspec.to_builtins(identity),
         "plan": msgspec.to_builtins(plan.settings),
@@ -128,12 +129,12 @@ def save(
     }
     if own.trees:
         state["own"] = own.trees
-        tensors |= own.tensors
+        theirs |= own.tensors
     if trained.scheduler is not None:
         state["scheduler"] = flatten(trained.scheduler.state_dict(), "scheduler", tensors)
         state["total_steps"] = trained.total_steps
     for rank, data in enumerate(random_states):
-        tensors[f"random.{rank}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        theirs[f"random.{rank}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     model = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     training = {n: t for n, t in tensors.items() if not n.startswith("model.")}
     saver.save(
@@ -141,6 +142,7 @@ def save(
         workers=world.size,
         model=model,
         training=training,
+        gathered=theirs,
         state=state,
         begun_s=begun,
     )

@@ -155,7 +155,13 @@ def test_failed_save_is_told_at_the_next_question(tmp_path: Path) -> None:
     with Engine() as engine:
         saver = Saver(blocked, engine, Staging(torch.device("cpu")), keep=2)
         saver.save(
-            position(1), workers=1, model={"w": torch.zeros(2)}, training={}, gathered={}, state={}, begun_s=0.0
+            position(1),
+            workers=1,
+            model={"w": torch.zeros(2)},
+            training={},
+            gathered={},
+            state={},
+            begun_s=0.0,
         )
         with pytest.raises(CheckpointError, match=r"got Not a directory with .* free"):
             saver.finish()

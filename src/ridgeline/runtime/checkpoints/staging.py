@@ -41,7 +41,9 @@ class Staging:
 
         Cost: One copy; waits for the device. Their memory stays allocated as long as that of the tensors.
         """
-        here = {name: tensor for name, tensor in tensors.items() if tensor.device.type == self._kind}
+        here = {
+            name: tensor for name, tensor in tensors.items() if tensor.device.type == self._kind
+        }
         staged: dict[str, Tensor] = self._stager.stage(here)  # type: ignore[assignment]
         # Beside a GPU's state: counts of steps, and what was gathered for this save alone, which pinning delays.
         return {

@@ -16,12 +16,14 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-FILE_BYTES = 32 << 20
-"""Tensors that share a file, at most, unless one alone is larger.
+FILE_BYTES = 16 << 20
+"""Tensors that share a file, at most, unless one alone is larger, or there were more than `MOST_FILES`.
 
 safetensors makes the bytes of a file as one, in memory, and no other thread runs Python meanwhile: about 1 ms
 for 2 MB (`benchmarks/checkpoint_pause.py`). So this bounds how long training waits for the writing thread.
 """
+MOST_FILES = 256
+"""Of a folder, about."""
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -41,7 +43,8 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         return
     held = _apart(tensors)
     sizes = {name: tensor.nbytes for name, tensor in held.items()}
-    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files_of(sizes, FILE_BYTES))
+    most_bytes = max(FILE_BYTES, sum(sizes.values()) // MOST_FILES)
+    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files_of(sizes, most_bytes))
     # The tensors are on the host already; copying ahead would synchronise a CUDA stream from this thread.
     writer.per_thread_copy_ahead = 0
     planner = DefaultSavePlanner()

@@ -6,11 +6,11 @@
         state.json                                  everything that is not a tensor
         manifest.json                               size and SHA-256 of every file, written last
 
-Tensors are written and read by torch.distributed.checkpoint in its safetensors layout (see `tensor_files`), so
-that `dcp.load` and whatever reads safetensors take them, too. A checkpoint is made in a directory whose name
-starts with a dot, flushed to the disk and renamed: no reader ever sees a part of one. It is read once every
-file was found to be as it was written. Workers along the data axis hold equal state, or a part each that is
-made whole first, so the first one writes for all (see `layout.ownership`), and any number of them goes on.
+Tensors are written and read by torch.distributed.checkpoint in its safetensors layout (see `tensor_files`),
+so that `dcp.load` and whatever reads safetensors take them, too. A checkpoint is made in a directory whose
+name starts with a dot, flushed to the disk and renamed: no reader ever sees a part of one. It is read once
+every file was found to be as it was written. Workers along the data axis hold equal state, or a part each
+that is made whole first. So the first one writes for all (see `layout.ownership`), and any number goes on.
 """
 
 import errno

@@ -1,8 +1,8 @@
-"""Host memory for the state of a run: copied into at a step boundary, read by who writes, while training goes on.
+"""Host memory for the state of a run: copied into at a step boundary, written from while training goes on.
 
-The copies are those of torch.distributed.checkpoint's stager. Its memory is kept from one save to the next, so
-that only the first one waits for pages; of a GPU's state it is pinned, and all copies are on their way before
-they are waited for.
+The copies are those of torch.distributed.checkpoint's stager. Its memory is kept from one save to the next,
+so that only the first one waits for pages. For the state of a GPU it is pinned, and all copies are on their
+way before they are waited for.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class Staging:
             name: tensor for name, tensor in tensors.items() if tensor.device.type == self._kind
         }
         staged: dict[str, Tensor] = self._stager.stage(here)  # type: ignore[assignment]
-        # Beside a GPU's state: counts of steps, and what was gathered for this save alone, which pinning delays.
+        # Beside a GPU's state: counts of steps, and what was gathered for this save, not worth pinning.
         return {
             name: staged[name] if name in staged else tensor.to("cpu", copy=True)
             for name, tensor in tensors.items()

@@ -58,7 +58,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder, each in memory of its own; whoever wants to know whether they are whole has asked.
+    """The tensors of a folder, each in memory of its own; whether they are whole was asked before.
 
     Cost: Reads every file.
     """

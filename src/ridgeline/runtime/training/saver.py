@@ -1,9 +1,9 @@
 """The saver: checkpoints written on the disk lane while training goes on.
 
-What must happen at the step boundary is the staging copy (and before it the gathering of what other workers
-hold: no collective is started from another thread); writing, hashing and renaming are done by a task of the
-engine. One checkpoint is on its way at a time. A failure is kept until the run asks for it, at its next meeting
-point, so that all workers stop together.
+What must happen at the step boundary is the staging copy, and before it the gathering of what other workers
+hold: no collective is started from another thread. Writing, hashing and renaming are done by a task of the
+engine. One checkpoint is on its way at a time. A failure is kept until the run asks for it, at its next
+meeting point, so that all workers stop together.
 """
 
 import time

@@ -3,9 +3,9 @@
     python benchmarks/checkpoint_pause.py [--device cuda] [--layers 25] [--turns 9] [--output FILE]
 
 The state is that of a model of 25 layers of 1024 x 1024 in float32 (100 MiB) and of Adam (200 MiB).
-`in the loop` waits until the checkpoint is on the disk. `fresh copies` writes beside training, from memory that
-each save allocates, and one file for all tensors of a folder. `kept memory` is what `ridgeline train` does:
-copies into memory that the next save takes again (pinned, of a GPU's state), and files of 16 MiB.
+`in the loop` waits until the checkpoint is on the disk. `fresh copies` writes beside training, from memory
+that each save allocates, and one file for all tensors of a folder. `kept memory` is what `ridgeline train`
+does: copies into memory that the next save takes again (pinned, of a GPU's state), and files of 16 MiB.
 
 `stopped_ms` is until training may go on. Behind that this thread does nothing but run Python while the
 checkpoint is written: `held_ms` is the longest time for which it could not. Every checkpoint is read back and

@@ -145,7 +145,6 @@ def saved(
             training=training,
             gathered={},
             state=state,
-            begun_s=begin,
         )
         if way == "in the loop":
             saver.finish()

@@ -140,7 +140,6 @@ def test_saver_keeps_the_newest(tmp_path: Path) -> None:
         for step in range(1, 6):
             saver.save(
                 position(step), workers=1, model={"w": torch.zeros(2)}, training={}, gathered={}, state={},
-                begun_s=0.0,
             )  # fmt: skip
         saver.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000004", "step-0000005"]
@@ -161,7 +160,6 @@ def test_failed_save_is_told_at_the_next_question(tmp_path: Path) -> None:
             training={},
             gathered={},
             state={},
-            begun_s=0.0,
         )
         with pytest.raises(CheckpointError, match=r"got Not a directory with .* free"):
             saver.finish()

@@ -199,7 +199,7 @@ def test_damaged_ones_do_not_count_among_those_kept(tmp_path: Path) -> None:
         for step, left in ((3, "2345"), (4, "345"), (6, "46")):
             saver.save(
                 Position(epoch=0, step_in_epoch=step, step=step), workers=1,
-                model={"w": torch.zeros(2)}, training={}, gathered={}, state={}, begun_s=0.0,
+                model={"w": torch.zeros(2)}, training={}, gathered={}, state={},
             )  # fmt: skip
             saver.finish()
             assert {path.name[-1] for path in tmp_path.iterdir()} == set(left)

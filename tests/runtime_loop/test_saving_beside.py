@@ -11,12 +11,15 @@ from typing import Any
 from unittest import mock
 
 import loop_tasks
+import msgspec
 import pytest
 import safetensors.torch
 import torch
+from loop_tasks import Told
 
 from ridgeline.errors import CheckpointError
 from ridgeline.plan import Plan
+from ridgeline.probe.groups.group import run_in_group
 from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
 from ridgeline.runtime.training.loop import train
 from ridgeline.runtime.training.saver import Saver
@@ -167,13 +170,13 @@ def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
     checkpoint.read(written)
 
 
-def test_whatever_fails_in_writing_ends_the_run(tmp_path: Path) -> None:
-    """Also what nobody expects there: all workers are told, as of a full disk."""
-    writer = Writer(MemoryError("out of it"))
-    writer.may_write.release()
-    with writer.patched(), pytest.raises(CheckpointError) as caught:
-        trained(tmp_path)
-    assert str(caught.value) == (
-        f"wanted to write a checkpoint into {tmp_path}/checkpoints, got MemoryError: out of it; the previous "
-        "checkpoint is untouched: mend it and go on with --resume"
+def test_whatever_fails_in_writing_ends_all_workers(tmp_path: Path) -> None:
+    """Also what nobody expects there, with one message, as a full disk does."""
+    reply = run_in_group(
+        "failing_writer:run", str(tmp_path).encode(), workers=2, threads=1, device="cpu"
     )
+    wanted = (
+        f"CheckpointError: wanted to write a checkpoint into {tmp_path}/checkpoints, got MemoryError: out of it; "
+        "the previous checkpoint is untouched: mend it and go on with --resume"
+    )
+    assert msgspec.json.decode(reply, type=Told).errors == [wanted, wanted]

@@ -6,7 +6,6 @@ engine. One checkpoint is on its way at a time. A failure is kept until the run 
 meeting point, so that all workers stop together.
 """
 
-import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ class Saver:
 
     Attributes:
         last: The newest checkpoint that this run wrote or goes on from, or None.
-        staging_s: Seconds for which training stood still for the last one.
     """
 
     def __init__(self, directory: Path, engine: Engine, staging: Staging, *, keep: int) -> None:
@@ -42,7 +40,6 @@ class Saver:
         self._failure: CheckpointError | None = None
         self._skipped: set[Path] = set()
         self.last: Path | None = None
-        self.staging_s = 0.0
 
     def take_up(self, path: Path, skipped: Collection[Path]) -> None:
         """Go on from a checkpoint, and start deleting what killed runs left.
@@ -63,7 +60,6 @@ class Saver:
         training: dict[str, Tensor],
         gathered: dict[str, Tensor],
         state: dict[str, Any],
-        begun_s: float,
     ) -> None:
         """Copy the state and start writing it; behind this the run may change it.
 
@@ -74,7 +70,6 @@ class Saver:
             training: Tensors of the rest, likewise.
             gathered: What belongs to `training`, too, and is on the CPU already, for this checkpoint alone.
             state: Plain JSON values.
-            begun_s: `time.perf_counter()` when saving began.
 
         Raises:
             CheckpointError: the checkpoint before this one could not be written.
@@ -99,7 +94,6 @@ class Saver:
             self._tidy(path)
 
         self._start(write, "checkpoint")
-        self.staging_s = time.perf_counter() - begun_s
 
     @property
     def failure(self) -> CheckpointError | None:

@@ -1,10 +1,11 @@
 """The state of a training run, taken to and from checkpoints.
 
-Staging happens at a step boundary on all workers, for each has its own random state; rank 0 keeps the
-rest. Restoring reads on rank 0 and hands everything to the others, so that only one host needs the file.
+Saving begins at a step boundary on all workers, for each has its own random state, and may have a part of the
+optimizer's; rank 0 gathers these and keeps the rest. Restoring reads on rank 0 and hands everything to the
+others, so that only one host needs the file, and any number of workers goes on: who has a part of something
+cuts it out. `dcp.load` would have every worker read its part, from files that all hosts must see.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,6 @@ def save(
 
     Cost: Copies the state to the host; waits for the device; one gathering of random states.
     """
-    begun = time.perf_counter()
     random_states = gather_bytes(random_state.capture(world), world)
     theirs = gathered(synchronizer, world)
     own = gathered_own(synchronizer, trained.model, trained.optimizer, world)
@@ -144,7 +144,6 @@ def save(
         training=training,
         gathered=theirs,
         state=state,
-        begun_s=begun,
     )
 
 

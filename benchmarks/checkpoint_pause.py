@@ -35,7 +35,7 @@ from ridgeline.engine import Engine
 from ridgeline.runtime.checkpoints import checkpoint, tensor_files
 from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.checkpoints.state_tree import flatten
-from ridgeline.runtime.training.saver import Saver
+from ridgeline.runtime.training.saver import MODEL, Saver
 
 RESULTS = Path(__file__).parent / "results"
 WAYS = ("in the loop", "fresh copies", "kept memory")
@@ -67,7 +67,7 @@ def main() -> int:
     model, training, state = state_of(arguments.layers, arguments.device)
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     with contextlib.ExitStack() as stack:
-        savers = {way: stack.enter_context(saver(way, arguments.device)) for way in WAYS}
+        savers = {way: stack.enter_context(saver(way)) for way in WAYS}
         for turn in range(arguments.turns + 1):
             for way in WAYS:
                 change(model)
@@ -114,9 +114,9 @@ def change(model: dict[str, Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def saver(way: str, device: str) -> Iterator[Saver]:
+def saver(way: str) -> Iterator[Saver]:
     """Writes into a directory of its own."""
-    staging = (FreshCopies if way == "fresh copies" else Staging)(torch.device(device))
+    staging = FreshCopies() if way == "fresh copies" else Staging()
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.closing(staging),
@@ -141,8 +141,7 @@ def saved(
         saver.save(
             checkpoint.Position(epoch=0, step_in_epoch=step, step=step),
             workers=1,
-            model=model,
-            training=training,
+            tensors={f"{MODEL}{name}": t for name, t in model.items()} | training,
             gathered={},
             state=state,
         )

@@ -19,7 +19,7 @@ def test_copies_of_a_gpus_state() -> None:
         "turned": weight.view(1 << 11, 1 << 11).t(),
         "step": torch.tensor(3.0),
     }
-    staging = Staging(torch.device("cuda"))
+    staging = Staging()
     places = set()
     for turn in range(1, 4):
         for _ in range(turn * 100):

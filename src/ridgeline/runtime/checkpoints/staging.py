@@ -1,56 +1,50 @@
 """Host memory for the state of a run: copied into at a step boundary, written from while training goes on.
 
-The copies are those of torch.distributed.checkpoint's stager. Its memory is kept from one save to the next,
-so that only the first one waits for pages. For the state of a GPU it is pinned, and all copies are on their
-way before they are waited for.
+The memory is kept from one save to the next, so that only the first one waits for pages. For the state of a
+GPU it is pinned, and all copies are on their way before they are waited for. (That of the stager of
+torch.distributed.checkpoint is given up behind each copy in release 2.11, which cannot make a second one.)
 """
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 
 class Staging:
-    """Copies of tensors on the host, in memory that the next copies take again.
+    """Copies of tensors on the host, in memory that the next copies take again."""
 
-    Args:
-        device: Where most of the state is: the worker's.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._kind = device.type
-        is_gpu = device.type == "cuda"
-        options = StagingOptions(
-            use_pinned_memory=is_gpu,
-            use_shared_memory=False,
-            use_async_staging=False,
-            use_non_blocking_copy=is_gpu,
-        )
-        self._stager = DefaultStager(options)
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
 
     def copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies that stay as they are until the next call with tensors of the same memory.
+        """Copies that stay as they are until the next call.
 
         Args:
-            tensors: By name, on the worker's device or the CPU; strided.
+            tensors: By name, strided, on any device.
 
         Returns:
-            CPU tensors, laid out like theirs: what shared memory shares it again.
+            Contiguous CPU tensors that share no memory.
 
-        Cost: One copy; waits for the device. Their memory stays allocated as long as that of the tensors.
+        Cost: One copy; waits for the device. What lasts is as much host memory as the tensors have; pinned
+            memory comes in powers of two.
         """
-        here = {
-            name: tensor for name, tensor in tensors.items() if tensor.device.type == self._kind
-        }
-        staged: dict[str, Tensor] = self._stager.stage(here)  # type: ignore[assignment]
-        # Beside a GPU's state: counts of steps, and what was gathered for this save, not worth pinning.
-        return {
-            name: staged[name] if name in staged else tensor.to("cpu", copy=True)
-            for name, tensor in tensors.items()
-        }
+        self._held = {name: self._place(name, tensor) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            self._held[name].copy_(tensor, non_blocking=True)
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return dict(self._held)
 
     def close(self) -> None:
         """Give the memory back, once nobody writes from it."""
-        self._stager.close()
+        self._held = {}
+
+    def _place(self, name: str, tensor: Tensor) -> Tensor:
+        """Memory for a copy: that of the last one, if it fits."""
+        held = self._held.get(name)
+        if held is not None and (held.shape, held.dtype) == (tensor.shape, tensor.dtype):
+            return held
+        return torch.empty(
+            tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda
+        )

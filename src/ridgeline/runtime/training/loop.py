@@ -145,7 +145,7 @@ class _Run:
         self._stack.callback(self.box.close)
         self.saver: Saver | None = None
         if writes_checkpoint(world):
-            staging = Staging(world.device)
+            staging = Staging()
             self._stack.callback(staging.close)
             engine = self._stack.enter_context(Engine())
             self.saver = Saver(self.directory, engine, staging, keep=KEEP_CHECKPOINTS)

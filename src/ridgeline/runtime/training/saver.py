@@ -17,6 +17,9 @@ from ridgeline.errors import CheckpointError
 from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
 from ridgeline.runtime.checkpoints.staging import Staging
 
+MODEL = "model."
+"""Head of the names of the model's tensors, among those of all."""
+
 
 class Saver:
     """Writes the checkpoints of one run, on rank 0.
@@ -24,7 +27,7 @@ class Saver:
     Args:
         directory: Where they go; made when the first is written.
         engine: Its disk lane does the writing.
-        staging: Of the worker's device; closed by whoever made it, behind the engine.
+        staging: Where the state is copied to; closed by whoever made it, behind the engine.
         keep: Newest checkpoints to keep.
 
     Attributes:
@@ -56,8 +59,7 @@ class Saver:
         position: checkpoint.Position,
         *,
         workers: int,
-        model: dict[str, Tensor],
-        training: dict[str, Tensor],
+        tensors: dict[str, Tensor],
         gathered: dict[str, Tensor],
         state: dict[str, Any],
     ) -> None:
@@ -66,9 +68,8 @@ class Saver:
         Args:
             position: Where the run continues.
             workers: Workers of the run.
-            model: Tensors of the model, as they are.
-            training: Tensors of the rest, likewise.
-            gathered: What belongs to `training`, too, and is on the CPU already, for this checkpoint alone.
+            tensors: The state as it is, by name; names of the model's begin with `MODEL`.
+            gathered: More of it, on the CPU already, for this checkpoint alone.
             state: Plain JSON values.
 
         Raises:
@@ -77,16 +78,17 @@ class Saver:
         Cost: Waits for the checkpoint before this one, then for the device; see `Staging`.
         """
         self.finish()
-        staged_model = self._staging.copies(model)
-        staged_training = self._staging.copies(training) | gathered
+        staged = self._staging.copies(tensors) | gathered
+        model = {n.removeprefix(MODEL): t for n, t in staged.items() if n.startswith(MODEL)}
+        training = {n: t for n, t in staged.items() if not n.startswith(MODEL)}
 
         def write() -> None:
             path = checkpoint.write(
                 self._directory,
                 position,
                 workers=workers,
-                model=staged_model,
-                training=staged_training,
+                model=model,
+                training=training,
                 state=state,
             )
             self.last = path

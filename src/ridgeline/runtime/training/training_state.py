@@ -26,7 +26,7 @@ from ridgeline.runtime.checkpoints.checkpointing import OWN, gathered, gathered_
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.training import schedule
-from ridgeline.runtime.training.saver import Saver
+from ridgeline.runtime.training.saver import MODEL, Saver
 from ridgeline.state import random_state
 from ridgeline.workers.agree import gather_bytes, share_bytes, share_tensors
 from ridgeline.workers.world import World
@@ -135,13 +135,10 @@ def save(
         state["total_steps"] = trained.total_steps
     for rank, data in enumerate(random_states):
         theirs[f"random.{rank}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    model = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-    training = {n: t for n, t in tensors.items() if not n.startswith("model.")}
     saver.save(
         course.position,
         workers=world.size,
-        model=model,
-        training=training,
+        tensors=tensors,
         gathered=theirs,
         state=state,
     )
@@ -261,4 +258,4 @@ def _share(
 
 
 def _prefixed(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"model.{name}": tensor for name, tensor in model.items()}
+    return {f"{MODEL}{name}": tensor for name, tensor in model.items()}

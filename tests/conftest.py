@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,6 +18,9 @@ import pytest
 # Before OpenMP is loaded, here and in child processes. Threads that spin for work take cores from the other
 # tests: small networks then train for more than twice as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Modules that tests of several folders share, also where one folder runs alone.
+sys.path.append(str(Path(__file__).parent))
 
 GRACE_S = 5.0
 """What is already on its way out may take this long; a test that leaves nothing waits for nothing."""

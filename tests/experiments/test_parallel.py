@@ -12,6 +12,7 @@ from ridgeline.experiments.parallel.ours import NAME
 from ridgeline.experiments.parallel.work import (
     Work,
     branches,
+    cell,
     chains,
     independent,
     perceptron_step,
@@ -25,6 +26,7 @@ WORKS: dict[str, Callable[[], Work]] = {
     "operators": partial(independent, "cpu", 24, 8),
     "small": partial(independent, "cpu", 8, 12),
     "branches": partial(branches, "cpu", 6, 8),
+    "cell": partial(cell, "cpu", 6, 4),
     "perceptron": partial(perceptron_step, ("cpu", "cpu"), 8, 16),
 }
 

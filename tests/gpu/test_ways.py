@@ -19,6 +19,7 @@ CASES = [
     ("parallel", "small"),
     ("parallel", "host-and-device"),
     ("parallel", "branches"),
+    ("parallel", "cell"),
     ("parallel", "perceptron"),
     ("overlap", "results"),
     ("overlap", "batches"),

@@ -15,7 +15,7 @@ from loop_tasks import Ask, Told
 
 from ridgeline.codec import Value
 from ridgeline.errors import CheckpointError, EngineError, RidgelineError
-from ridgeline.runtime.checkpoints import checkpoint
+from ridgeline.runtime.checkpoints import checkpoint, tensor_files
 from ridgeline.runtime.training.saver import Saver
 from ridgeline.workers.world import World
 
@@ -35,6 +35,9 @@ class Ending(Value, frozen=True, kw_only=True):
     wrong: list[str]
 
 
+@mock.patch.object(
+    tensor_files, "FILE_BYTES", 4096
+)  # several files in a folder, as large models have
 def killed_everywhere(root: Path, world: World) -> list[Ending]:
     """Kill a resumed run at every file operation of rank 0, each time resume it, and compare.
 

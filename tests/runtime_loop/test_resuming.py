@@ -18,6 +18,7 @@ from ridgeline.errors import CheckpointError
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory, resuming
 from ridgeline.runtime.checkpoints.checkpoint import DamageError, Position
+from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.training.saver import Saver
 from ridgeline.workers.world import World
 
@@ -191,14 +192,14 @@ def test_damaged_ones_do_not_count_among_those_kept(tmp_path: Path) -> None:
         write(tmp_path, step)
     skipped = [tmp_path / f"step-000000{step}" for step in (3, 4, 5)]
     with Engine() as engine:
-        saver = Saver(tmp_path, engine, keep=2)
+        saver = Saver(tmp_path, engine, Staging(), keep=2)
         saver.take_up(tmp_path / "step-0000002", skipped)
         saver.finish()
         assert {path.name[-1] for path in tmp_path.iterdir()} == {"1", "2", "3", "4", "5"}
         for step, left in ((3, "2345"), (4, "345"), (6, "46")):
             saver.save(
                 Position(epoch=0, step_in_epoch=step, step=step), workers=1,
-                model={"w": torch.zeros(2)}, training={}, state={}, begun_s=0.0,
+                tensors={"model.w": torch.zeros(2)}, gathered={}, state={},
             )  # fmt: skip
             saver.finish()
             assert {path.name[-1] for path in tmp_path.iterdir()} == set(left)

@@ -29,7 +29,7 @@ EXPERIMENTS = {
     "parallel": Experiment(
         "parallel",
         "ways.text",
-        ("devices", "operators", "small", "host-and-device", "branches", "perceptron"),
+        ("devices", "operators", "small", "host-and-device", "branches", "cell", "perceptron"),
     ),
     "overlap": Experiment("overlap", "ways.text", ("results", "batches")),
     "memory": Experiment("memory", "memory.text", ("levels", "storage", "loopback", "gpu")),

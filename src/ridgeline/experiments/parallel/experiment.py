@@ -7,7 +7,7 @@ from ridgeline.experiments.parallel.threads import thread_cases
 from ridgeline.experiments.ways.case import Case
 from ridgeline.experiments.ways.experiment import run_cases
 
-CASES = ("devices", "operators", "small", "host-and-device", "branches", "perceptron")
+CASES = ("devices", "operators", "small", "host-and-device", "branches", "cell", "perceptron")
 
 
 def cases(device: str, quick: bool) -> list[Case]:

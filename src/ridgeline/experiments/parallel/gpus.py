@@ -13,6 +13,7 @@ from ridgeline.experiments.parallel.ours import parallelized
 from ridgeline.experiments.parallel.work import (
     Work,
     branches,
+    cell,
     independent,
     perceptron_step,
     squares_on,
@@ -53,6 +54,11 @@ def gpu_cases(*, quick: bool) -> list[Case]:
             name="branches",
             title="Inception block, 28 x 28 x 192, batch 1, forward and backward; float32",
             prepare=lambda: _over_streams(branches("cuda", 28, 192), can_alone=False),
+        ),
+        Case(
+            name="cell",
+            title="normal cell of NASNet-A, 28 x 28 x 44, batch 1, forward and backward; float32",
+            prepare=lambda: _over_streams(cell("cuda", 28, 44), can_alone=False),
         ),
         Case(
             name="perceptron",

@@ -13,6 +13,7 @@ from ridgeline.experiments.parallel.ours import parallelized
 from ridgeline.experiments.parallel.work import (
     Work,
     branches,
+    cell,
     chains,
     independent,
     perceptron_step,
@@ -40,6 +41,11 @@ def thread_cases(*, quick: bool) -> list[Case]:
             "branches",
             "Inception block, 28 x 28 x 64, batch 1, forward and backward",
             partial(branches, "cpu", 28, 64),
+        ),
+        (
+            "cell",
+            "normal cell of NASNet-A, 28 x 28 x 44, batch 1, forward and backward",
+            partial(cell, "cpu", 28, 44),
         ),
         (
             "perceptron",

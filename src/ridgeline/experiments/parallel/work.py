@@ -127,6 +127,56 @@ def branches(device: str, size: int, channels: int) -> Work:
     )
 
 
+def cell(device: str, size: int, channels: int) -> Work:
+    """A normal cell of NASNet-A at batch 1, forward and backward: five sums of two branches each, joined.
+
+    Source: Zoph and others 2018, figure 4; both inputs have the same size, without batch normalisation.
+    """
+    x, before = (normal(1, channels, size, size, device=device, seed=seed) for seed in (1, 2))
+    kernels = (3, 5, 3, 5, 3)
+    shapes = [
+        shape for k in kernels for shape in ((channels, 1, k, k), (channels, channels, 1, 1)) * 2
+    ]
+    weights = tuple(
+        (normal(*shape, device=device, seed=seed) / shape[1] ** 0.5).requires_grad_()
+        for seed, shape in enumerate(shapes)
+    )
+
+    def separable(x: Tensor, index: int, w: Sequence[Tensor]) -> Tensor:
+        """Twice ReLU, a depthwise and a pointwise convolution."""
+        for depthwise, pointwise in (
+            w[4 * index : 4 * index + 2],
+            w[4 * index + 2 : 4 * index + 4],
+        ):
+            pad = depthwise.shape[-1] // 2
+            x = F.conv2d(F.relu(x), depthwise, padding=pad, groups=channels)
+            x = F.conv2d(x, pointwise)
+        return x
+
+    def sums(x: Tensor, y: Tensor, w: Sequence[Tensor]) -> list[Callable[[], Tensor]]:
+        return [
+            lambda: separable(x, 0, w) + x,
+            lambda: separable(y, 1, w) + separable(x, 2, w),
+            lambda: F.avg_pool2d(x, 3, 1, 1) + y,
+            lambda: F.avg_pool2d(y, 3, 1, 1) + F.avg_pool2d(y, 3, 1, 1),
+            lambda: separable(y, 3, w) + separable(y, 4, w),
+        ]
+
+    def join(outputs: Sequence[Tensor], w: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        loss = torch.cat(list(outputs), 1).square().mean()
+        return (loss.detach(), *torch.autograd.grad(loss, list(w)))
+
+    def whole(x: Tensor, y: Tensor, *w: Tensor) -> tuple[Tensor, ...]:
+        return join([one() for one in sums(x, y, w)], w)
+
+    return Work(
+        fn=whole,
+        inputs=(x, before, *weights),
+        pieces=tuple(sums(x, before, weights)),
+        join=lambda outputs: join(outputs, weights),
+    )
+
+
 def perceptron_step(devices: Sequence[str], batch: int, width: int) -> Work:
     """Figure 12.3.1: two layers on two devices, half a batch each; gradients are summed and shared."""
     first, second = devices

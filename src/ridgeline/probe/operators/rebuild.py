@@ -51,7 +51,7 @@ def with_seeds_in_reach(
     if device.type != "cuda" or "_efficient_attention_backward" not in name:
         return call
     seeds = [i for i, one in enumerate(schema(name)) if one.name.startswith("philox_")]
-    host = torch.zeros((), dtype=torch.int64)
+    host = torch.zeros((), dtype=torch.int64, device="cpu")
     there = host.to(device)
 
     def issue(*args: Any, **kwargs: Any) -> Any:

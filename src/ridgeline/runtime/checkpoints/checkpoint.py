@@ -1,15 +1,16 @@
 """Checkpoints: the whole state of a training run, complete or not there at all.
 
     checkpoints/step-0000123/
-        model/model-00001-of-00001.safetensors      the model's state dict under its own names
-        training/model-00001-of-00001.safetensors   optimizer, scheduler and random states
+        model/model-00001-of-00003.safetensors      the model's state dict under its own names, and so on
+        training/model-00001-of-00008.safetensors   optimizer, scheduler and random states
         state.json                                  everything that is not a tensor
         manifest.json                               size and SHA-256 of every file, written last
 
-Tensors are written by torch.distributed.checkpoint in its safetensors layout, so that they can also
-be read by `dcp.load` and by whatever reads safetensors. A checkpoint is made in a directory whose
-name starts with a dot, flushed to the disk and renamed: no reader ever sees a part of one. Workers
-along the data axis hold equal state, so the first one writes for all; see `layout.ownership`.
+Tensors are written and read by torch.distributed.checkpoint in its safetensors layout (see `tensor_files`),
+so that `dcp.load` and whatever reads safetensors take them, too. A checkpoint is made in a directory whose
+name starts with a dot, flushed to the disk and renamed: no reader ever sees a part of one. It is read once
+every file was found to be as it was written. Workers along the data axis hold equal state, or a part each
+that is made whole first. So the first one writes for all (see `layout.ownership`), and any number goes on.
 """
 
 import errno
@@ -19,17 +20,16 @@ import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
-import safetensors.torch
+import safetensors
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value, encode, write_atomically
 from ridgeline.errors import CheckpointError, FileFormatError
 from ridgeline.runtime.checkpoints import checkpoint_directory
 from ridgeline.runtime.checkpoints.checkpoint_directory import MANIFEST, STATE
+from ridgeline.runtime.checkpoints.tensor_files import read_tensors, tensor_files, write_tensors
 
 _FOLDERS = ("model", "training")
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -89,7 +89,7 @@ def write(
         directory: The run's directory of checkpoints.
         position: Where the run continues; names the checkpoint.
         workers: Workers of the run.
-        model: Contiguous CPU tensors that share no memory, by name.
+        model: CPU tensors by name, which nobody changes meanwhile; see `write_tensors`.
         training: Likewise, for what is not the model.
         state: Plain JSON values.
 
@@ -102,7 +102,7 @@ def write(
     try:
         temporary.mkdir(parents=True)
         for name, tensors in zip(_FOLDERS, (model, training), strict=True):
-            _write_tensors(temporary / name, tensors)
+            write_tensors(temporary / name, tensors)
         write_atomically(temporary / STATE, encode(_Sidecar(state=state)))
         paths = sorted(path for path in temporary.rglob("*") if path.is_file())
         files = tuple(_seal(temporary, path) for path in paths)
@@ -137,7 +137,7 @@ def inspect(path: Path) -> Manifest:
         for file in manifest.files:
             _verify(path, file)
         _Sidecar.load(path / STATE)
-        for file in _tensor_files(path):
+        for file in tensor_files(path):
             with safetensors.safe_open(file, "pt"):
                 pass
     except OSError as error:
@@ -153,7 +153,7 @@ def inspect(path: Path) -> Manifest:
 
 def content(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     """Model tensors, training tensors and JSON state of a checkpoint that was inspected."""
-    model, training = (_read_tensors(path / name) for name in _FOLDERS)
+    model, training = (read_tensors(path / name) for name in _FOLDERS)
     return model, training, _Sidecar.load(path / STATE).state
 
 
@@ -171,38 +171,6 @@ def read(path: Path) -> tuple[Manifest, dict[str, Tensor], dict[str, Tensor], di
             "newest whole one"
         ) from error
     return manifest, *content(path)
-
-
-def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """One safetensors file, written through the planner and writer of torch.distributed.checkpoint.
-
-    `dcp.save` would do the same calls, but warns in every process without a group and wraps OSError.
-    """
-    folder.mkdir()
-    if not tensors:
-        return
-    writer = HuggingFaceStorageWriter(str(folder))
-    # The tensors are on the host already; copying ahead would synchronise a CUDA stream from this thread.
-    writer.per_thread_copy_ahead = 0
-    planner = DefaultSavePlanner()
-    planner.set_up_planner(dict(tensors), writer.storage_meta(), is_coordinator=True)
-    writer.set_up_storage_writer(True)
-    plans = [writer.prepare_local_plan(planner.create_local_plan())]
-    plans, metadata = planner.create_global_plan(plans)
-    plan = planner.finish_plan(writer.prepare_global_plan(plans)[0])
-    results = writer.write_data(plan, planner).wait()
-    writer.finish(metadata, [results])
-
-
-def _tensor_files(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.safetensors"))
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in _tensor_files(folder):
-        tensors.update(safetensors.torch.load_file(file))
-    return tensors
 
 
 def _seal(root: Path, path: Path) -> File:

@@ -66,7 +66,7 @@ def gathered_own(
     Raises:
         CheckpointError: an optimizer's state is not plain.
 
-    Cost: Copies the state to the host; then see `gather_tensors`.
+    Cost: See `gather_tensors`.
     """
     if synchronizer is None or not synchronizer.trains_apart:
         return OwnState([], {})

@@ -22,20 +22,16 @@ _MARKS = ("$tensor", "$tuple", "$items", "$float", "$sparse")
 
 
 def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The JSON form of a state; its tensors are staged into `tensors` under names below `name`.
-
-    Tensors are copied to the CPU, each into memory of its own, so that training may go on.
+    """The JSON form of a state; its tensors are put into `tensors` under names below `name`, as they are.
 
     Raises:
         CheckpointError: the state holds what is neither tensor, number, text, None nor a nest of them.
-
-    Cost: Allocates a copy of every tensor; waits for the device.
     """
     if isinstance(value, Tensor) and value.layout is torch.sparse_coo:
         held = [flatten(p, f"{name}.{i}", tensors) for i, p in enumerate(parts(value.detach()))]
         return {"$sparse": [*held, [*value.shape], value.is_coalesced()]}
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        tensors[name] = value.detach().resolve_conj().resolve_neg()
         return {"$tensor": name}
     if value is None or isinstance(value, bool | int | str):
         return value

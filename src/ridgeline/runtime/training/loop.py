@@ -23,6 +23,7 @@ from ridgeline.plan import Plan
 from ridgeline.recording.progress import Progress
 from ridgeline.runtime.checkpoints import checkpoint_directory
 from ridgeline.runtime.checkpoints.checkpointing import take_own
+from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.steps.step import PlannedStep, move
 from ridgeline.runtime.training import schedule, training_state
@@ -111,6 +112,9 @@ def train(
             run.train_epoch()
         run.settle(wait=True)
         return TrainResult(history=run.journal.history(), timeline=run.step.timeline())
+    except BaseException as error:  # Ctrl-C, too
+        run.note_unsaved(error)
+        raise
     finally:
         run.close()
 
@@ -141,8 +145,10 @@ class _Run:
         self._stack.callback(self.box.close)
         self.saver: Saver | None = None
         if writes_checkpoint(world):
+            staging = Staging()
+            self._stack.callback(staging.close)
             engine = self._stack.enter_context(Engine())
-            self.saver = Saver(self.directory, engine, keep=KEEP_CHECKPOINTS)
+            self.saver = Saver(self.directory, engine, staging, keep=KEEP_CHECKPOINTS)
 
     def start(self, *, resume: bool) -> None:
         """Make the model and its step, as new or from the newest checkpoint."""
@@ -262,6 +268,16 @@ class _Run:
         text = share_bytes(failure.encode(), self.world).decode()
         if text:
             raise CheckpointError(text)
+
+    def note_unsaved(self, error: BaseException) -> None:
+        """Let what is being written be finished, and where it cannot be, note that on what ends the run."""
+        if self.saver is None:
+            return
+        with contextlib.suppress(CheckpointError):
+            self.saver.finish()
+        failure = self.saver.failure
+        if failure is not None and str(failure) != str(error):
+            error.add_note(str(failure))
 
     def close(self) -> None:
         """Release the step, the engine and the black box."""

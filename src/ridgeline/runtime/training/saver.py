@@ -1,11 +1,11 @@
 """The saver: checkpoints written on the disk lane while training goes on.
 
-What must happen at the step boundary is the staging copy; hashing, writing and renaming are done by a
-task of the engine. One checkpoint is on its way at a time. A failure is kept until the run asks for
-it, at its next meeting point, so that all workers stop together.
+What must happen at the step boundary is the staging copy, and before it the gathering of what other workers
+hold: no collective is started from another thread. Writing, hashing and renaming are done by a task of the
+engine. One checkpoint is on its way at a time. A failure is kept until the run asks for it, at its next
+meeting point, so that all workers stop together.
 """
 
-import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,10 @@ from torch import Tensor
 from ridgeline.engine import Engine
 from ridgeline.errors import CheckpointError
 from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
+from ridgeline.runtime.checkpoints.staging import Staging
+
+MODEL = "model."
+"""Head of the names of the model's tensors, among those of all."""
 
 
 class Saver:
@@ -23,22 +27,22 @@ class Saver:
     Args:
         directory: Where they go; made when the first is written.
         engine: Its disk lane does the writing.
+        staging: Where the state is copied to; closed by whoever made it, behind the engine.
         keep: Newest checkpoints to keep.
 
     Attributes:
         last: The newest checkpoint that this run wrote or goes on from, or None.
-        staging_s: Seconds for which training stood still for the last one.
     """
 
-    def __init__(self, directory: Path, engine: Engine, *, keep: int) -> None:
+    def __init__(self, directory: Path, engine: Engine, staging: Staging, *, keep: int) -> None:
         self._directory = directory
         self._engine = engine
+        self._staging = staging
         self._keep = keep
         self._written = engine.variable("checkpoint")
         self._failure: CheckpointError | None = None
         self._skipped: set[Path] = set()
         self.last: Path | None = None
-        self.staging_s = 0.0
 
     def take_up(self, path: Path, skipped: Collection[Path]) -> None:
         """Go on from a checkpoint, and start deleting what killed runs left.
@@ -55,27 +59,28 @@ class Saver:
         position: checkpoint.Position,
         *,
         workers: int,
-        model: dict[str, Tensor],
-        training: dict[str, Tensor],
+        tensors: dict[str, Tensor],
+        gathered: dict[str, Tensor],
         state: dict[str, Any],
-        begun_s: float,
     ) -> None:
-        """Start writing a staged state; the tensors must not change any more.
+        """Copy the state and start writing it; behind this the run may change it.
 
         Args:
             position: Where the run continues.
             workers: Workers of the run.
-            model: Staged tensors of the model.
-            training: Staged tensors of the rest.
+            tensors: The state as it is, by name; names of the model's begin with `MODEL`.
+            gathered: More of it, on the CPU already, for this checkpoint alone.
             state: Plain JSON values.
-            begun_s: `time.perf_counter()` when staging began.
 
         Raises:
             CheckpointError: the checkpoint before this one could not be written.
 
-        Cost: Waits for the checkpoint before this one.
+        Cost: Waits for the checkpoint before this one, then for the device; see `Staging`.
         """
         self.finish()
+        staged = self._staging.copies(tensors) | gathered
+        model = {n.removeprefix(MODEL): t for n, t in staged.items() if n.startswith(MODEL)}
+        training = {n: t for n, t in staged.items() if not n.startswith(MODEL)}
 
         def write() -> None:
             path = checkpoint.write(
@@ -91,7 +96,6 @@ class Saver:
             self._tidy(path)
 
         self._start(write, "checkpoint")
-        self.staging_s = time.perf_counter() - begun_s
 
     @property
     def failure(self) -> CheckpointError | None:
@@ -116,6 +120,12 @@ class Saver:
                 work()
             except CheckpointError as error:
                 self._failure = error
+            except Exception as error:  # noqa: BLE001 - raised by all workers, once they ask
+                self._failure = CheckpointError(
+                    f"wanted to write a checkpoint into {self._directory}, got {type(error).__name__}: "
+                    f"{error}; the previous checkpoint is untouched: mend it and go on with --resume"
+                )
+                self._failure.__cause__ = error
 
         self._engine.push(attempt, writes=(self._written,), lane="disk", name=name)
 

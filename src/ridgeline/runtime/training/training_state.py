@@ -1,10 +1,11 @@
 """The state of a training run, taken to and from checkpoints.
 
-Staging happens at a step boundary on all workers, for each has its own random state; rank 0 keeps the
-rest. Restoring reads on rank 0 and hands everything to the others, so that only one host needs the file.
+Saving begins at a step boundary on all workers, for each has its own random state, and may have a part of the
+optimizer's; rank 0 gathers these and keeps the rest. Restoring reads on rank 0 and hands everything to the
+others, so that only one host needs the file, and any number of workers goes on: who has a part of something
+cuts it out. `dcp.load` would have every worker read its part, from files that all hosts must see.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from ridgeline.runtime.checkpoints.checkpointing import OWN, gathered, gathered_
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.training import schedule
-from ridgeline.runtime.training.saver import Saver
+from ridgeline.runtime.training.saver import MODEL, Saver
 from ridgeline.state import random_state
 from ridgeline.workers.agree import gather_bytes, share_bytes, share_tensors
 from ridgeline.workers.world import World
@@ -99,7 +100,7 @@ def save(
     world: World,
     synchronizer: Synchronizer | None = None,
 ) -> None:
-    """Stage the state of all workers and start writing it; `saver` is None but on rank 0.
+    """Gather and copy the state of all workers and start writing it; `saver` is None but on rank 0.
 
     Each worker's random state is saved, what its synchronizer remembers, and where workers train alone
     between two exchanges, what each has come to.
@@ -109,9 +110,8 @@ def save(
 
     Cost: Copies the state to the host; waits for the device; one gathering of random states.
     """
-    begun = time.perf_counter()
     random_states = gather_bytes(random_state.capture(world), world)
-    tensors = gathered(synchronizer, world)
+    theirs = gathered(synchronizer, world)
     own = gathered_own(synchronizer, trained.model, trained.optimizer, world)
     if synchronizer is None:
         optimizer = trained.optimizer.state_dict()
@@ -119,6 +119,7 @@ def save(
         optimizer = synchronizer.optimizer_state(trained.optimizer)
     if saver is None:
         return
+    tensors: dict[str, Tensor] = {}
     state: dict[str, Any] = {
         "identity": msgspec.to_builtins(identity),
         "plan": msgspec.to_builtins(plan.settings),
@@ -128,21 +129,18 @@ def save(
     }
     if own.trees:
         state["own"] = own.trees
-        tensors |= own.tensors
+        theirs |= own.tensors
     if trained.scheduler is not None:
         state["scheduler"] = flatten(trained.scheduler.state_dict(), "scheduler", tensors)
         state["total_steps"] = trained.total_steps
     for rank, data in enumerate(random_states):
-        tensors[f"random.{rank}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    model = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-    training = {n: t for n, t in tensors.items() if not n.startswith("model.")}
+        theirs[f"random.{rank}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     saver.save(
         course.position,
         workers=world.size,
-        model=model,
-        training=training,
+        tensors=tensors,
+        gathered=theirs,
         state=state,
-        begun_s=begun,
     )
 
 
@@ -260,4 +258,4 @@ def _share(
 
 
 def _prefixed(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"model.{name}": tensor for name, tensor in model.items()}
+    return {f"{MODEL}{name}": tensor for name, tensor in model.items()}

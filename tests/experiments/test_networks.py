@@ -202,7 +202,7 @@ def test_networks_of_a_users_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (None, r"wanted a Python file with networks, got .*mine\.py; name a file"),
-        ("1 / 0", r"got ZeroDivisionError while running .*mine\.py: division by zero; mend"),
+        ("1 / 0", r"got ZeroDivisionError while running .*mine\.py: division by zero; fix"),
         (
             "NETWORKS = [3]",
             r"wanted NETWORKS, a sequence of .*Network, in .*mine\.py, got 1 values",

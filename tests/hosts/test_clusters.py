@@ -9,12 +9,13 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ports import free_port
 
 PAGE = Path(__file__).parents[2] / "docs/clusters.md"
 TRAIN = """
@@ -72,11 +73,6 @@ def recipe(language: str, heading: str) -> str:
 def environment(place: Path, **more: str) -> dict[str, str]:
     path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **more}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def expect_one_training(place: Path, *, nodes: int, each: int) -> None:

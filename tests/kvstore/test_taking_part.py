@@ -5,7 +5,6 @@ import math
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import taking_part_worker
 import torch.distributed as dist
 from taking_part_worker import BEFORE, DYING, FIRST_VALUE, STEPS, WORKERS
 
+from ports import free_port
 from ridgeline.errors import KVStoreError, PlanError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.kvstore.serving.joining import members
@@ -71,8 +71,7 @@ def test_a_worker_takes_part_in_a_training(staleness: int, killed: str) -> None:
 
 def test_one_takes_the_place_of_a_worker_that_began() -> None:
     """Where no launcher ends all for one that is killed, the rest goes on, also with a bound."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     first, second = (
         subprocess.Popen(
@@ -104,8 +103,7 @@ def test_the_example_trains(tmp_path: Path) -> None:
             "with rl.", WATCH + "\n\nwith rl."
         )
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     run = [sys.executable, "-m", "torch.distributed.run"]
     told = subprocess.PIPE
     first = subprocess.Popen(

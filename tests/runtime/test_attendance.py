@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ports import free_port
 from ridgeline.errors import AbsentWorkerError
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
@@ -68,14 +68,11 @@ WANTED = {
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What rank 0 was told in each case; rank 1 ends by a signal in the last."""
     output = tmp_path_factory.mktemp("absent") / "told.json"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = {
         **os.environ,
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "XDG_CACHE_HOME": str(output.parent),

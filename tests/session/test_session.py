@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
+from ports import free_port
 from ridgeline.errors import PlanError
 from strategies import make_machine
 from torchrun import torchrun
@@ -52,13 +52,6 @@ def run_workers(workers: int, name: str, directory: Path) -> list[dict[str, Any]
 
 def written(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(directory.glob("?.json"))]
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def losses_by_hand() -> list[float]:

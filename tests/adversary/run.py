@@ -212,7 +212,8 @@ def _report(findings: Findings, wanted: argparse.Namespace, seconds: float, num_
     lines += ["", *_kinds(findings)]
     for mode in wanted.modes:
         words = findings.blamed.get(mode, set())
-        lines += ["", f"{mode} fails with: {', '.join(sorted(words))}"]
+        if words:
+            lines += ["", f"{mode} fails with: {', '.join(sorted(words))}"]
         if wanted.each:
             cured = sorted(excluded(mode) - words)
             lines += [f"{mode} is excluded from, and does not fail with: {', '.join(cured)}"]

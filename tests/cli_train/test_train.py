@@ -142,7 +142,7 @@ def test_killed_worker_and_resume(
     error = capsys.readouterr().err
     assert status == 1
     assert "ridgeline: wanted 2 workers to finish, got a death by signal 9 (SIGKILL" in error
-    assert error.rstrip().endswith("; go on with --resume")
+    assert error.rstrip().endswith("; continue with --resume")
     last = checkpoint_directory.latest(run_dir / "checkpoints")
     assert last is not None
     done = checkpoint.Manifest.load(last / "manifest.json").position
@@ -283,7 +283,7 @@ def test_resume_without_a_checkpoint(
     capsys.readouterr()
     assert main(arguments(run_dir, machine_file, "--resume", "--epochs", "2")) == 1
     assert capsys.readouterr().err == (
-        f"ridgeline: wanted a whole checkpoint to go on from, got 1 damaged in {checkpoints}: step-0000008: "
+        f"ridgeline: wanted a whole checkpoint to continue from, got 1 damaged in {checkpoints}: step-0000008: "
         "manifest.json is missing; restore the files of one, or start again in another run directory\n"
     )
     shutil.rmtree(checkpoints)

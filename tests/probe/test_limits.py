@@ -92,7 +92,7 @@ def test_a_container_of_version_2(tmp_path: Path) -> None:
     )
     assert found[1].follows == "workers and threads are planned for 8 at most"
     assert found[2].follows == (
-        "workers and threads are planned for 4 at most; whoever started this process chose them"
+        "workers and threads are planned for 4 at most; they were chosen where this process was started"
     )
     assert found[-1].follows.endswith("; `ulimit -n` raises it to the second number")
     assert all(limit.follows for limit in found)

@@ -30,8 +30,8 @@ def test_a_copied_walk_is_the_same_in_its_own_memory() -> None:
             8 * MIB,
             "of 8.00 MiB that were asked for in large pages the system gave 0 B (FOLDER/enabled: [never])",
         ),
-        (None, 8 * MIB, "the system does not tell what lies in large pages"),
-        (0, None, "the system does not tell what lies in large pages"),
+        (None, 8 * MIB, "the system does not say what lies in large pages"),
+        (0, None, "the system does not say what lies in large pages"),
         (
             2 * MIB,
             4 * MIB,

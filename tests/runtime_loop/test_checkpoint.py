@@ -93,7 +93,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         checkpoint.read(path)
     assert str(caught.value) == (
         f"wanted a whole checkpoint, got a damaged one in {path}: state.json is missing, wanted {size} bytes; "
-        "--resume goes on from the newest whole one"
+        "--resume continues from the newest whole one"
     )
 
 
@@ -124,7 +124,7 @@ def test_full_disk_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     target = tmp_path / "step-0000002"
     assert re.fullmatch(
         rf"wanted to write the checkpoint {target} \(1.00 MiB\), got File too large with \S+ \S+ free; the "
-        r"previous checkpoint is untouched: make room there, or choose another disk with -o, and go on "
+        r"previous checkpoint is untouched: make room there, or choose another disk with -o, and continue "
         r"with --resume\n",
         done.stdout,
     ), done.stdout + done.stderr

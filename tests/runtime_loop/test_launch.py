@@ -174,5 +174,5 @@ def test_workers_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -
         said = launcher.stderr.read().decode()
     assert launcher.returncode != 0
     if number == signal.SIGINT:
-        assert "KeyboardInterrupt: the workers were ended, go on with --resume" in said
+        assert "KeyboardInterrupt: the workers were ended, continue with --resume" in said
         assert "death signal" not in said

@@ -109,7 +109,7 @@ def test_bad_loss_stops_all_workers_with_one_message(of_two: dict[str, Told]) ->
         r"NonFiniteError: wanted finite loss, got NaN or infinity at step \d \(epoch 0\) on rank [01]: "
         r"the batch itself: tensor \[0\] float32\[4, 6\] in \[\S+, \S+\] with 1 of 24 values not "
         r"finite\. Last good checkpoint: \S+; lower the learning rate, clip the gradients \(clip_norm\), "
-        r"or mend what is named here"
+        r"or fix what is named here"
     )
     assert re.fullmatch(wanted, first), first
 
@@ -170,7 +170,7 @@ def test_resume_refuses_other_arguments(tmp_path: Path) -> None:
     train(loop_tasks.task(), Plan(), ALONE, run_dir=tmp_path, epochs=1, seed=1)
     with pytest.raises(
         checkpoint.CheckpointError,
-        match=r"wanted to go on with seed 2, got a checkpoint of seed 1 in ",
+        match=r"wanted to continue with seed 2, got a checkpoint of seed 1 in ",
     ):
         train(loop_tasks.task(), Plan(), ALONE, run_dir=tmp_path, epochs=2, seed=2, resume=True)
 
@@ -220,7 +220,7 @@ def test_a_schedule_is_not_stretched(make: Any, named: str, tmp_path: Path) -> N
         train(task, Plan(), ALONE, run_dir=tmp_path, epochs=3, resume=True)
     assert str(caught.value) == (
         "wanted a run of 6 steps, for which its schedule was planned, got one of 18 "
-        f"({named} would differ) in {tmp_path}/checkpoints/step-0000006; go on with the epochs of that run, "
+        f"({named} would differ) in {tmp_path}/checkpoints/step-0000006; continue with the epochs of that run, "
         "or train into another run directory"
     )
 

@@ -114,7 +114,7 @@ def test_none_whole_is_an_error_and_none_at_all_is_not(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         resuming.find(tmp_path)
     assert str(caught.value) == (
-        f"wanted a whole checkpoint to go on from, got 2 damaged in {tmp_path}: step-0000002: {TENSORS}: "
+        f"wanted a whole checkpoint to continue from, got 2 damaged in {tmp_path}: step-0000002: {TENSORS}: "
         f"wanted {size} bytes, got {size - 1}; step-0000001: manifest.json is missing; restore the files of "
         "one, or start again in another run directory"
     )
@@ -246,7 +246,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_again(tmp_path: 
     damage(tmp_path / "checkpoints" / "step-0000002", "cut")
     (error,) = trained(tmp_path, resume=True).errors
     assert error.startswith(
-        "CheckpointError: wanted a whole checkpoint to go on from, got 1 damaged in "
+        "CheckpointError: wanted a whole checkpoint to continue from, got 1 damaged in "
     )
 
 
@@ -262,5 +262,5 @@ def test_two_workers_go_back_together(tmp_path: Path) -> None:
     first, second = refused.errors
     assert first == second
     assert first.startswith(
-        "CheckpointError: wanted a whole checkpoint to go on from, got 3 damaged in "
+        "CheckpointError: wanted a whole checkpoint to continue from, got 3 damaged in "
     )

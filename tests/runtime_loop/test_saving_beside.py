@@ -162,7 +162,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
     assert re.fullmatch(
         rf"wanted to write the checkpoint {tmp_path}/checkpoints/step-0000004 \(\S+ KiB\), got No space left on "
         r"device with \S+ \S+ free; the previous checkpoint is untouched: make room there, or choose another "
-        r"disk with -o, and go on with --resume",
+        r"disk with -o, and continue with --resume",
         str(caught.value),
     ), str(caught.value)
     assert not hasattr(caught.value, "__notes__")
@@ -177,6 +177,6 @@ def test_whatever_fails_in_writing_ends_all_workers(tmp_path: Path) -> None:
     )
     wanted = (
         f"CheckpointError: wanted to write a checkpoint into {tmp_path}/checkpoints, got MemoryError: out of it; "
-        "the previous checkpoint is untouched: mend it and go on with --resume"
+        "the previous checkpoint is untouched: fix it and continue with --resume"
     )
     assert msgspec.json.decode(reply, type=Told).errors == [wanted, wanted]

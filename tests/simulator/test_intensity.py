@@ -117,7 +117,7 @@ def test_a_workload_without_places_has_no_traffic() -> None:
     )
     found = intensities(blind, 2)
     assert found.sent("data") == intensities(workload, 2).sent("data")
-    assert found.notes[-1].startswith("the workload does not tell where tensors lie")
+    assert found.notes[-1].startswith("the workload does not say where tensors lie")
 
 
 def test_a_worker_alone_is_refused() -> None:

@@ -42,7 +42,7 @@ def test_what_if_scales_timings_by_what_limits_them() -> None:
     blind = what_if(machine, {"compute": 4.0})
     assert simulate(blind, workload, Plan()).step_ns == 9 * MS
     assert blind.warnings[-1] == (
-        "operator timings were left as measured: no workload told what limits them"
+        "operator timings were left as measured: no workload says what limits them"
     )
     assert blind.fingerprint == "test?compute=4x"
 

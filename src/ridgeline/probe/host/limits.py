@@ -63,7 +63,7 @@ def _cores(root: Path) -> Iterator[Limit]:
         yield Limit(what="cores", granted=most, whole=there, by=group.by, follows=follows)
     allowed = len(listed(_line(root / "proc/self/status", "Cpus_allowed_list:")))
     if 0 < allowed < most < math.inf:
-        follows = f"{CORES.format(cores=allowed)}; whoever started this process chose them"
+        follows = f"{CORES.format(cores=allowed)}; they were chosen where this process was started"
         yield Limit(what="cores", granted=allowed, whole=there, by="affinity", follows=follows)
 
 

@@ -68,7 +68,7 @@ def refusal(num_bytes: int, before: int | None, after: int | None, settings: Pat
         settings: Where the system describes its large pages.
     """
     if before is None or after is None:
-        return "the system does not tell what lies in large pages"
+        return "the system does not say what lies in large pages"
     if after - before >= ENOUGH * num_bytes:
         return ""
     try:

@@ -213,7 +213,7 @@ class WorkloadReplay:
             torch.cuda.synchronize(self._device)
         except RuntimeError as error:
             raise DeviceLostError(
-                f"wanted a GPU that goes on after {self._ops[index].name}, got "
+                f"wanted a GPU that continues after {self._ops[index].name}, got "
                 f"{first_line(error, type(error).__name__)}; measure again without that operator",
                 self.failures[self._ops[index].key],
             ) from error

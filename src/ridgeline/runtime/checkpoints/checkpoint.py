@@ -167,7 +167,7 @@ def read(path: Path) -> tuple[Manifest, dict[str, Tensor], dict[str, Tensor], di
         manifest = inspect(path)
     except DamageError as error:
         raise CheckpointError(
-            f"wanted a whole checkpoint, got a damaged one in {path}: {error}; --resume goes on from the "
+            f"wanted a whole checkpoint, got a damaged one in {path}: {error}; --resume continues from the "
             "newest whole one"
         ) from error
     return manifest, *content(path)
@@ -207,9 +207,9 @@ def _refused(target: Path, needed: int, error: OSError) -> str:
     parent = next(path for path in (target, *target.parents) if path.exists())
     free = units.num_bytes(shutil.disk_usage(parent).free)
     advice = (
-        "make room there, or choose another disk with -o, and go on with --resume"
+        "make room there, or choose another disk with -o, and continue with --resume"
         if error.errno in _FULL
-        else "mend it and go on with --resume"
+        else "fix it and continue with --resume"
     )
     return (
         f"wanted to write the checkpoint {target} ({units.num_bytes(needed)}), got "

@@ -49,6 +49,6 @@ def find(directory: Path) -> Found | None:
         return None
     told = "; ".join(f"{path.name}: {reason}" for path, reason in skipped.items())
     raise CheckpointError(
-        f"wanted a whole checkpoint to go on from, got {len(skipped)} damaged in {directory}: {told}; "
+        f"wanted a whole checkpoint to continue from, got {len(skipped)} damaged in {directory}: {told}; "
         "restore the files of one, or start again in another run directory"
     )

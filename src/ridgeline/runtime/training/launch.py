@@ -123,10 +123,10 @@ def _run_agent(module: str, request: Path, workers: int, run_dir: Path) -> None:
         raise failure_of(run_dir, codes, workers) from None
     except SignalException as interrupted:
         if interrupted.sigval == signal.SIGINT:
-            raise KeyboardInterrupt("the workers were ended, go on with --resume") from None
+            raise KeyboardInterrupt("the workers were ended, continue with --resume") from None
         raise LaunchError(
             f"wanted {_count(workers)} to finish, got {interrupted.sigval.name} for the launcher; the "
-            "workers were ended, go on with --resume"
+            "workers were ended, continue with --resume"
         ) from None
 
 
@@ -157,7 +157,7 @@ def failure_of(run_dir: Path, codes: dict[int, int], workers: int) -> RidgelineE
     lines.append(f"  log: {log_path(run_dir, rank)}")
     last = checkpoint_directory.latest(run_dir / checkpoint_directory.NAME)
     if last is not None:
-        lines.append(f"  last checkpoint: {last}; go on with --resume")
+        lines.append(f"  last checkpoint: {last}; continue with --resume")
     else:
         lines.append("  last checkpoint: none; start again")
     return LaunchError("\n".join(lines))

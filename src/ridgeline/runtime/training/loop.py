@@ -341,5 +341,5 @@ class _Run:
         raise NonFiniteError(
             f"wanted finite {of}, got NaN or infinity at step {step} (epoch {epoch}) on rank {rank}: "
             f"{cause}. Last good checkpoint: {last_good or 'none'}; lower the learning rate, clip the "
-            "gradients (clip_norm), or mend what is named here"
+            "gradients (clip_norm), or fix what is named here"
         )

@@ -123,7 +123,7 @@ class Saver:
             except Exception as error:  # noqa: BLE001 - raised by all workers, once they ask
                 self._failure = CheckpointError(
                     f"wanted to write a checkpoint into {self._directory}, got {type(error).__name__}: "
-                    f"{error}; the previous checkpoint is untouched: mend it and go on with --resume"
+                    f"{error}; the previous checkpoint is untouched: fix it and continue with --resume"
                 )
                 self._failure.__cause__ = error
 
@@ -137,6 +137,6 @@ class Saver:
         except OSError as error:
             raise CheckpointError(
                 f"wanted to delete checkpoints older than the newest {self._keep} and what killed runs left, "
-                f"got {error.strerror or error} in {self._directory}; mend its permissions and go on with "
+                f"got {error.strerror or error} in {self._directory}; fix its permissions and continue with "
                 "--resume"
             ) from error

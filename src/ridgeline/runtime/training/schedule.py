@@ -74,7 +74,7 @@ def load(
     if (scheduler is None) != (saved is None):
         here, there = ("no", "one") if scheduler is None else ("a", "none")
         raise CheckpointError(
-            f"wanted the task as it was, got {here} scheduler where the run had {there} in {path}; go on "
+            f"wanted the task as it was, got {here} scheduler where the run had {there} in {path}; continue "
             "with the task as it was, or train into another run directory"
         )
     if scheduler is None or saved is None:
@@ -84,7 +84,7 @@ def load(
         if differing:
             raise CheckpointError(
                 f"wanted a run of {planned} steps, for which its schedule was planned, got one of "
-                f"{steps} ({', '.join(differing)} would differ) in {path}; go on with the "
+                f"{steps} ({', '.join(differing)} would differ) in {path}; continue with the "
                 "epochs of that run, or train into another run directory"
             )
     scheduler.load_state_dict(dict(saved))

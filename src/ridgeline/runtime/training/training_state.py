@@ -168,7 +168,7 @@ def load(directory: Path, trained: Trained, identity: Identity, world: World) ->
     if saved != identity:
         mine, its_own = _differing(identity, saved), _differing(saved, identity)
         raise CheckpointError(
-            f"wanted to go on with {mine}, got a checkpoint of {its_own} in {path}; use the same "
+            f"wanted to continue with {mine}, got a checkpoint of {its_own} in {path}; use the same "
             "arguments, task and data with --resume, or another run directory"
         )
     try:
@@ -178,7 +178,7 @@ def load(directory: Path, trained: Trained, identity: Identity, world: World) ->
         trained.optimizer.load_state_dict(like_parameters(optimizer, parameters))
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"wanted a checkpoint that fits the task, got a mismatch in {path}: {error}; go on with the "
+            f"wanted a checkpoint that fits the task, got a mismatch in {path}: {error}; continue with the "
             "task as it was, or train into another run directory"
         ) from error
     saved = None

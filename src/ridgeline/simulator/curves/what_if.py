@@ -105,7 +105,7 @@ def what_if(
     warnings = [*machine.warnings, f"not a real machine: what if {text}"]
     rates = {p: factors.get(p, 1.0) for p in ("compute", "memory", "dispatch")}
     if workload is None and machine.timings and any(f != 1.0 for f in rates.values()):
-        warnings.append("operator timings were left as measured: no workload told what limits them")
+        warnings.append("operator timings were left as measured: no workload says what limits them")
     return msgspec.structs.replace(
         machine,
         fingerprint=f"{machine.fingerprint}?{text}",

@@ -112,7 +112,7 @@ def intensities(workload: Workload, workers: int, machine: Machine | None = None
     notes = list(limits.notes)
     if not any(op.memory for op in workload.ops):
         notes.append(
-            "the workload does not tell where tensors lie: what splitting layers sends is not known; trace "
+            "the workload does not say where tensors lie: what splitting layers sends is not known; trace "
             "the step again"
         )
     return Intensities(

@@ -4,15 +4,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from made_host import HOST
 from ridgeline.cli.main import main
 from ridgeline.machine import (
     Ceiling,
     Collective,
     Device,
     Dispatch,
-    Host,
     Machine,
     Quantity,
     Setting,
@@ -67,16 +68,7 @@ def make_machine() -> Machine:
     return Machine(
         fingerprint="test",
         measured_at="2026-11-21T10:00:00+00:00",
-        host=Host(
-            name="host",
-            processor="Processor",
-            cores=2,
-            memory_bytes=8 << 30,
-            cache_bytes=1 << 20,
-            system="Linux",
-            python="3.11",
-            torch="2.13.0",
-        ),
+        host=msgspec.structs.replace(HOST, memory_bytes=8 << 30),
         devices=(Device(kind="cpu", index=0, name="Processor", memory_bytes=8 << 30),),
         ceilings=tuple(
             Ceiling(setting=setting, family=family, dtype="float32", rate=quantity(rate, unit))

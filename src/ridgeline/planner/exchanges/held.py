@@ -66,7 +66,7 @@ def held_plans(
         seconds = [predicted_s(machine, workload, plan) for plan in waiting]
         waited_s = min(seconds)
         fastest = waiting[seconds.index(waited_s)]
-        cuts = [p.sync.bucket_bytes for p in waiting if _uncut(p) == _uncut(fastest)]
+        cuts = [p.sync.bucket_bytes for p in waiting if _cut_like(fastest, p) == fastest]
         if "bucket_bytes" not in fixed:
             cuts.append(FINE_BYTES)
         held = fastest_held(machine, workload, fastest, cuts)
@@ -200,7 +200,7 @@ def _holding(workload: Workload, plan: Plan, bucket_bytes: tuple[int, ...]) -> I
             yield held
 
 
-def _uncut(plan: Plan) -> Plan:
-    return msgspec.structs.replace(
-        plan, sync=msgspec.structs.replace(plan.sync, bucket_bytes=FINE_BYTES)
-    )
+def _cut_like(other: Plan, plan: Plan) -> Plan:
+    """The plan in the buckets of another one."""
+    sync = msgspec.structs.replace(plan.sync, bucket_bytes=other.sync.bucket_bytes)
+    return msgspec.structs.replace(plan, sync=sync)

@@ -5,6 +5,7 @@ what a recurrent layer keeps for its backward pass and cuBLAS's buffers are know
 each distinct operator is issued once while the allocator is watched.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -82,7 +83,7 @@ def measured_workspaces(
     return {keys[index]: each for index, each in reversed(found.items())}, ()
 
 
-class _Meter:
+class _Meter(ABC):
     """Notes what each call made; subclasses tell what it held.
 
     Args:
@@ -99,13 +100,13 @@ class _Meter:
         """What is to be entered before the first call."""
         return nullcontext()
 
+    @abstractmethod
     def around(self, index: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of a call, which is watched."""
-        raise NotImplementedError
 
+    @abstractmethod
     def held(self) -> dict[int, HeldMemory]:
         """What each call held, by the operator's index."""
-        raise NotImplementedError
 
     def found(self) -> dict[int, Workspace]:
         """The workspace of each operator that was called, by its index."""

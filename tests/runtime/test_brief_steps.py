@@ -111,3 +111,24 @@ def test_warm_up_within_a_group_keeps_all_of_it_out(clock: Events) -> None:
         clock.now_ns += 90 * US
         recorder.end_step(is_warmup=index == 0)
     assert set(recorder.timeline("steps", 1).steps_ns) == {50 * US}
+
+
+def test_costs_of_a_group_are_those_of_its_first_step(clock: Events) -> None:
+    """The last one records the event, which the others do not; steps that warm up cost nothing that counts."""
+    recorder = Recorder(clock)
+    recorder.is_brief = True
+    counted = []
+    for index in range(SINGLE + 2 * GROUP):
+        recorder.begin_step(clock.now_ns)
+        if recorder.end_step(is_warmup=index < 3):
+            counted.append(index)
+    assert counted == [*range(3, SINGLE), SINGLE, SINGLE + GROUP]
+
+
+def test_each_longer_step_counts_what_it_costs(clock: Events) -> None:
+    recorder = Recorder(clock)
+    counted = 0
+    for _ in range(SINGLE + GROUP):
+        recorder.begin_step(clock.now_ns)
+        counted += recorder.end_step()
+    assert counted == SINGLE + GROUP

@@ -55,7 +55,8 @@ class Recorder:
         frame: The frame that began last in the present step.
         listener: Called with a frame's name when it begins (for the black box), or None.
         costs: What steps cost besides, such as `overhead_ns`; the timeline has the medians, because a
-            step in which another thread held the interpreter says nothing about the others.
+            step in which another thread held the interpreter says nothing about the others. Of brief steps
+            each group's first one adds to them.
         counts: How often something happened, such as `eager_steps`; the timeline has them as they are.
         is_brief: Steps are so short that an event after each would delay them: on a device they are recorded
             in groups, and each counts as the mean of its group.
@@ -107,15 +108,20 @@ class Recorder:
             self.listener(name)
         self.overhead_ns += time.perf_counter_ns() - begin
 
-    def end_step(self, *, is_warmup: bool = False) -> None:
-        """The step is over; a warm-up step is kept out of the timeline."""
+    def end_step(self, *, is_warmup: bool = False) -> bool:
+        """The step is over; a warm-up step is kept out of the timeline.
+
+        Returns:
+            Whether what it cost is to be added: of a group of brief steps the first one stands for all, which
+            records no event.
+        """
         record = self.current
         record.num_steps += 1
         record.is_warmup |= is_warmup
         self._num_ended += 1
         if self.is_brief and self._num_ended > SINGLE and record.num_steps < self._group:
             self._gaps.end(time.perf_counter_ns())
-            return
+            return record.num_steps == 1 and not is_warmup
         record.end = stamp = self.clock.stamp()
         if self._is_on_device and len(self._steps) == WINDOW:
             self._forget(self._steps.popleft())
@@ -123,6 +129,7 @@ class Recorder:
         self._gaps.end(time.perf_counter_ns())
         self.current = StepRecord(stamp)
         self.current.is_sampled = self._num_ended % self._sampling == 0
+        return record.num_steps == 1 and not is_warmup
 
     def sample_next(self) -> None:
         """Have the frames of the coming step recorded, and then as often as ever."""

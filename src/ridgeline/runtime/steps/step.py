@@ -227,8 +227,7 @@ class PlannedStep(Closing):
         is_warmup = self.num_steps < self._num_warmup
         self.num_steps += 1
         TALLY.stepping_ns += begin - called
-        recorder.end_step(is_warmup=is_warmup)
-        if not is_warmup:
+        if recorder.end_step(is_warmup=is_warmup):
             overhead += self._body.overhead_ns + recorder.overhead_ns + self._watching_ns
             overhead += time.perf_counter_ns() - begin
             recorder.add_cost("overhead_ns", overhead)

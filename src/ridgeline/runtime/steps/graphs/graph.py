@@ -131,6 +131,8 @@ class GraphRunner:
             return self._run_as_written(batch)
         if self._watch is not None and not self._watch.holds():
             self._watch.settle()
+        # The host issues a replay while another runs.
+        self._recorder.counts["hidden_overhead"] = 1.0
         step.usual = usual_batch(batch, tensors)
         return self._replay(step, tensors, begin, batch)
 
@@ -149,8 +151,6 @@ class GraphRunner:
             return loss
         step.load(tensors)
         self._body.overhead_ns = time.perf_counter_ns() - begin
-        # The host issues a replay while another runs.
-        self._recorder.counts["hidden_overhead"] = 1.0
         loss = step.replay()
         self._num_replays += 1  # frames are read after 1, 2, 4, 8, ... of them
         if step.has_stamps and self._num_replays & (self._num_replays - 1) == 0:

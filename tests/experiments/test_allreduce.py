@@ -2,12 +2,12 @@
 
 import pytest
 
+from printed import as_text
 from ridgeline.errors import TaskError
 from ridgeline.experiments import allreduce
 from ridgeline.experiments.allreduce.sweep import CASES, SIZES
 from ridgeline.experiments.ways.result import WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.reporting.terminal.text import as_text
 from ridgeline.synchronisation import ALGORITHMS, offered
 
 WORKERS = 3

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from rows import row_of
 from tiny_cases import contest, tiny
 
 from made_host import HOST
+from printed import as_text
 from ridgeline.errors import TaskError
 from ridgeline.experiments.hybrid.calls import call_contenders
 from ridgeline.experiments.hybrid.cases import MODELS, HybridCase, cases, left_out
@@ -16,7 +18,6 @@ from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.hybrid.text import experiment_text
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.machine import Quantity
-from ridgeline.reporting.terminal.text import as_text
 
 
 @pytest.mark.parametrize("purpose", ["callable", "step"])
@@ -105,8 +106,8 @@ def test_whole_experiment(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     experiment = run(quick=True, only=("mlp",), limit_s=2.0, device="cpu", progress=lines.append)
     assert [case.purpose for case in experiment.cases] == ["callable", "step"]
-    assert all(case.row("eager").call_s is not None for case in experiment.cases)
-    assert all(case.row("torch.compile").status == "skipped" for case in experiment.cases)
+    assert all(row_of(case, "eager").call_s is not None for case in experiment.cases)
+    assert all(row_of(case, "torch.compile").status == "skipped" for case in experiment.cases)
     assert lines[0] == "mlp inference: preparing eager"
     assert HybridExperiment.load(experiment.save(tmp_path / "hybrid.json")) == experiment
     assert "mlp training" in as_text(experiment_text(experiment))

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from printed import as_text
 from ridgeline.cli.bench import EXPERIMENTS
 from ridgeline.errors import TaskError
 from ridgeline.experiments import kvstore
 from ridgeline.experiments.kvstore.exchanges import CASES
 from ridgeline.experiments.kvstore.ray_actor import LACKING, ActorServer
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.reporting.terminal.text import as_text
 
 
 def test_every_way_computes_the_same() -> None:

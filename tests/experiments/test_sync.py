@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 import pytest
 
+from printed import as_text
 from ridgeline.errors import LaunchError
 from ridgeline.experiments import namespaces, sync
 from ridgeline.experiments.sync.ours import QUICK_WANTED, WANTED
 from ridgeline.experiments.sync.peers import PEERS, QUICK_PEERS
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.reporting.terminal.text import as_text
 
 
 def check(case: WayCase, peers: Iterable[str], wanted: Iterable[str]) -> None:

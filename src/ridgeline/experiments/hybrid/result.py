@@ -72,17 +72,6 @@ class CaseResult(Value, frozen=True, kw_only=True):
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
-    def row(self, contender: str) -> HybridRow:
-        """The row of a contender.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
-        for row in self.rows:
-            if row.contender == contender:
-                return row
-        raise KeyError(contender)
-
     def fastest(self, kind: Kind, *, may_overwrite: bool = True) -> HybridRow | None:
         """The contender of a kind with the least median; None without any.
 

@@ -78,17 +78,6 @@ class WayCase(Value, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
     notes: tuple[str, ...] = ()
 
-    def row(self, way: str) -> WayRow:
-        """The row of a way.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
-        for row in self.rows:
-            if row.way == way:
-                return row
-        raise KeyError(way)
-
     def fastest(self, kind: WayKind) -> WayRow | None:
         """The way of a kind with the least median; None without any."""
         timed = [

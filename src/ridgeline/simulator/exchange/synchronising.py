@@ -15,6 +15,7 @@ from ridgeline.simulator.exchange.codecs import CodecCost, CodecPrices
 from ridgeline.simulator.exchange.communication import (
     CommunicationCost,
     CostTable,
+    collective_seconds,
     find_table,
     overlap_slowdown,
     table_cost,
@@ -135,7 +136,7 @@ def communication_seconds(
             seconds[name] += prices(machine, setting).copy_seconds(moved)
         notes[note] = None
     for part in flags_of(plan.sync, sum(len(cut.shapes) for cut in cuts)):
-        cost = table_cost(find_table(machine, part.operation, setting), part.num_bytes)
+        cost = collective_seconds(machine, part.operation, part.num_bytes, setting)
         seconds[frame_names(plan, len(cuts))[-1]] += cost.seconds
         notes[cost.note] = None
     if shards_update(plan.sync):
@@ -145,7 +146,7 @@ def communication_seconds(
         seconds[GATHERING] = copying_s + sum(cost.seconds for cost in gathered)
         notes |= dict.fromkeys(cost.note for cost in gathered)
     if buffer_bytes:
-        cost = table_cost(find_table(machine, "broadcast", setting), buffer_bytes)
+        cost = collective_seconds(machine, "broadcast", buffer_bytes, setting)
         seconds["broadcast_buffers"] = cost.seconds
         notes[cost.note] = None
     if rows:
@@ -164,7 +165,7 @@ def _rows_seconds(
     """
     sent = [one.to_send for one in rows]
     costs = [
-        table_cost(find_table(machine, part.operation, setting), part.num_bytes)
+        collective_seconds(machine, part.operation, part.num_bytes, setting)
         for part in rows_traffic(sent, plan.workers)
     ]
     copying_s = prices(machine, setting).copy_seconds(rows_memory_bytes(sent, plan.workers))

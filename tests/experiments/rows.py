@@ -5,7 +5,5 @@ from typing import Any
 
 def row_of(case: Any, name: str) -> Any:
     """The only row of this name: two, or none, are an error."""
-    (row,) = (
-        row for row in case.rows if name in (getattr(row, "way", ""), getattr(row, "contender", ""))
-    )
+    (row,) = (row for row in case.rows if row.name == name)
     return row

@@ -43,7 +43,7 @@ def test_without_a_limit_the_figures_stand(monkeypatch: pytest.MonkeyPatch) -> N
     result = contest(case, eager(case))
     note = "no limit, for counting FLOP failed: RuntimeError: no such operator"
     assert (result.limit, result.notes) == (None, (note,))
-    assert row_of(result, "eager").call_s is not None
+    assert row_of(result, "eager").seconds is not None
     assert note in as_text(case_text(result))
 
 
@@ -57,8 +57,8 @@ def test_same_results(purpose: str) -> None:
     assert [row.difference for row in result.rows] == [0.0, 0.0]
     row = row_of(result, "again")
     assert row.times_faster["eager"].unit == "x"
-    assert row.call_s is not None
-    assert row.call_s.low <= row.call_s.value <= row.call_s.high
+    assert row.seconds is not None
+    assert row.seconds.low <= row.seconds.value <= row.seconds.high
     assert (result.calls, row_of(result, "eager").times_faster["eager"].value) == (2, 1.0)
     assert result.turns >= 3
     assert result.limit is not None
@@ -136,7 +136,7 @@ def test_failure_is_a_row() -> None:
     result = contest(case, eager(case), failing, eager(case)._replace(name="again"))
     assert [row.status for row in result.rows] == ["measured", "failed", "measured"]
     assert row_of(result, "odd").reason == "CaptureError: wanted a, got b"
-    assert row_of(result, "odd").call_s is None
+    assert row_of(result, "odd").seconds is None
 
 
 def test_failure_while_timing_is_a_row() -> None:
@@ -151,7 +151,7 @@ def test_failure_while_timing_is_a_row() -> None:
     odd = calling(act, close=lambda: closed.append(1))
     result = contest(case, eager(case), odd, eager(case)._replace(name="again"))
     assert row_of(result, "odd").reason == "RuntimeError: broken"
-    assert (row_of(result, "odd").call_s, closed) == (None, [1])
+    assert (row_of(result, "odd").seconds, closed) == (None, [1])
     assert set(row_of(result, "again").times_faster) == {"eager", "again"}
 
 

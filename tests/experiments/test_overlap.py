@@ -48,7 +48,7 @@ def test_batches_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         hides=True,
     )
     result = hold(case, limit_s=0.5, progress=lambda line: None)
-    assert [(row.way, row.reason) for row in result.rows if row.status != "measured"] == []
+    assert [(row.name, row.reason) for row in result.rows if row.status != "measured"] == []
     assert {row.difference for row in result.rows if row.kind != "part"} == {0.0}
     assert result.limit is not None
     assert row_of(result, "ridgeline feed").notes[0].startswith("feed on cpu: 4 batches")

@@ -70,8 +70,8 @@ def test_ways_on_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls=1,
     )
     result = hold(case, limit_s=0.5, progress=lambda line: None)
-    assert [(row.way, row.reason) for row in result.rows if row.status != "measured"] == []
-    gaps = {row.way: row.difference for row in result.rows if row.kind != "part"}
+    assert [(row.name, row.reason) for row in result.rows if row.status != "measured"] == []
+    gaps = {row.name: row.difference for row in result.rows if row.kind != "part"}
     # Threads inside an operator may add in another order.
     assert max(gaps.values()) < 1e-5
     assert gaps["ThreadPoolExecutor by hand"] == 0.0
@@ -104,7 +104,7 @@ def test_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     contest = gpus._over_devices(squares_on(("cpu", "cpu"), 16, 3))
     case = Case(name="devices", title="tiny", prepare=lambda: contest, threads=1, calls=1)
     result = hold(case, limit_s=0.5, progress=lambda line: None)
-    assert [(row.way, row.reason) for row in result.rows if row.status != "measured"] == []
+    assert [(row.name, row.reason) for row in result.rows if row.status != "measured"] == []
     assert max(row.difference or 0.0 for row in result.rows) == 0.0
     alone = [row_of(result, f"cpu:{index} alone").seconds for index in range(2)]
     assert result.limit is not None

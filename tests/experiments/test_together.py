@@ -24,7 +24,11 @@ def test_all_run_alike(seen: list[Seen]) -> None:
     assert runs == others
     assert (first.calls, first.turns) == (second.calls, second.turns)
     for mine, theirs in zip(first.rows, second.rows, strict=True):
-        assert (mine.way, mine.status, mine.seconds) == (theirs.way, theirs.status, theirs.seconds)
+        assert (mine.name, mine.status, mine.seconds) == (
+            theirs.name,
+            theirs.status,
+            theirs.seconds,
+        )
 
 
 def test_the_slowest_worker_counts(seen: list[Seen]) -> None:

@@ -10,7 +10,6 @@ from rows import row_of
 from made_host import HOST
 from printed import as_text
 from ridgeline.errors import EngineError, TaskError
-from ridgeline.experiments.hybrid.result import LowerBound
 from ridgeline.experiments.ways.case import (
     Bound,
     Case,
@@ -23,7 +22,13 @@ from ridgeline.experiments.ways.case import (
 )
 from ridgeline.experiments.ways.contest import CHECKED_ELEMENTS, _Hold, difference, hold, observed
 from ridgeline.experiments.ways.experiment import run_cases
-from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayRow, hidden_share
+from ridgeline.experiments.ways.result import (
+    LowerBound,
+    WayCase,
+    WayExperiment,
+    WayRow,
+    hidden_share,
+)
 from ridgeline.experiments.ways.text import case_text, conclusions, experiment_text
 from ridgeline.machine import Quantity
 from ridgeline.probe.groups.peers import Peers
@@ -56,7 +61,7 @@ def test_ways_are_compared() -> None:
     """Every way has its time, its ratio to the first and its difference from it; the limit follows from parts."""
     bound = Bound(parts={"a": ones, "b": ones}, seconds=longest("a", "b"), reason="the longer")
     result = held(way("first"), way("other", lambda: 2 * ones()), bound=bound, hides=True, units=10)
-    assert [row.way for row in result.rows] == ["first", "other", "a", "b"]
+    assert [row.name for row in result.rows] == ["first", "other", "a", "b"]
     assert [row.kind for row in result.rows] == ["peer", "peer", "part", "part"]
     assert row_of(result, "first").times_faster.value == 1.0
     assert (row_of(result, "first").difference, row_of(result, "other").difference) == (0.0, 1.0)
@@ -83,7 +88,7 @@ def test_figures_are_taken_turn_by_turn() -> None:
     bound = Bound(parts=parts, seconds=longest("compute", "copy"), reason="the longer")
     made = case(way("first"), way("ours"), bound=bound, hides=True, units=2)
     contest = _Hold(made, made.prepare(), lambda line: None, ALONE)
-    contest._rows = {name: WayRow(way=name, kind="part") for name in taken}
+    contest._rows = {name: WayRow(name=name, kind="part") for name in taken}
     result = contest._completed(samples, calls=1, begin=0.0)
     ours = row_of(result, "ours")
     assert (ours.times_faster.low, ours.times_faster.high) == pytest.approx((4 / 3, 4 / 3))
@@ -110,7 +115,7 @@ def test_failures_are_rows() -> None:
         Way("lacking", "peer", simply(ones), "needs a CUDA device"),
         way("more results", lambda: [ones(), ones()]),
     )
-    reasons = {row.way: (row.status, row.reason[:40]) for row in result.rows}
+    reasons = {row.name: (row.status, row.reason[:40]) for row in result.rows}
     assert reasons == {
         "first": ("measured", ""),
         "unmade": ("failed", "EngineError: no lane"),
@@ -242,7 +247,7 @@ def row(name: str, kind: Any, seconds: float, **more: Any) -> WayRow:
         if kind == "part"
         else {"times_faster": faster, "of_limit": 1.9e-3 / seconds, "difference": 0.0}
     )
-    return WayRow(way=name, kind=kind, seconds=Quantity.measured([seconds], "s"), **(timed | more))
+    return WayRow(name=name, kind=kind, seconds=Quantity.measured([seconds], "s"), **(timed | more))
 
 
 FULL = WayCase(
@@ -257,8 +262,8 @@ FULL = WayCase(
         row(
             "ridgeline feed", "ridgeline", 2e-3, hidden=1.0, peak_bytes=2 << 20, notes=("hid 99 %",)
         ),
-        WayRow(way="ridgeline other", kind="ridgeline", status="failed", reason="no lane"),
-        WayRow(way="by hand", kind="peer", status="skipped", reason="needs a CUDA device"),
+        WayRow(name="ridgeline other", kind="ridgeline", status="failed", reason="no lane"),
+        WayRow(name="by hand", kind="peer", status="skipped", reason="needs a CUDA device"),
         row("loading alone", "part", 1.6e-3),
     ),
     limit=LowerBound(seconds=1.9e-3, reason="the longer"),

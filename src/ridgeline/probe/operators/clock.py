@@ -4,6 +4,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,6 +23,14 @@ class Stretch(NamedTuple):
     first: int
     end: int
     seconds: float
+
+
+@dataclass
+class Passes:
+    """What was timed: seconds by op, pass by pass; and the stretches of each whole pass."""
+
+    ops: list[dict[int, float]] = field(default_factory=list)
+    whole: list[list[Stretch]] = field(default_factory=list)
 
 
 class ReplayClock:

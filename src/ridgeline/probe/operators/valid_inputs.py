@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
-from ridgeline.probe.operators.named_arguments import NamedArguments
+from ridgeline.probe.operators.rebuild import NamedArguments
 from ridgeline.workload import Op, TensorSpec
 
 Kind = Literal["index", "starts", "bounds", "parts", "constant", "odds", "trues"]

@@ -24,7 +24,7 @@ from ridgeline.reporting.effects.effects import Effect
 from ridgeline.reporting.effects.machine_effects import machine_effects
 from ridgeline.reporting.effects.microarchitecture import host_effects
 from ridgeline.reporting.page.page_machine import machine_section
-from ridgeline.reporting.terminal.text_effects import effect_texts
+from ridgeline.reporting.terminal.text_host import effect_texts
 
 GIB = 1 << 30
 

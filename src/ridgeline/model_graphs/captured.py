@@ -4,9 +4,8 @@ Around them everything runs as it was written: the loss may read its results on 
 or wait for the device, as a step that is one graph cannot.
 """
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from ridgeline.capture.capturing import capturing, on_stream, release
 from ridgeline.capture.dropout_states import DropoutStates
 from ridgeline.errors import CaptureError
+from ridgeline.optimizers.step_hooks import emptied
 from ridgeline.reach.renewals import renewals
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.copies import copy_into, own_copy
@@ -194,23 +194,11 @@ def gradients_of(
     Before the hooks on the sources: those are called by the backward pass in which a replay stands.
     """
     wanted = [x for x in sources if x.requires_grad]
+    # Autograd knows the dictionary of hooks, not what is in it.
+    hooks = [found for x in wanted if (found := x._backward_hooks)]  # noqa: SLF001 - nothing public
     off = torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False)
-    with off[0], off[1], _without_hooks(wanted):
+    with off[0], off[1], emptied(hooks):
         return torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
-
-
-@contextlib.contextmanager
-def _without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Hooks on gradients of tensors are not called inside."""
-    stores = [hooks for t in tensors if (hooks := t._backward_hooks)]  # noqa: SLF001 - nothing public
-    kept = [dict(hooks) for hooks in stores]
-    for hooks in stores:
-        hooks.clear()  # autograd knows the dictionary, not what is in it
-    try:
-        yield
-    finally:
-        for hooks, before in zip(stores, kept, strict=True):
-            hooks.update(before)
 
 
 def _copied(gradient: Tensor | None) -> Tensor | None:

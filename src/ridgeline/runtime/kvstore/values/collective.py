@@ -61,7 +61,7 @@ class CollectiveShelf(HeldValues):
             KVStoreError: the workers name other keys, shapes or types.
         """
         told = {key: Held(value.shape, value.dtype) for key, value in values.items()}
-        self._agree("init", ", ".join(f"{key!r}: {held}" for key, held in told.items()))
+        self._agree(", ".join(f"{key!r}: {held}" for key, held in told.items()))
         for key, value in values.items():
             copy = value.to(self._device, copy=True, memory_format=torch.contiguous_format)
             dist.broadcast(copy.view(-1), group=self._group, group_src=0)
@@ -219,8 +219,8 @@ class CollectiveShelf(HeldValues):
         shapes = {key: tuple(self.values[key].shape) for key in keys}
         self._parts |= placed(shapes, loads, dict.fromkeys(keys, is_divided))
 
-    def _agree(self, action: str, said: str) -> None:
-        """See that all workers say the same.
+    def _agree(self, said: str) -> None:
+        """See that all workers initialise the same.
 
         Raises:
             KVStoreError: names the first worker that does not, and what it says.
@@ -231,6 +231,6 @@ class CollectiveShelf(HeldValues):
         heard = [one.decode() for one in exchange_bytes(said.encode(), self._group, self._device)]
         other = next(rank for rank, one in enumerate(heard) if one != heard[0])
         raise KVStoreError(
-            f"wanted the same {action} on all workers, got on worker 0: {heard[0]}; on worker {other}: "
+            f"wanted the same init on all workers, got on worker 0: {heard[0]}; on worker {other}: "
             f"{heard[other]}"
         )

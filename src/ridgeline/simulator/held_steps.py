@@ -53,6 +53,7 @@ def held_step(model: StepModel) -> HeldStep:
     work = _period(model)
     spans = run_tasks([one.task for one in work], model.slowdown)
     period_ns = max(span.end_ns for span in spans)
+    # The step is shown from its own begin, which is where the update of the one before ended.
     begin_ns = next(
         s.end_ns for one, s in zip(work, spans, strict=True) if one.frame == "optimizer"
     )
@@ -112,6 +113,7 @@ def _from_backward(model: StepModel, frames: Sequence[Frame]) -> list[_Work]:
             waiting.append(_whole(model, frame, reads))
             continue
         if frame.name == "wait":
+            # The last bucket holds the first layers, which the next forward pass reads first.
             found += reversed(waiting)
         found.append(_whole(model, frame, tuple(n for n in frame.reads if n not in buckets)))
     return found
@@ -141,6 +143,7 @@ def _reading(model: StepModel, frame: Frame, written: dict[str, tuple[str, ...]]
         found.append(_part(model, frame, pieces[at : read.at], frame.reads))
         late = _part(model, frame, (read.update,), written[read.frame])
         found.append(late._replace(task=msgspec.structs.replace(late.task, name="optimizer")))
+        # Several buckets may be read by one operator: the part between them is then empty.
         at = max(at, read.at)
     found.append(_part(model, frame, pieces[at:], frame.reads))
     return found

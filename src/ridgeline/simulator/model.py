@@ -164,6 +164,7 @@ def model_step(
         pieces[name] = (loading(list_, workload, pieces[name][0]), *pieces[name])
         if workload.is_optimizer_outside:
             held = [p for frame, ps in pieces.items() if frame != "optimizer" for p in ps]
+            # The host issues the update while the graph runs, so it matters how long that takes.
             graph_s = sum(p.lane_s + (gap_s if p.has_kernel else 0.0) for p in held)
             replay_s = issued_behind(priced.optimizer, replay_s, graph_s)
         notes += list_.notes
@@ -325,6 +326,7 @@ def segments(
     parts: list[list[Piece]] = [[] for _ in range(len(cuts) + 1)]
     current = 0
     for piece in backward:
+        # Buckets close in launch order, so that one pass over the operators is enough.
         while current < len(cuts) and piece.op > cuts[current].closing_op:
             current += 1
         parts[current].append(piece)

@@ -37,6 +37,7 @@ def of_slowest(model: StepModel, machine: Machine, plan: Plan) -> StepModel:
             name: tuple(_slowed(piece, factor) for piece in held)
             for name, held in model.pieces.items()
         },
+        # Gaps between kernels are of the slow device as well; seconds on links are not.
         gap_s=factor * model.gap_s,
         replay_s=factor * model.replay_s,
         encodings={

@@ -113,6 +113,7 @@ def exchanges_in(execution: Execution, fixed: Mapping[str, Any], device: str) ->
     if not (entry.shards_update or entry.replaces_update):
         return True
     sync = Sync(algorithm=entry.name, options=fixed.get("options", {}))
+    # A check against the eager step would find the losses of an inexact exchange, and refuse the mode.
     is_same = is_exact(sync) or not is_checked(execution)
     return is_same and runs_uncaptured(execution, device)
 
@@ -134,6 +135,7 @@ def exchange_changes(plan: Plan) -> int:
 
 def _named(fixed: Mapping[str, Any], allow: Collection[str], device: str) -> list[Sync]:
     """Every combination of words, whether or not it runs."""
+    # One that is not exact is taken only where the user names it.
     algorithms = [name for name in offered(device) if ALGORITHMS[name].is_exact]
     compressions = [
         name

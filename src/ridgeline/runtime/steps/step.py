@@ -145,6 +145,7 @@ class PlannedStep(Closing):
     ) -> None:
         check_parts(model, loss_fn, optimizer)
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        # `World.join` sets the plan's number, and `close` takes that back.
         self._threads_before = torch.get_num_threads()
         if world is not None and (mesh is not None or process_group is not None):
             raise PlanError("wanted a world, a mesh or a process group, got two of them; give one")
@@ -153,6 +154,7 @@ class PlannedStep(Closing):
         )
         check_supported(self.plan, self.world)
         check_training(optimizer, self.plan, clip_norm)
+        # The first exchange: with other plans workers would meet in other collectives and hang.
         check_same_plan(self.plan, self.world)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
@@ -169,6 +171,7 @@ class PlannedStep(Closing):
         self.recorder = Recorder(DeviceClock() if self.world.kind == "cuda" else HostClock())
         self._attendance = attendance.of(self.world)
         self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
+        # Behind what changes parameters: workers compare the model in the form that they train.
         apply_layout(self.model, self.plan.layout, self.world)
         self.synchronizer: Synchronizer | None = None
         self._watch: StateWatch | None = None
@@ -193,6 +196,7 @@ class PlannedStep(Closing):
             is_undone=is_undone,
         )
         if self.plan.precision == "tf32":
+            # Set for the process, since torch has no setting for a single model.
             torch.backends.cuda.matmul.allow_tf32 = True
             torch.backends.cudnn.allow_tf32 = True
         self._runner = self._make_runner()
@@ -219,6 +223,7 @@ class PlannedStep(Closing):
         called = time.perf_counter_ns()
         recorder = self.recorder
         recorder.begin_step(called)
+        # Runners of graphs do so themselves, and only for batches that are not there already.
         if not self._runner.places:
             batch = self._body.placed(batch)
         overhead = time.perf_counter_ns() - called

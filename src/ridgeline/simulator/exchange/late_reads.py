@@ -55,6 +55,7 @@ def late_reads(
     found = []
     for number in reversed(range(len(buckets) - held, len(buckets))):
         members = [gradients[index] for index in buckets[number]]
+        # A bucket is waited for as a whole, by whoever needs any of its parameters first.
         first = min(_first_reader(p, readers, len(workload.ops)) for p in members)
         share = sum(p.num_bytes for p in members) / total if total else 0.0
         update = _update(optimizer, share, f"bucket/{number}")
@@ -93,6 +94,7 @@ def _first_reader(parameter: Parameter, readers: _Readers, never: int) -> int:
     """The operator that reads a parameter first; `never`, behind all, where none does."""
     alike = readers.get(parameter.shape, ())
     owner = parameter.name.rpartition(".")[0]
+    # By module first: parameters of one shape are common, as in equal layers.
     own = [index for index, module in alike if module == owner]
     return min(own or [index for index, _ in alike], default=never)
 

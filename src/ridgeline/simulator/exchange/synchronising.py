@@ -137,6 +137,7 @@ def communication_seconds(
         notes[note] = None
     for part in flags_of(plan.sync, sum(len(cut.shapes) for cut in cuts)):
         cost = collective_seconds(machine, part.operation, part.num_bytes, setting)
+        # Flags of all buckets travel with the last one, as in `Reducer._exchange`.
         seconds[frame_names(plan, len(cuts))[-1]] += cost.seconds
         notes[cost.note] = None
     if shards_update(plan.sync):
@@ -219,6 +220,7 @@ def local_steps_seconds(
     if delay:
         travelling_s = sum(seconds[name] for name in frame_names(plan, len(cuts)))
         slowdown, told = overlap_slowdown(machine, setting, kernels_s, plan.sync)
+        # Each fragment travels behind steps of its own, so they hide one by one.
         shares = [travelling_s * share for share in fragment_shares(plan.sync, cuts)]
         parts = [hidden_behind(share_s, delay * computing_s, slowdown) for share_s in shares]
         beside = Beside(sum(p.hidden_s for p in parts), sum(p.lost_s for p in parts))
@@ -255,6 +257,7 @@ def hidden_behind(travelling_s: float, steps_s: float, slowdown: Mapping[Lane, f
         slowdown: How many times as long computing and communicating take beside each other.
     """
     compute, communication = (slowdown.get(lane, 1.0) for lane in ("compute", "communication"))
+    # While both go on each is slowed; whichever ends first ends that.
     both_s = min(travelling_s * communication, steps_s * compute)
     return Beside(both_s / communication, both_s * (1.0 - 1.0 / compute))
 
@@ -318,6 +321,7 @@ def _codec_piece(
         return ()
     list_ = prices(machine, setting)
     piece = memory_piece(list_, name, f"bucket/{number}", num_bytes)
+    # Issued operator by operator, so it costs the host one dispatch.
     return (piece._replace(host_s=list_.dispatch("forward")),)
 
 

@@ -136,6 +136,7 @@ def run_laps(laps: Sequence[Lap], pieces: int, scaling: Scaling, messages: Messa
 
     def name(ended: int) -> None:
         nonlocal named
+        # In order: both ends match messages by the order in which they are named.
         while named < num_moves and (laps[0].moves[named].slot is None or named < ended + pieces):
             arriving[named] = messages.receive(_receives(laps, named))
             named += 1
@@ -182,6 +183,7 @@ def _landing(lap: Lap, move: Move) -> Tensor:
 def _add(lap: Lap, move: Move, scaling: Scaling) -> None:
     if move.slot is None:
         return
+    # Own values plus what arrived, in this order on every worker, so that all get the same bits.
     mine = lap.values[slice(*move.receives)].add_(_landing(lap, move))
     if move.is_sum:
         scaling.take_back(mine)

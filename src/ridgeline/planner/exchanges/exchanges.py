@@ -113,7 +113,6 @@ def exchanges_in(execution: Execution, fixed: Mapping[str, Any], device: str) ->
     if not (entry.shards_update or entry.replaces_update):
         return True
     sync = Sync(algorithm=entry.name, options=fixed.get("options", {}))
-    # A check against the eager step would find the losses of an inexact exchange, and refuse the mode.
     is_same = is_exact(sync) or not is_checked(execution)
     return is_same and runs_uncaptured(execution, device)
 

@@ -107,7 +107,7 @@ def over_periods(measured: Timeline, sync: Sync) -> Timeline:
         sync: The plan's.
     """
     steps = measured.steps_ns
-    # The first exchange begins after a period and ends `delay` steps later, in the next one.
+    # No exchange ends within the first `delay` steps.
     periods = (len(steps) - delay_of(sync)) // sync.every if trains_apart(sync) else 0
     if periods < 1:
         return measured

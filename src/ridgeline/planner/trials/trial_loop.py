@@ -64,7 +64,6 @@ class Allowance(NamedTuple):
         if there may not be time to finish it. While nothing that was compiled is the fastest, what a user
         would write has the time that the user gave.
         """
-        # Seconds count from the choice's begin, tracing included, as the user counts them.
         clock_s = self.clock()
         given_s = math.inf if self.seconds is None else self.seconds
         tried = [c for c in candidates if c.measured is not None]

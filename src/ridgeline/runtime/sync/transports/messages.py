@@ -51,7 +51,6 @@ class Messages:
     def send(self, sends: Sequence[Message]) -> None:
         """Over gloo, start messages; see `finish`."""
         _, leaving = start_messages((), sends, self._group)
-        # Kept until `finish`: a work that is dropped before its end may free the memory it sends from.
         self._sent += [work for work in leaving if work is not None]
 
     def exchange(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:

@@ -183,7 +183,6 @@ def _landing(lap: Lap, move: Move) -> Tensor:
 def _add(lap: Lap, move: Move, scaling: Scaling) -> None:
     if move.slot is None:
         return
-    # Own values plus what arrived, in this order on every worker, so that all get the same bits.
     mine = lap.values[slice(*move.receives)].add_(_landing(lap, move))
     if move.is_sum:
         scaling.take_back(mine)

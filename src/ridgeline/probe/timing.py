@@ -152,7 +152,7 @@ def synchronize() -> None:
 
 
 def _block(fn: Callable[[], Any]) -> int:
-    """Calls per block: as many as make a block last; two calls warm up first."""
+    """Calls per block, so that a block lasts `BLOCK_S`; two calls warm up first."""
     fn()
     once = time_block(fn, 1)
     return max(1, min(1000, round(BLOCK_S / max(once, 1e-9))))

@@ -1,10 +1,10 @@
 """Steps that hold buckets follow each other: the period of that pipeline, and what is seen of a step in it.
 
 The exchanges of held buckets begin when backward is over, and go on beside the update, the time between steps
-and the next forward pass, up to the operator that reads them (see `synchronisation.holding`). All are
-there before the next backward pass begins. So whatever came before, a step finds at the begin of its backward
-pass an idle link and updated parameters: the time from one such moment to the next is the period, exactly,
-and one schedule that begins there, and ends with the forward pass of the next step, tells it.
+and the next forward pass, up to the operator that reads them (see `synchronisation.holding`). All are there
+before the next backward pass begins. So whatever came before, when the backward pass of a step begins the
+link is idle and the parameters are updated: the time from one such moment to the next is exactly the period,
+and one schedule that begins there, and ends with the forward pass of the next step, gives it.
 
 A step is shown from its own begin. An exchange that is on its way then is shown from there, as the recorder
 of a run does; what of it came before is not shown.
@@ -94,7 +94,7 @@ def _moved(span: Span, begin_ns: int, later_ns: int) -> Span:
 
 
 def _period(model: StepModel) -> list[_Work]:
-    """The tasks from the begin of backward to the end of the next step's forward pass, in order of issue."""
+    """The tasks from the start of backward to the end of the next step's forward pass, in order of issue."""
     names = [frame.name for frame in model.frames]
     end = names.index("forward") + 1
     following = [one._replace(is_next=True) for one in _to_backward(model, model.frames[:end])]

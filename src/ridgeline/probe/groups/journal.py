@@ -21,7 +21,7 @@ HANG_S = 30.0
 
 
 class OperatorEntry(NamedTuple):
-    """Which op of which trace of the step is being issued; `count` tells entries apart."""
+    """Which op of which trace of the step is being issued; `count` distinguishes entries."""
 
     count: int
     variant: int

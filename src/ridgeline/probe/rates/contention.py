@@ -1,6 +1,7 @@
 """How much families of operators and transfers slow each other: collectives, and copies of a GPU.
 
-`overlap` has what predictions need of all-reduces beside a usual mix; this tells families apart, both ways.
+`overlap` has what predictions need of all-reduces beside a usual mix; this separates families, in both
+directions.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ class FamilyCall(NamedTuple):
 
 
 class TransferRound(NamedTuple):
-    """One kind of transfer of so many bytes, and a round of computing beside it."""
+    """One kind of transfer of `num_bytes`, and a round of computing beside it."""
 
     transfer: TransferKind
     num_bytes: int

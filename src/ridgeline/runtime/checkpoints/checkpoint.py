@@ -39,7 +39,7 @@ _DIGITS = 12
 
 
 class Position(Value, frozen=True, kw_only=True):
-    """Where a run continues: the next `step_in_epoch` of `epoch`; `step` steps are done in all."""
+    """Where a run continues: `step_in_epoch` of `epoch` comes next; `step` steps are done in total."""
 
     epoch: int
     step_in_epoch: int
@@ -71,7 +71,7 @@ class _Sidecar(Noun, frozen=True, kw_only=True):
 
 
 class DamageError(Exception):
-    """Says in a few words what is wrong with a checkpoint; whoever reads one tells what to do about it."""
+    """Says in a few words what is wrong with a checkpoint; the caller adds what to do about it."""
 
 
 def write(

@@ -1,4 +1,4 @@
-"""Starting the workers of one host, and telling what happened when one of them dies.
+"""Starting the workers of one host, and reporting what happened when one of them dies.
 
 Processes are started and watched by torch's elastic agent, once and without restarts. When a worker
 fails, the agent ends the others; the message built here names the first cause, not the broken
@@ -57,7 +57,7 @@ def launch(
 
     Args:
         module: The workers' program; it calls `worker_process` first.
-        request: A file that tells the workers what to do.
+        request: A file that says what the workers do.
         workers: Processes to start on this host.
         threads: Torch threads per worker (OMP_NUM_THREADS); 0 leaves it as it is.
         run_dir: Gets the workers' logs, and holds black boxes and checkpoints.
@@ -82,7 +82,7 @@ def check_plan(plan: Plan, device: str | None = None) -> None:
     """Refuse a plan that this release cannot run, before anything is started.
 
     Args:
-        plan: For as many workers as it says.
+        plan: Its `workers` is the number of workers.
         device: `cpu` or `cuda`; None takes `cuda` where there is a GPU.
 
     Raises:
@@ -236,7 +236,7 @@ def _environment(threads: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Give the signal handlers back that the agent replaces."""
+    """Restore the signal handlers that the agent replaces."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
@@ -247,7 +247,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
-    """Keep the agent's own account of a failure or signal off the terminal; ours replaces it."""
+    """Keep the agent's own report of a failure or signal off the terminal; ours replaces it."""
     from torch.distributed.elastic.agent.server import (
         api,
     )  # sets the level of its logger when imported

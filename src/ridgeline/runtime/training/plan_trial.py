@@ -1,4 +1,4 @@
-"""`try_plan`: what a plan takes on this machine, measured as a run will take it.
+"""`try_plan`: how long a step of a plan takes on this machine, measured as in a run.
 
 The trial goes through the same feed, the same readings and the same black box as a run. It lasts long enough
 for the median to be that of the steady state: a step of half a millisecond needs more than a few of them.
@@ -107,7 +107,7 @@ def try_plan(
 
 
 def _sampled(step: PlannedStep, run: Callable[[int, int], None]) -> Timeline:
-    """The timeline of as many steps as tell the mean of a step.
+    """The timeline of enough steps to know the mean of a step.
 
     Args:
         step: Of the plan that is tried; nothing ran yet.
@@ -138,7 +138,7 @@ def _sampled(step: PlannedStep, run: Callable[[int, int], None]) -> Timeline:
 
 
 def _sampling(sync: Sync, step_ns: int, world: World) -> Sampling:
-    """What is measured where a step takes so long; worker 0's word, so that all take as many."""
+    """What to measure when a step takes this long; decided by worker 0, so that all take as many steps."""
     step_s = max(1, int(share_bytes(str(step_ns).encode(), world))) * 1e-9
     least = max(TRIAL_STEPS, min(math.ceil(TRIAL_S / step_s), WINDOW))
     if least * step_s > LONGEST_S:
@@ -160,7 +160,7 @@ class Batches:
         self._whole = max(1, sampler.num_samples // batch_size)
 
     def some(self, first: int, count: int) -> Iterator[Any]:
-        """So many batches; the first is that of step `first`, counted from 1."""
+        """This many batches; the first is that of step `first`, counted from 1."""
         steps = range(first - 1, first - 1 + count)
         slices = (self._sampler.slice_of(self._order, step % self._whole) for step in steps)
         return batches(self._sampler.dataset, slices)

@@ -45,7 +45,7 @@ class Saver:
         self.last: Path | None = None
 
     def take_up(self, path: Path, skipped: Collection[Path]) -> None:
-        """Go on from a checkpoint, and start deleting what killed runs left.
+        """Continue from a checkpoint, and start deleting what killed runs left.
 
         Args:
             path: Whole.
@@ -63,7 +63,7 @@ class Saver:
         gathered: dict[str, Tensor],
         state: dict[str, Any],
     ) -> None:
-        """Copy the state and start writing it; behind this the run may change it.
+        """Copy the state and start writing it; after this the run may change it.
 
         Args:
             position: Where the run continues.
@@ -113,7 +113,7 @@ class Saver:
             raise self._failure
 
     def _start(self, work: Callable[[], None], name: str) -> None:
-        """Have something done on the disk lane; what goes wrong is kept until the run asks."""
+        """Run a task on the disk lane; its error is kept until the run asks."""
 
         def attempt() -> None:
             try:

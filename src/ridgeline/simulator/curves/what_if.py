@@ -74,7 +74,7 @@ def what_if(
     `compute` are the ceilings in FLOP/s, `memory` those in B/s and the tables of codecs, `dispatch` what
     issuing costs, `collectives` the tables of collectives and the links of a cluster, `links` these and the
     copies between host and device, `stragglers` how much devices differ. Operator timings follow what limits
-    the operator, which the workload tells; without one they stay.
+    the operator, which the workload knows; without one they stay.
 
     Args:
         machine: The measured machine.

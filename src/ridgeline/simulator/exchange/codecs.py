@@ -79,7 +79,7 @@ class CodecPrices:
         )
 
     def encoding(self, num_bytes: int, shapes: Sequence[Shape] = ()) -> CodecCost:
-        """The same, parted as the bytes that either half moves."""
+        """The same, divided by the bytes that each half moves."""
         before, after = codec_bytes(self._sync, num_bytes, self._setting.workers)
         seconds = self.seconds(num_bytes, shapes)
         before_s = seconds * before / max(1, before + after)

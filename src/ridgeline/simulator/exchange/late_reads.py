@@ -1,8 +1,8 @@
 """Held buckets in the next forward pass: which operator waits for each, and what its late update costs.
 
-A parameter of a held bucket is updated by who reads it first (see `synchronisation.holding`). The trace tells
-who that is: the first operator of the forward pass with a parameter of that shape among its inputs, in the
-module that owns the parameter; where none is in that module, the first one anywhere.
+A parameter of a held bucket is updated by its first reader (see `synchronisation.holding`). The trace says
+which operator that is: the first operator of the forward pass with a parameter of that shape among its
+inputs, in the module that owns the parameter; where none is in that module, the first one anywhere.
 """
 
 from bisect import bisect_left

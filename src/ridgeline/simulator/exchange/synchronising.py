@@ -1,7 +1,7 @@
 """What exchanging the gradients costs on a machine: collectives, the codec's work beside them, bytes sent.
 
-What a bucket needs is told by the entries of the plan's `Sync` (see `synchronisation`); what that takes, by
-the machine's size tables and its memory bandwidth.
+The entries of the plan's `Sync` say what a bucket needs (see `synchronisation`); the machine's size tables
+and its memory bandwidth say how long that takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,8 @@ class BucketPrices:
         """Seconds on the communication lane, with encoding where a CPU does it there; arguments as in `cost`.
 
         Raises:
-            MachineError: no table of a collective was measured, or nothing that tells what encoding takes.
+            MachineError: no table of a collective was measured, or nothing from which the cost of
+                encoding follows.
         """
         seconds = self.cost(num_bytes, element_bytes).seconds
         if self._setting.device == "cuda":
@@ -88,7 +89,7 @@ class BucketPrices:
         )
 
     def gathering_cost(self, num_bytes: int) -> CommunicationCost:
-        """The cost of bringing the updated parameters of a bucket of so many bytes to all workers.
+        """The cost of bringing the updated parameters of a bucket of `num_bytes` to all workers.
 
         Raises:
             MachineError: no table of a collective was measured.
@@ -316,7 +317,7 @@ def decoding_pieces(
 def _codec_piece(
     machine: Machine, setting: Setting, name: str, num_bytes: int, number: int
 ) -> tuple[Piece, ...]:
-    """One kernel that moves so many bytes; on a CPU the communication lane has it, see `encodings`."""
+    """One kernel that moves `num_bytes`; on a CPU the communication lane has it, see `encodings`."""
     if not num_bytes or setting.device == "cpu":
         return ()
     list_ = prices(machine, setting)

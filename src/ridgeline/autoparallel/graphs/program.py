@@ -93,6 +93,7 @@ class Program:
             for node in graph.nodes
             if node.op == "get_attr"
         }
+        # State comes first among the placeholders; the inputs behind it are examples, and share no memory.
         real = dict(zip(placeholders, self.state.values(), strict=False))
         accesses = Accesses(graph, real)
         grouping = group(graph, accesses, self.slot_of)
@@ -112,6 +113,7 @@ class Program:
                 f"wanted results that are tensors, got {ends}; return the tensors that the function computes"
             )
         self.outputs = tuple(self.slot_of[node] for node in ends)
+        # Then arguments are their own leaves, and a call need not flatten them.
         self._is_flat = self._input_tree == pytree.tree_structure(tuple(self.inputs))
         self._sets_grads = True
         self._is_single = self._output_tree.is_leaf() and len(self.outputs) == 1
@@ -313,6 +315,7 @@ def tidy(graph: fx.Graph) -> None:
         if node.target is torch.ops.aten.detach.default:
             (value,) = node.all_input_nodes
             is_returned = any(user.op == "output" for user in node.users)
+            # A detached input that is returned has to stay another tensor than the input.
             if value.op == "call_function" or not is_returned:
                 node.replace_all_uses_with(value)
                 graph.erase_node(node)

@@ -105,6 +105,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     taken: set[int] = set()
     for name, tensor in tensors.items():
         own = tensor.contiguous()
+        # safetensors refuses tensors that share memory, such as tied weights.
         address = own.untyped_storage().data_ptr()
         held[name] = own.clone() if address in taken else own
         if own.numel():

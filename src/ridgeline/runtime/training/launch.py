@@ -73,6 +73,7 @@ def launch(
         stale.unlink()
     progress = run_dir / LOGS / "progress.jsonl"
     progress.parent.mkdir(parents=True, exist_ok=True)
+    # Emptied, since its reader would take lines of an earlier start for new ones.
     progress.write_bytes(b"")
     with _Follower(progress, on_line), _quiet_agent(), _environment(threads), _own_signals():
         _run_agent(module, request, workers, run_dir)
@@ -172,6 +173,7 @@ def _suspicion(code: int, told: LastWords | None) -> tuple[int, int]:
     if told is not None:
         text = f"{told.kind}: {told.message}"
         is_lost_peer = any(sign in text for sign in _LOST_PEER)
+        # Lost connections follow from another worker's end, whoever notices first.
         return (2 if is_lost_peer else 1, told.time_ns)
     return (3 if -code in (signal.SIGTERM, 0) else 0, 0)
 
@@ -211,6 +213,7 @@ class _Follower:
         with self._path.open("rb") as file:
             rest = b""
             while True:
+                # Asked before reading, so that what was written before the end is read once more.
                 is_last = self._is_over.wait(_POLL_S)
                 *lines, rest = (rest + file.read()).split(b"\n")
                 for line in lines:

@@ -64,6 +64,7 @@ def try_plan(
     Raises:
         RidgelineError: the plan does not run.
     """
+    # All trials begin with the same weights and batches, so that only plans differ.
     random_state.seed_all(seed)
     watch = ProgramWatch()
     model = move(task.model(), world.device)
@@ -85,6 +86,7 @@ def try_plan(
             is_undone=True,
         ) as step:
             reader = LossReader(world)
+            # A trial pays for stepping the schedule as a run does.
             scheduler = schedule.make(task, optimizer, WARMUP_STEPS + WINDOW)
             around = Round(step, reader, box, scheduler)
 
@@ -102,6 +104,7 @@ def try_plan(
         measured = watch.noted(measured)
     everyone = gather_bytes(msgspec.json.encode(measured.steps_ns), world)
     by_worker = [msgspec.json.decode(data, type=tuple[int, ...]) for data in everyone]
+    # Step by step: a worker may be the slowest in one step and not in the next.
     slowest = tuple(max(steps) for steps in zip(*by_worker, strict=True))
     return msgspec.structs.replace(measured, steps_ns=slowest)
 
@@ -117,6 +120,7 @@ def _sampled(step: PlannedStep, run: Callable[[int, int], None]) -> Timeline:
     is_held = exchange_steps(sync) > 0
     if is_held:
         step.hold_exchanges()
+    # Enough to know how long a step takes, by which the rest is decided.
     first = WARMUP_STEPS + FEWEST_STEPS
     run(1, first)
     wanted, alone = _sampling(sync, step.timeline().step_ns, world)

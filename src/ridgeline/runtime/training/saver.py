@@ -77,6 +77,7 @@ class Saver:
 
         Cost: Waits for the checkpoint before this one, then for the device; see `Staging`.
         """
+        # One at a time: the staging memory of the checkpoint before is still being written from.
         self.finish()
         staged = self._staging.copies(tensors) | gathered
         model = {n.removeprefix(MODEL): t for n, t in staged.items() if n.startswith(MODEL)}
@@ -93,6 +94,7 @@ class Saver:
             )
             self.last = path
             self._skipped.discard(path)
+            # Only behind the new checkpoint: until then older ones are all that there is.
             self._tidy(path)
 
         self._start(write, "checkpoint")

@@ -111,6 +111,7 @@ def save(
 
     Cost: Copies the state to the host; waits for the device; one gathering of random states.
     """
+    # Collectives, so all workers come here before those without a saver return.
     random_states = gather_bytes(random_state.capture(world), world)
     theirs = gathered(synchronizer, world)
     own = gathered_own(synchronizer, trained.model, trained.optimizer, world)
@@ -251,6 +252,7 @@ def _share(
                 }
                 header = _Header(path=str(found.path), state=state, specs=specs)
         except CheckpointError as error:
+            # Sent instead of raised: the others wait in the broadcast below.
             header = _Header(error=str(error))
     header = msgspec.json.decode(share_bytes(msgspec.json.encode(header), world), type=_Header)
     if header.error:

@@ -51,6 +51,7 @@ class CapturedModel:
         before: Undo | None = None,
         modules: Iterable[nn.Module] = (),
     ) -> None:
+        # Copies of our own, which replays read and callers never see.
         self._inputs = [own_copy(tensor) for tensor in tensors]
         self._targets = [tensor.detach() for tensor in self._inputs]
         self._serial = 0
@@ -71,7 +72,9 @@ class CapturedModel:
         with capturing(self._graphs[0], "the model", stream=stream):
             self._outputs = run(*self._inputs)
         self._trained = [out.requires_grad for out in self._outputs]
+        # Where the loss's gradients arrive; only their places matter, so they need no values yet.
         self._seeds = [torch.empty_like(out) for out in self._outputs if out.requires_grad]
+        # One pool, since the second graph reads what the first has saved.
         pool = self._graphs[0].pool()
         with capturing(self._graphs[1], "the model", stream=stream, pool=pool):
             self._gradients = self._backward_of(self._outputs, self._seeds)
@@ -146,6 +149,7 @@ class CapturedModel:
         """Gradients of arguments and parameters that require them."""
         trained = [out for out in outputs if out.requires_grad]
         if seeds is None:
+            # Warm-up only: zeros add nothing, whatever follows.
             seeds = [torch.zeros_like(out) for out in trained]
         return gradients_of(trained, (*self._inputs, *self._parameters), seeds)
 
@@ -158,6 +162,7 @@ def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
     while nodes:
         node = nodes.pop()
         if type(node).__name__ == "AccumulateGrad":
+            # Found from the results, since parameters may be kept where no module lists them.
             found[id(node.variable)] = node.variable  # type: ignore[attr-defined]
         for following, _ in node.next_functions:
             if following is not None and following not in seen:

@@ -164,7 +164,6 @@ def model_step(
         pieces[name] = (loading(list_, workload, pieces[name][0]), *pieces[name])
         if workload.is_optimizer_outside:
             held = [p for frame, ps in pieces.items() if frame != "optimizer" for p in ps]
-            # The host issues the update while the graph runs, so it matters how long that takes.
             graph_s = sum(p.lane_s + (gap_s if p.has_kernel else 0.0) for p in held)
             replay_s = issued_behind(priced.optimizer, replay_s, graph_s)
         notes += list_.notes

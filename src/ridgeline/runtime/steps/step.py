@@ -145,7 +145,6 @@ class PlannedStep(Closing):
     ) -> None:
         check_parts(model, loss_fn, optimizer)
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
-        # `World.join` sets the plan's number, and `close` takes that back.
         self._threads_before = torch.get_num_threads()
         if world is not None and (mesh is not None or process_group is not None):
             raise PlanError("wanted a world, a mesh or a process group, got two of them; give one")
@@ -171,7 +170,6 @@ class PlannedStep(Closing):
         self.recorder = Recorder(DeviceClock() if self.world.kind == "cuda" else HostClock())
         self._attendance = attendance.of(self.world)
         self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
-        # Behind what changes parameters: workers compare the model in the form that they train.
         apply_layout(self.model, self.plan.layout, self.world)
         self.synchronizer: Synchronizer | None = None
         self._watch: StateWatch | None = None
@@ -196,9 +194,7 @@ class PlannedStep(Closing):
             is_undone=is_undone,
         )
         if self.plan.precision == "tf32":
-            # Set for the process, since torch has no setting for a single model.
-            torch.backends.cuda.matmul.allow_tf32 = True
-            torch.backends.cudnn.allow_tf32 = True
+            _allow_tf32()
         self._runner = self._make_runner()
 
     def __call__(self, batch: Any) -> Tensor:
@@ -379,3 +375,9 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
     """The model on `device`; in place, so that an optimizer made before keeps its parameters."""
     places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     return model if places <= {device} else model.to(device)
+
+
+def _allow_tf32() -> None:
+    """For the whole process, since torch has no setting for a single model."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True

@@ -85,6 +85,7 @@ def trace(
         )
     _check(model, optimizer, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
+    # A user's `torch.compile` inside the model would hide its operators from the trace.
     with refusing_writes(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
         step = step._replace(check=partial(check, True))
@@ -116,6 +117,7 @@ def _add_variants(
         try:
             narrow = step._replace(precision=precision)
             variants.append(_traced(narrow, workload.name, may_run=may_run))
+        # These end the trace whatever precision it is in; any other error concerns this variant alone.
         except (OutOfTimeError, SideEffectError):
             raise
         except Exception as error:

@@ -51,6 +51,7 @@ def parse_what_if(text: str) -> dict[str, float]:
                 MOST_FACTOR if factor.strip() == FREE else float(factor.strip().removesuffix("x"))
             )
         except ValueError:
+            # Below the least factor, so that the check that follows refuses it with the same words.
             value = 0.0
         if not _is_meant(part, value):
             raise MachineError(
@@ -167,6 +168,7 @@ def _faster_timings(
             faster.append(entry)
             continue
         place = (entry.setting, entry.key)
+        # By what limits it on the machine as measured: the faster one would have other limits.
         if place not in bounds:
             bounds[place] = op_seconds(machine, op, entry.setting).bound
         factor = rates[bounds[place]]

@@ -85,7 +85,6 @@ def trace(
         )
     _check(model, optimizer, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
-    # A user's `torch.compile` inside the model would hide its operators from the trace.
     with refusing_writes(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
         step = step._replace(check=partial(check, True))

@@ -34,7 +34,7 @@ def file_name(experiment: WayExperiment) -> str:
 
 def distances(case: WayCase) -> list[str]:
     """Every measured way as a multiple of the case's limit."""
-    shares = [(row.way, row.of_limit) for row in case.rows]
+    shares = [(row.name, row.of_limit) for row in case.rows]
     return [f"{case.name}: {way}: {1 / share:.3f} x the limit" for way, share in shares if share]
 
 

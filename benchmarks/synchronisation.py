@@ -45,15 +45,15 @@ def file_name(experiment: WayExperiment) -> str:
 def distances(case: WayCase) -> list[str]:
     """Every measured way as a multiple of the case's limit, of computing alone, and of what was predicted."""
     said = []
-    parts = {row.way: row.seconds for row in case.rows if row.kind == "part"}
+    parts = {row.name: row.seconds for row in case.rows if row.kind == "part"}
     alone = parts.get(COMPUTE)
     for row in case.rows:
         if row.of_limit:
-            said.append(f"{row.way}: {1 / row.of_limit:.3f} x the limit")
+            said.append(f"{row.name}: {1 / row.of_limit:.3f} x the limit")
         if alone is not None and row.seconds is not None and row.kind != "part":
-            said.append(f"{row.way}: {row.seconds.value / alone.value:.3f} x {COMPUTE}")
+            said.append(f"{row.name}: {row.seconds.value / alone.value:.3f} x {COMPUTE}")
         if row.predicted_s is not None and row.seconds is not None:
-            said.append(f"{row.way}: {row.seconds.value / row.predicted_s:.3f} x its prediction")
+            said.append(f"{row.name}: {row.seconds.value / row.predicted_s:.3f} x its prediction")
     return [f"{case.name}: {line}" for line in said]
 
 

@@ -31,9 +31,9 @@ EMPTY = HybridExperiment(
             title="512-256-128-2",
             rows=(
                 HybridRow(
-                    contender="eager",
+                    name="eager",
                     kind="peer",
-                    call_s=Quantity.measured([1e-4, 1e-4], "s"),
+                    seconds=Quantity.measured([1e-4, 1e-4], "s"),
                     prepare_s=0.1,
                 ),
             ),
@@ -53,7 +53,9 @@ WAYS = WayExperiment(
             name="batches",
             title="20 batches",
             rows=(
-                WayRow(way="one by one", kind="sequential", seconds=Quantity.measured([1e-3], "s")),
+                WayRow(
+                    name="one by one", kind="sequential", seconds=Quantity.measured([1e-3], "s")
+                ),
             ),
         ),
     ),

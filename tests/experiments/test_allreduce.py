@@ -2,12 +2,12 @@
 
 import pytest
 
+from printed import as_text
 from ridgeline.errors import TaskError
 from ridgeline.experiments import allreduce
 from ridgeline.experiments.allreduce.sweep import CASES, SIZES
 from ridgeline.experiments.ways.result import WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.reporting.terminal.text import as_text
 from ridgeline.synchronisation import ALGORITHMS, offered
 
 WORKERS = 3
@@ -38,7 +38,7 @@ def test_every_algorithm_is_there(found: WayExperiment) -> None:
     ]
     assert ours
     for case in found.cases[:2]:
-        assert [row.way for row in case.rows] == ["gloo all_reduce", *ours]
+        assert [row.name for row in case.rows] == ["gloo all_reduce", *ours]
         for row in case.rows:
             if row.status == "skipped":
                 continue
@@ -52,7 +52,7 @@ def test_every_way_is_told_before_it_is_made(found: WayExperiment, told: list[st
     assert told[0] == f"allreduce: {WORKERS} workers on cpu, {len(CHOSEN)} cases"
     for case in found.cases[:2]:
         lines = [line for line in told if line.startswith(f"{case.name}: ")]
-        ways = [f"{case.name}: {row.way}" for row in case.rows]
+        ways = [f"{case.name}: {row.name}" for row in case.rows]
         assert lines == [*ways, f"{case.name}: taking turns"]
 
 
@@ -75,7 +75,7 @@ def test_an_algorithm_for_several_hosts_is_left_out_on_one() -> None:
     """With the reason, and not as one that failed."""
     found = allreduce.run(quick=True, only=("1KiB",), limit_s=1.0, device="cpu", workers=4)
     (case,) = found.cases
-    (row,) = [row for row in case.rows if row.way == "ridgeline hierarchical"]
+    (row,) = [row for row in case.rows if row.name == "ridgeline hierarchical"]
     assert (row.status, row.seconds) == ("skipped", None)
     assert "several hosts for sync.algorithm='hierarchical', got all 4 on one host" in row.reason
 

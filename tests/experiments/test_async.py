@@ -14,7 +14,7 @@ def held(contest: Contest) -> WayCase:
     """The contest without further ado; every way of it runs for which everything is there."""
     case = Case(name="tiny", title="tiny", prepare=lambda: contest, threads=1, calls=1)
     result = hold(case, limit_s=1.0, progress=lambda line: None)
-    assert [(row.way, row.reason) for row in result.rows if row.status == "failed"] == []
+    assert [(row.name, row.reason) for row in result.rows if row.status == "failed"] == []
     return result
 
 
@@ -60,16 +60,16 @@ def test_queue_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tasks() -> None:
     """Every way runs all tasks, whatever they write."""
     result = held(cost._contest(num=200))
-    assert result.rows[0].way == "concurrent.futures"
+    assert result.rows[0].name == "concurrent.futures"
     assert len(result.rows) == 5
-    assert {row.way for row in result.rows if row.status == "skipped"} <= {"dask, threaded"}
+    assert {row.name for row in result.rows if row.status == "skipped"} <= {"dask, threaded"}
 
 
 def test_memory() -> None:
     """All items are consumed; bounded by bytes or by mini-batches, so many are alive and no more."""
     result = held(memory._contest(num=24))
     assert {row.difference for row in result.rows if row.kind != "part"} == {0.0}
-    peak = {row.way: row.peak_bytes for row in result.rows if row.kind != "part"}
+    peak = {row.name: row.peak_bytes for row in result.rows if row.kind != "part"}
     item = memory.ITEM_BYTES
     assert peak["one by one"] <= 2 * item  # one is made while the last one's name still holds it
     # Beside what is pending there are the item just made, and one that its thread is letting go of.

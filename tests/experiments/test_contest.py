@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from rows import row_of
 from tiny_cases import calling, contest, eager, fail, tiny
 from torch import Tensor, nn
 
+from printed import as_text
 from ridgeline.errors import CaptureError
 from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant, Remarks
 from ridgeline.experiments.hybrid.limit import CountFlops
 from ridgeline.experiments.hybrid.text import case_text
 from ridgeline.experiments.plain_step import PlainStep
-from ridgeline.reporting.terminal.text import as_text
 
 
 def test_models_are_alike() -> None:
@@ -42,7 +43,7 @@ def test_without_a_limit_the_figures_stand(monkeypatch: pytest.MonkeyPatch) -> N
     result = contest(case, eager(case))
     note = "no limit, for counting FLOP failed: RuntimeError: no such operator"
     assert (result.limit, result.notes) == (None, (note,))
-    assert result.row("eager").call_s is not None
+    assert row_of(result, "eager").seconds is not None
     assert note in as_text(case_text(result))
 
 
@@ -54,11 +55,11 @@ def test_same_results(purpose: str) -> None:
     result = contest(case, eager(case), again)
     assert [row.status for row in result.rows] == ["measured", "measured"]
     assert [row.difference for row in result.rows] == [0.0, 0.0]
-    row = result.row("again")
+    row = row_of(result, "again")
     assert row.times_faster["eager"].unit == "x"
-    assert row.call_s is not None
-    assert row.call_s.low <= row.call_s.value <= row.call_s.high
-    assert (result.calls, result.row("eager").times_faster["eager"].value) == (2, 1.0)
+    assert row.seconds is not None
+    assert row.seconds.low <= row.seconds.value <= row.seconds.high
+    assert (result.calls, row_of(result, "eager").times_faster["eager"].value) == (2, 1.0)
     assert result.turns >= 3
     assert result.limit is not None
 
@@ -70,9 +71,9 @@ def test_gain_within_the_noise_is_none() -> None:
     result = contest(
         case, slow._replace(name="eager", kind="peer"), slow, eager(case)._replace(name="fast")
     )
-    assert result.row("fast").times_faster["eager"].low > 1.0
-    assert result.row("fast").break_even is not None
-    same = result.row("slow")
+    assert row_of(result, "fast").times_faster["eager"].low > 1.0
+    assert row_of(result, "fast").break_even is not None
+    same = row_of(result, "slow")
     assert (same.break_even is None) == (same.times_faster["eager"].low <= 1.0)
 
 
@@ -80,7 +81,7 @@ def test_other_results_show() -> None:
     """Outputs that are off by a hundredth of the largest are told so."""
     case = tiny("callable")
     off = calling(lambda model, inputs: (out := model(*inputs)) + 0.01 * out.abs().max())
-    row = contest(case, eager(case), off).row("odd")
+    row = row_of(contest(case, eager(case), off), "odd")
     assert row.difference == pytest.approx(0.01, rel=0.01)
 
 
@@ -95,7 +96,7 @@ def test_another_training_shows() -> None:
     def _half(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.05)
 
-    row = contest(case, eager(case), Contender("half", "ridgeline", 0, make)).row("half")
+    row = row_of(contest(case, eager(case), Contender("half", "ridgeline", 0, make)), "half")
     assert row.difference == pytest.approx(0.5, rel=0.1)
 
 
@@ -107,7 +108,7 @@ def test_overwritten_outputs_show() -> None:
     result = contest(case, eager(case), shared)
     assert [row.overwrites for row in result.rows] == [False, True]
     assert result.fastest("ridgeline", may_overwrite=False) is None
-    assert result.fastest("ridgeline") is result.row("odd")
+    assert result.fastest("ridgeline") is row_of(result, "odd")
 
 
 def test_inputs_that_must_be_loaded() -> None:
@@ -119,7 +120,9 @@ def test_inputs_that_must_be_loaded() -> None:
     def load(inputs: tuple[Tensor, ...]) -> None:
         loaded.append(static.copy_(inputs[0]))
 
-    row = contest(case, eager(case), calling(lambda model, _: model(static), load=load)).row("odd")
+    row = row_of(
+        contest(case, eager(case), calling(lambda model, _: model(static), load=load)), "odd"
+    )
     assert row.difference == 0.0
     assert len(loaded) == len(case.batches()) + 2
 
@@ -132,8 +135,8 @@ def test_failure_is_a_row() -> None:
     )
     result = contest(case, eager(case), failing, eager(case)._replace(name="again"))
     assert [row.status for row in result.rows] == ["measured", "failed", "measured"]
-    assert result.row("odd").reason == "CaptureError: wanted a, got b"
-    assert result.row("odd").call_s is None
+    assert row_of(result, "odd").reason == "CaptureError: wanted a, got b"
+    assert row_of(result, "odd").seconds is None
 
 
 def test_failure_while_timing_is_a_row() -> None:
@@ -147,9 +150,9 @@ def test_failure_while_timing_is_a_row() -> None:
 
     odd = calling(act, close=lambda: closed.append(1))
     result = contest(case, eager(case), odd, eager(case)._replace(name="again"))
-    assert result.row("odd").reason == "RuntimeError: broken"
-    assert (result.row("odd").call_s, closed) == (None, [1])
-    assert set(result.row("again").times_faster) == {"eager", "again"}
+    assert row_of(result, "odd").reason == "RuntimeError: broken"
+    assert (row_of(result, "odd").seconds, closed) == (None, [1])
+    assert set(row_of(result, "again").times_faster) == {"eager", "again"}
 
 
 def test_our_own_interrupt_is_no_row() -> None:
@@ -170,7 +173,7 @@ def test_time_limit_leaves_out() -> None:
     quick = calling(lambda model, inputs: model(*inputs), "quick")
     result = contest(case, eager(case), slow, quick, limit_s=30.0)
     assert [row.status for row in result.rows] == ["measured", "skipped", "measured"]
-    assert result.row("slow").reason == "no time left for it in the 30 s of this case"
+    assert row_of(result, "slow").reason == "no time left for it in the 30 s of this case"
     result = contest(case, eager(case), quick, limit_s=0.0)
     assert [row.status for row in result.rows] == ["measured", "skipped"]
 
@@ -180,8 +183,8 @@ def test_without_eager_nothing_is_compared() -> None:
     case = tiny("callable", make_model=lambda: nn.Linear(5, 5))
     result = contest(case, eager(case), calling(lambda model, inputs: model(*inputs)))
     assert [row.status for row in result.rows] == ["failed", "skipped"]
-    assert result.row("eager").reason.startswith("RuntimeError: mat1 and mat2 shapes")
-    assert result.row("odd").reason == "there is no eager contender to compare with"
+    assert row_of(result, "eager").reason.startswith("RuntimeError: mat1 and mat2 shapes")
+    assert row_of(result, "odd").reason == "there is no eager contender to compare with"
     assert (result.turns, result.limit) == (0, None)
     assert "no eager contender" in as_text(case_text(result))
 
@@ -194,7 +197,7 @@ def test_what_an_entrant_says() -> None:
         lambda model, inputs: said.append(1) or model(*inputs),
         remarks=lambda: Remarks("fast", (f"{len(said) > 6}",)),
     )
-    row = contest(case, eager(case), odd).row("odd")
+    row = row_of(contest(case, eager(case), odd), "odd")
     assert (row.chosen, row.notes) == ("fast", ("True",))
 
 

@@ -4,19 +4,21 @@ from typing import Any
 
 import pytest
 import torch
+from rows import row_of
 from tiny_cases import contest, tiny
 
 from made_host import HOST
+from printed import as_text
 from ridgeline.errors import TaskError
 from ridgeline.experiments.hybrid.calls import call_contenders
 from ridgeline.experiments.hybrid.cases import MODELS, HybridCase, cases, left_out
 from ridgeline.experiments.hybrid.experiment import run
-from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, HybridRow, LowerBound
+from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, HybridRow
 from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.hybrid.text import experiment_text
 from ridgeline.experiments.plain_step import PlainStep
+from ridgeline.experiments.ways.result import LowerBound
 from ridgeline.machine import Quantity
-from ridgeline.reporting.terminal.text import as_text
 
 
 @pytest.mark.parametrize("purpose", ["callable", "step"])
@@ -105,8 +107,8 @@ def test_whole_experiment(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     experiment = run(quick=True, only=("mlp",), limit_s=2.0, device="cpu", progress=lines.append)
     assert [case.purpose for case in experiment.cases] == ["callable", "step"]
-    assert all(case.row("eager").call_s is not None for case in experiment.cases)
-    assert all(case.row("torch.compile").status == "skipped" for case in experiment.cases)
+    assert all(row_of(case, "eager").seconds is not None for case in experiment.cases)
+    assert all(row_of(case, "torch.compile").status == "skipped" for case in experiment.cases)
     assert lines[0] == "mlp inference: preparing eager"
     assert HybridExperiment.load(experiment.save(tmp_path / "hybrid.json")) == experiment
     assert "mlp training" in as_text(experiment_text(experiment))
@@ -118,9 +120,9 @@ def quantity(value: float, unit: str = "s") -> Quantity:
 
 def measured(name: str, kind: str, seconds: float, eager_s: float, **more: Any) -> HybridRow:
     return HybridRow(
-        contender=name,
+        name=name,
         kind=kind,
-        call_s=quantity(seconds),
+        seconds=quantity(seconds),
         prepare_s=more.pop("prepare_s", 0.5),
         difference=more.pop("difference", 0.0),
         times_faster={"eager": quantity(eager_s / seconds, "x")},
@@ -148,14 +150,10 @@ def test_text() -> None:
                 chosen="packaged",
             ),
             HybridRow(
-                contender="ridgeline script", kind="ridgeline", status="failed", reason="no source"
+                name="ridgeline script", kind="ridgeline", status="failed", reason="no source"
             ),
-            HybridRow(
-                contender="torch.compile", kind="peer", status="skipped", reason="no time left"
-            ),
-            HybridRow(
-                contender="reduce-overhead", kind="peer", status="skipped", reason="no time left"
-            ),
+            HybridRow(name="torch.compile", kind="peer", status="skipped", reason="no time left"),
+            HybridRow(name="reduce-overhead", kind="peer", status="skipped", reason="no time left"),
             measured("ridgeline static", "ridgeline", 5e-6, 100e-6, overwrites=True),
         ),
         calls=1000,

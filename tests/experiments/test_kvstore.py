@@ -7,27 +7,27 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from printed import as_text
 from ridgeline.cli.bench import EXPERIMENTS
 from ridgeline.errors import TaskError
 from ridgeline.experiments import kvstore
 from ridgeline.experiments.kvstore.exchanges import CASES
 from ridgeline.experiments.kvstore.ray_actor import LACKING, ActorServer
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.reporting.terminal.text import as_text
 
 
 def test_every_way_computes_the_same() -> None:
     """Of all workers, and of one worker and a server; Ray is compared, or named as what is lacking."""
     found = kvstore.run(quick=True, only=("64KiB", "server-64KiB"), limit_s=2.0)
-    ours = [[row for row in case.rows if row.way != "actor of Ray"] for case in found.cases]
-    assert [[row.way for row in rows] for rows in ours] == [
+    ours = [[row for row in case.rows if row.name != "actor of Ray"] for case in found.cases]
+    assert [[row.name for row in rows] for rows in ours] == [
         ["gloo all_reduce", "ridgeline dist_sync", "ridgeline dist_async"],
         ["gloo messages", "ridgeline dist_async", "ridgeline dist_async, sockets"],
     ]
     for row in (row for rows in ours for row in rows):
         assert row.status == "measured"
         assert row.difference is None or row.difference < 1e-6
-    (ray,) = [row for row in found.cases[1].rows if row.way == "actor of Ray"]
+    (ray,) = [row for row in found.cases[1].rows if row.name == "actor of Ray"]
     assert ray.status == ("skipped" if LACKING else "measured")
     is_told = "ray (pip install 'ridgeline[ray]'): actor of Ray" in as_text(experiment_text(found))
     assert is_told is bool(LACKING)
@@ -100,11 +100,11 @@ def test_more_servers_and_a_slow_worker() -> None:
     found = kvstore.run(quick=True, only=("shards-rprop", "shards-muon", "straggler"), limit_s=2.0)
     *shards, straggler = found.cases
     for case in shards:
-        assert [row.way for row in case.rows] == [
+        assert [row.name for row in case.rows] == [
             "ridgeline dist_async, 1 server",
             "ridgeline dist_async, 2 servers",
         ]
-    assert [row.way for row in straggler.rows] == ["ridgeline dist_sync", "ridgeline dist_async"]
+    assert [row.name for row in straggler.rows] == ["ridgeline dist_sync", "ridgeline dist_async"]
     for row in (*shards[0].rows, *shards[1].rows, *straggler.rows):
         assert (row.status, row.difference) == ("measured", 0.0)
     for row in straggler.rows:

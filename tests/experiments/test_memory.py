@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from printed import as_text
 from ridgeline.codec import decode, encode
 from ridgeline.errors import TaskError
 from ridgeline.experiments.memory import run
@@ -21,7 +22,6 @@ from ridgeline.machine import Quantity
 from ridgeline.machine.stairs import Stair
 from ridgeline.probe.host.caches import Cache
 from ridgeline.probe.host.staircase import sizes, stand_in, stand_ins
-from ridgeline.reporting.terminal.text import as_text
 
 CACHES = (Cache(1, 48 << 10), Cache(2, 2 << 20), Cache(3, 32 << 20))
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from printed import as_text
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.networks.result import (
     AUTO,
@@ -29,7 +30,6 @@ from ridgeline.experiments.networks.results.summary import (
 from ridgeline.experiments.networks.results.text import experiment_text, network_line
 from ridgeline.machine import Device, Quantity
 from ridgeline.planner.trials.trial_loop import NOT_TRIED
-from ridgeline.reporting.terminal.text import as_text
 from strategies import make_host
 
 ROOT = Path(__file__).parents[2]

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from rows import row_of
 
 from ridgeline.experiments.overlap import batches
 from ridgeline.experiments.overlap.experiment import CASES, cases
@@ -47,10 +48,10 @@ def test_batches_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         hides=True,
     )
     result = hold(case, limit_s=0.5, progress=lambda line: None)
-    assert [(row.way, row.reason) for row in result.rows if row.status != "measured"] == []
+    assert [(row.name, row.reason) for row in result.rows if row.status != "measured"] == []
     assert {row.difference for row in result.rows if row.kind != "part"} == {0.0}
     assert result.limit is not None
-    assert result.row("ridgeline feed").notes[0].startswith("feed on cpu: 4 batches")
+    assert row_of(result, "ridgeline feed").notes[0].startswith("feed on cpu: 4 batches")
     assert all(0.0 <= row.hidden <= 1.0 for row in result.rows if row.kind != "part")
 
 

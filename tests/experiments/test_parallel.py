@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from rows import row_of
 
 from ridgeline.experiments.parallel import gpus, threads
 from ridgeline.experiments.parallel.experiment import CASES, cases
@@ -69,14 +70,14 @@ def test_ways_on_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls=1,
     )
     result = hold(case, limit_s=0.5, progress=lambda line: None)
-    assert [(row.way, row.reason) for row in result.rows if row.status != "measured"] == []
-    gaps = {row.way: row.difference for row in result.rows if row.kind != "part"}
+    assert [(row.name, row.reason) for row in result.rows if row.status != "measured"] == []
+    gaps = {row.name: row.difference for row in result.rows if row.kind != "part"}
     # Threads inside an operator may add in another order.
     assert max(gaps.values()) < 1e-5
     assert gaps["ThreadPoolExecutor by hand"] == 0.0
     assert gaps[NAME] < 1e-6
     assert result.limit is not None
-    assert result.row(NAME).notes[0].startswith("chose ")
+    assert row_of(result, NAME).notes[0].startswith("chose ")
 
 
 def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +104,8 @@ def test_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     contest = gpus._over_devices(squares_on(("cpu", "cpu"), 16, 3))
     case = Case(name="devices", title="tiny", prepare=lambda: contest, threads=1, calls=1)
     result = hold(case, limit_s=0.5, progress=lambda line: None)
-    assert [(row.way, row.reason) for row in result.rows if row.status != "measured"] == []
+    assert [(row.name, row.reason) for row in result.rows if row.status != "measured"] == []
     assert max(row.difference or 0.0 for row in result.rows) == 0.0
-    alone = [result.row(f"cpu:{index} alone").seconds for index in range(2)]
+    alone = [row_of(result, f"cpu:{index} alone").seconds for index in range(2)]
     assert result.limit is not None
     assert result.limit.seconds >= max(one.value for one in alone if one is not None)

@@ -4,21 +4,21 @@ from collections.abc import Iterable
 
 import pytest
 
+from printed import as_text
 from ridgeline.errors import LaunchError
 from ridgeline.experiments import namespaces, sync
 from ridgeline.experiments.sync.ours import QUICK_WANTED, WANTED
 from ridgeline.experiments.sync.peers import PEERS, QUICK_PEERS
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.reporting.terminal.text import as_text
 
 
 def check(case: WayCase, peers: Iterable[str], wanted: Iterable[str]) -> None:
     """Everybody trained; ours is DDP to the last bits, and what sends less is not."""
-    rows = {row.way: row for row in case.rows}
+    rows = {row.name: row for row in case.rows}
     ours = [f"ridgeline, {name}" for name in wanted]
-    assert [row.way for row in case.rows if row.kind != "part"] == [*peers, *ours]
-    assert [(row.way, row.reason) for row in case.rows if row.status != "measured"] == []
+    assert [row.name for row in case.rows if row.kind != "part"] == [*peers, *ours]
+    assert [(row.name, row.reason) for row in case.rows if row.status != "measured"] == []
     assert rows["ridgeline, exact"].difference < 1e-5
     assert all(rows[name].difference > 1e-5 for name in peers if name != "DDP")
     assert all(rows[name].predicted_s > 0.0 for name in ours)
@@ -57,7 +57,7 @@ def test_hosts() -> None:
     (case,) = sync.run(only=("mlp",), rates=("1gbit",), limit_s=2.0, device="cpu").cases
     check(case, PEERS, WANTED)
     assert case.title == "128 samples a step over 2 hosts, a link of 1gbit"
-    rows = {row.way: row for row in case.rows}
+    rows = {row.name: row for row in case.rows}
     sent = rows["ridgeline, exact"].wire_bytes
     payload = 50_826 * 4
     assert payload < sent < 1.2 * payload

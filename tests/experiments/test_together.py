@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 from held_together import SLOW_S
+from rows import row_of
 
 from ridgeline.experiments.ways.result import WayCase
 from ridgeline.probe.groups.group import run_in_group
@@ -23,22 +24,26 @@ def test_all_run_alike(seen: list[Seen]) -> None:
     assert runs == others
     assert (first.calls, first.turns) == (second.calls, second.turns)
     for mine, theirs in zip(first.rows, second.rows, strict=True):
-        assert (mine.way, mine.status, mine.seconds) == (theirs.way, theirs.status, theirs.seconds)
+        assert (mine.name, mine.status, mine.seconds) == (
+            theirs.name,
+            theirs.status,
+            theirs.seconds,
+        )
 
 
 def test_the_slowest_worker_counts(seen: list[Seen]) -> None:
     """A worker that waits for nobody is as slow as the one that it would wait for."""
     for case, _ in seen:
-        assert case.row("slow on 1").seconds.value == SLOW_S
-        assert case.row("same").seconds.value == SLOW_S / 4
-        assert case.row("other on 1").seconds.value == SLOW_S / 16
+        assert row_of(case, "slow on 1").seconds.value == SLOW_S
+        assert row_of(case, "same").seconds.value == SLOW_S / 4
+        assert row_of(case, "other on 1").seconds.value == SLOW_S / 16
 
 
 def test_results_of_all_are_compared(seen: list[Seen]) -> None:
     """The largest difference of any worker is told by all."""
     for case, _ in seen:
-        assert case.row("other on 1").difference == 1.0
-        assert case.row("same").difference == 0.0
+        assert row_of(case, "other on 1").difference == 1.0
+        assert row_of(case, "same").difference == 0.0
 
 
 def test_what_fails_on_one_fails_on_all(seen: list[Seen]) -> None:
@@ -49,4 +54,4 @@ def test_what_fails_on_one_fails_on_all(seen: list[Seen]) -> None:
         "not on 0": ("ValueError: not here", elsewhere),
     }.items():
         for (case, _), reason in zip(seen, reasons, strict=True):
-            assert (case.row(way).status, case.row(way).reason) == ("failed", reason)
+            assert (row_of(case, way).status, row_of(case, way).reason) == ("failed", reason)

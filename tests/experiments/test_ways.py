@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from rows import row_of
 
 from made_host import HOST
+from printed import as_text
 from ridgeline.errors import EngineError, TaskError
-from ridgeline.experiments.hybrid.result import LowerBound
 from ridgeline.experiments.ways.case import (
     Bound,
     Case,
@@ -21,11 +22,16 @@ from ridgeline.experiments.ways.case import (
 )
 from ridgeline.experiments.ways.contest import CHECKED_ELEMENTS, _Hold, difference, hold, observed
 from ridgeline.experiments.ways.experiment import run_cases
-from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayRow, hidden_share
+from ridgeline.experiments.ways.result import (
+    LowerBound,
+    WayCase,
+    WayExperiment,
+    WayRow,
+    hidden_share,
+)
 from ridgeline.experiments.ways.text import case_text, conclusions, experiment_text
 from ridgeline.machine import Quantity
 from ridgeline.probe.groups.peers import Peers
-from ridgeline.reporting.terminal.text import as_text
 
 ALONE = Peers(0, 1, torch.device("cpu"))
 
@@ -55,12 +61,12 @@ def test_ways_are_compared() -> None:
     """Every way has its time, its ratio to the first and its difference from it; the limit follows from parts."""
     bound = Bound(parts={"a": ones, "b": ones}, seconds=longest("a", "b"), reason="the longer")
     result = held(way("first"), way("other", lambda: 2 * ones()), bound=bound, hides=True, units=10)
-    assert [row.way for row in result.rows] == ["first", "other", "a", "b"]
+    assert [row.name for row in result.rows] == ["first", "other", "a", "b"]
     assert [row.kind for row in result.rows] == ["peer", "peer", "part", "part"]
-    assert result.row("first").times_faster.value == 1.0
-    assert (result.row("first").difference, result.row("other").difference) == (0.0, 1.0)
-    assert 0.0 <= result.row("other").hidden <= 1.0
-    assert result.row("a").hidden is None
+    assert row_of(result, "first").times_faster.value == 1.0
+    assert (row_of(result, "first").difference, row_of(result, "other").difference) == (0.0, 1.0)
+    assert 0.0 <= row_of(result, "other").hidden <= 1.0
+    assert row_of(result, "a").hidden is None
     assert result.turns >= 3
 
 
@@ -68,8 +74,8 @@ def test_without_the_first_nothing_is_compared() -> None:
     """Where the first way fails the others have their times, and no ratio."""
     bound = Bound(parts={"a": ones}, seconds=longest("first", "a"), reason="the longer")
     result = held(way("first", lambda: fail(RuntimeError("no"))), way("other"), bound=bound)
-    assert result.row("other").seconds is not None
-    assert result.row("other").times_faster is None
+    assert row_of(result, "other").seconds is not None
+    assert row_of(result, "other").times_faster is None
     assert (result.limit, result.notes) == (None, ())
 
 
@@ -82,15 +88,15 @@ def test_figures_are_taken_turn_by_turn() -> None:
     bound = Bound(parts=parts, seconds=longest("compute", "copy"), reason="the longer")
     made = case(way("first"), way("ours"), bound=bound, hides=True, units=2)
     contest = _Hold(made, made.prepare(), lambda line: None, ALONE)
-    contest._rows = {name: WayRow(way=name, kind="part") for name in taken}
+    contest._rows = {name: WayRow(name=name, kind="part") for name in taken}
     result = contest._completed(samples, calls=1, begin=0.0)
-    ours = result.row("ours")
+    ours = row_of(result, "ours")
     assert (ours.times_faster.low, ours.times_faster.high) == pytest.approx((4 / 3, 4 / 3))
     assert ours.of_limit == pytest.approx(2.5 / 3.0)
     assert ours.hidden == pytest.approx(1.0 / 1.5)
-    assert result.row("first").hidden == pytest.approx(0.0)
+    assert row_of(result, "first").hidden == pytest.approx(0.0)
     assert (ours.seconds.value, result.limit.seconds) == (3.0, 2.5)
-    assert result.row("copy").of_limit is None
+    assert row_of(result, "copy").of_limit is None
 
 
 def test_failures_are_rows() -> None:
@@ -109,7 +115,7 @@ def test_failures_are_rows() -> None:
         Way("lacking", "peer", simply(ones), "needs a CUDA device"),
         way("more results", lambda: [ones(), ones()]),
     )
-    reasons = {row.way: (row.status, row.reason[:40]) for row in result.rows}
+    reasons = {row.name: (row.status, row.reason[:40]) for row in result.rows}
     assert reasons == {
         "first": ("measured", ""),
         "unmade": ("failed", "EngineError: no lane"),
@@ -118,10 +124,10 @@ def test_failures_are_rows() -> None:
         "lacking": ("skipped", "needs a CUDA device"),
         "more results": ("failed", "ValueError: zip() argument 2 is shorter "),
     }
-    assert result.row("first").seconds is not None
-    assert result.row("late").seconds is None
+    assert row_of(result, "first").seconds is not None
+    assert row_of(result, "late").seconds is None
     assert sorted(closed) == ["broken", "late"]
-    assert len(result.row("broken").reason) < 330
+    assert len(row_of(result, "broken").reason) < 330
 
 
 def test_without_a_part_there_is_no_limit() -> None:
@@ -129,8 +135,11 @@ def test_without_a_part_there_is_no_limit() -> None:
     bound = Bound(parts={"a": lambda: fail(RuntimeError("no"))}, seconds=longest("a"), reason="")
     result = held(way("first"), bound=bound, explain=lambda seconds: fail(AssertionError("asked")))
     assert (result.limit, result.notes) == (None, ())
-    assert result.row("first").seconds is not None
-    assert (result.row("a").status, result.row("a").reason) == ("failed", "RuntimeError: no")
+    assert row_of(result, "first").seconds is not None
+    assert (row_of(result, "a").status, row_of(result, "a").reason) == (
+        "failed",
+        "RuntimeError: no",
+    )
     assert "RuntimeError: no" in as_text(case_text(result))
     unmade = Case(name="big", title="huge", prepare=lambda: fail(RuntimeError("out of memory")))
     left_out = hold(unmade, limit_s=1.0, progress=lambda line: None)
@@ -177,8 +186,8 @@ def test_remarks_are_asked_after_running() -> None:
             remarks=lambda: WayRemarks(notes=(f"{len(runs)} runs",), peak_bytes=7),
         )
     )
-    assert result.row("first").notes == (f"{2 + 2 * result.turns} runs",)
-    assert result.row("first").peak_bytes == 7
+    assert row_of(result, "first").notes == (f"{2 + 2 * result.turns} runs",)
+    assert row_of(result, "first").peak_bytes == 7
 
 
 def test_large_results_are_compared_by_samples() -> None:
@@ -238,7 +247,7 @@ def row(name: str, kind: Any, seconds: float, **more: Any) -> WayRow:
         if kind == "part"
         else {"times_faster": faster, "of_limit": 1.9e-3 / seconds, "difference": 0.0}
     )
-    return WayRow(way=name, kind=kind, seconds=Quantity.measured([seconds], "s"), **(timed | more))
+    return WayRow(name=name, kind=kind, seconds=Quantity.measured([seconds], "s"), **(timed | more))
 
 
 FULL = WayCase(
@@ -253,8 +262,8 @@ FULL = WayCase(
         row(
             "ridgeline feed", "ridgeline", 2e-3, hidden=1.0, peak_bytes=2 << 20, notes=("hid 99 %",)
         ),
-        WayRow(way="ridgeline other", kind="ridgeline", status="failed", reason="no lane"),
-        WayRow(way="by hand", kind="peer", status="skipped", reason="needs a CUDA device"),
+        WayRow(name="ridgeline other", kind="ridgeline", status="failed", reason="no lane"),
+        WayRow(name="by hand", kind="peer", status="skipped", reason="needs a CUDA device"),
         row("loading alone", "part", 1.6e-3),
     ),
     limit=LowerBound(seconds=1.9e-3, reason="the longer"),
@@ -300,5 +309,3 @@ def test_text_without_figures() -> None:
     assert conclusions(nothing) == conclusions(WayCase(name="a", title="b")) == []
     assert "one" in as_text(case_text(nothing))
     assert FULL.fastest("sequential") is FULL.rows[0]
-    with pytest.raises(KeyError):
-        FULL.row("none")

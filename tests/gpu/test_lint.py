@@ -17,7 +17,6 @@ from ridgeline.lint.lint import (
     Lint,
     inspect_callable,
     inspect_step,
-    lint_callable,
 )
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.body.body import StepBody
@@ -78,7 +77,7 @@ BREAKING = [
 @pytest.mark.parametrize(("program", "rule", "op"), BREAKING)
 def test_found(program: Callable[..., Any], rule: str, op: str) -> None:
     """What breaks a rule is found, and the process can capture afterwards."""
-    found = lint_callable(program, torch.ones(3, 3, device="cuda"), device="cuda")
+    found = inspect_callable(program, torch.ones(3, 3, device="cuda"), device="cuda").findings
     assert (found[0].rule, found[0].op) == (rule, op)
     assert "test_lint.py:" in found[0].line
     assert len(found) == 1
@@ -119,11 +118,11 @@ def test_pinned_copy_is_captured() -> None:
 
 def test_pinning() -> None:
     """Pinning inside is found."""
-    found = lint_callable(
+    found = inspect_callable(
         lambda x: x.copy_(HOST.pin_memory(), non_blocking=True),
         torch.ones(3, device="cuda"),
         device="cuda",
-    )
+    ).findings
     assert "pinning" in [one.rule for one in found]
 
 
@@ -132,7 +131,7 @@ def test_what_the_table_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lint_judge, "OPERATORS", {})
     monkeypatch.setattr(lint_judge, "_rule_of_tags", lambda tags: None)
     x = torch.ones(3, device="cuda")
-    (found,) = lint_callable(lambda x: x.nonzero(), x, device="cuda")
+    (found,) = inspect_callable(lambda x: x.nonzero(), x, device="cuda").findings
     assert found.rule == "host-sync"
     assert found.op in ("aten.nonzero", "torch.Tensor.nonzero")  # by who of the two hears of it
 

@@ -41,11 +41,11 @@ def test_case(package: str, name: str) -> None:
 
     def wrong() -> str:
         case = held(package, name)
-        assert [(row.way, row.reason) for row in case.rows if row.status != "measured"] == []
+        assert [(row.name, row.reason) for row in case.rows if row.status != "measured"] == []
         # Kernels are chosen by shape and library, so products may add in another order.
         assert max(row.difference or 0.0 for row in case.rows) < 1e-4
         assert case.limit is not None
         beyond = [row for row in case.rows if (row.of_limit or 0.0) >= 1.2]
-        return ", ".join(f"{row.way}: {row.of_limit}" for row in beyond)
+        return ", ".join(f"{row.name}: {row.of_limit}" for row in beyond)
 
     holds_when_quiet(wrong)

@@ -19,7 +19,6 @@ from ridgeline.lint.lint import (
     Lint,
     check_capturable,
     inspect_callable,
-    lint_callable,
 )
 
 FILE = Path(__file__).relative_to(Path.cwd()) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__)  # fmt: skip
@@ -99,13 +98,13 @@ MESSAGES = [
 @pytest.mark.parametrize(("program", "device", "message"), MESSAGES)
 def test_message(program: Callable[..., Any], device: str, message: str) -> None:
     """Each rule says what it wants, what it got, on which line, why, and what to do."""
-    (found,) = lint_callable(program, torch.ones(3, 3, device=device), device=device)
+    (found,) = inspect_callable(program, torch.ones(3, 3, device=device), device=device).findings
     assert str(found) == message.format(line_of(program))
 
 
 def test_numpy_message() -> None:
     """The generator of numpy is caught by its state, without a line."""
-    (found,) = lint_callable(numpy_random, torch.ones(3), device="cpu")
+    (found,) = inspect_callable(numpy_random, torch.ones(3), device="cpu").findings
     assert str(found).startswith(
         "wanted random numbers drawn on the device, got numpy.random at an unknown line: it is drawn"
     )
@@ -165,7 +164,7 @@ BREAKING = [
 @pytest.mark.parametrize(("program", "device", "rule", "op"), BREAKING)
 def test_found(program: Callable[..., Any], device: str, rule: str, op: str) -> None:
     """What breaks a rule is found, under the name that the user knows."""
-    found = lint_callable(program, torch.ones(3, 3, device=device), device=device)
+    found = inspect_callable(program, torch.ones(3, 3, device=device), device=device).findings
     assert [(one.rule, one.op) for one in found] == [(rule, op)]
 
 
@@ -208,7 +207,7 @@ def several(x: Tensor) -> Tensor:
 
 def test_all_in_one_pass() -> None:
     """One run finds everything, each thing once, in the order of the program; the refusal lists it."""
-    found = lint_callable(several, torch.ones(3), device="cpu")
+    found = inspect_callable(several, torch.ones(3), device="cpu").findings
     assert [one.line for one in found] == [line_of(several, after) for after in (1, 2, 3)]
     with pytest.raises(CaptureError) as caught:
         check_capturable(found)

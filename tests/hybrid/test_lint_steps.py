@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from ridgeline.lint import lint_observer
 from ridgeline.lint.lint import (
+    Finding,
     Lint,
     inspect_callable,
     inspect_step,
     is_doubtful,
-    lint_callable,
-    lint_step,
     optimizer_findings,
 )
 from ridgeline.lint.lint_rules import RULES
@@ -83,6 +82,11 @@ def make_body(
     return StepBody(model, loss, made, plan, None, clip_norm=1.0, device=device)
 
 
+def findings_of(body: StepBody, batch: Any) -> tuple[Finding, ...]:
+    lint = inspect_step(body, batch, device="cpu")
+    return (*lint.optimizer, *lint.findings)
+
+
 @pytest.mark.parametrize("precision", ["as-is", "bf16"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
@@ -95,7 +99,7 @@ def test_clean_step(optimizer: Any, accumulate: int, precision: Any) -> None:
 
 def test_backward() -> None:
     """An operator of the backward pass is told with the line of its forward."""
-    found = lint_step(make_body(Masked()), BATCH, device="cpu")
+    found = findings_of(make_body(Masked()), BATCH)
     forward = line_of(Masked.forward, 2)
     assert [(one.op, one.line) for one in found] == [
         ("aten.index", forward),
@@ -155,9 +159,9 @@ def clearing_loss(model: nn.Module, batch: Any) -> Tensor:
 
 def test_gradient_set_to_none() -> None:
     """A gradient cleared by the user's code inside the step is found; an absent one is not."""
-    assert lint_step(make_body(Net(), loss=clearing_loss), BATCH, device="cpu") == ()
+    assert findings_of(make_body(Net(), loss=clearing_loss), BATCH) == ()
     plan = Plan(accumulate=2)
-    (found,) = lint_step(make_body(Net(), loss=clearing_loss, plan=plan), BATCH, device="cpu")
+    (found,) = findings_of(make_body(Net(), loss=clearing_loss, plan=plan), BATCH)
     assert str(found) == (
         f"wanted gradients that stay where they are, got tensor.grad = None at {line_of(clearing_loss, 2)}: "
         "what is set to None gives its memory to other operators, while every replay writes it again; leave "
@@ -169,7 +173,7 @@ def test_replaced_buffer() -> None:
     """A buffer that gets another tensor is found, and is back under its name afterwards."""
     body = make_body(Counting())
     count = body.model.count
-    (found,) = lint_step(body, BATCH, device="cpu")
+    (found,) = findings_of(body, BATCH)
     assert (found.rule, found.op) == ("moved-state", "assignment of buffer 'count'")
     assert found.line == line_of(Counting.forward)
     assert body.model.count is count
@@ -194,7 +198,7 @@ def test_users_optimizer() -> None:
         "another one reads or counts in Python would be baked in; let it step outside of the graph, as plans "
         "that capture do, or use one of torch"
     )
-    assert lint_step(body, BATCH, device="cpu") == lint.optimizer
+    assert findings_of(body, BATCH) == lint.optimizer
     assert not hasattr(body.optimizer, "seen")
 
 
@@ -240,7 +244,7 @@ def test_optimizer_messages(name: str) -> None:
 
 def test_optimizer_without_capture_in_a_step() -> None:
     """The step of LBFGS needs a closure; it is not run, and the rest is still linted."""
-    found = lint_step(make_body(Masked(), torch.optim.LBFGS), BATCH, device="cpu")
+    found = findings_of(make_body(Masked(), torch.optim.LBFGS), BATCH)
     assert [one.rule for one in found] == [
         "optimizer",
         "learning-rate",
@@ -280,7 +284,7 @@ def test_reducer_is_left_alone() -> None:
     fired = []
     for parameter in body.model.parameters():
         parameter.register_post_accumulate_grad_hook(fired.append)
-    found = lint_step(body, BATCH, device="cpu")
+    found = findings_of(body, BATCH)
     assert [one.op for one in found] == ["aten.index", "aten.index_put"]
     assert fired == []
     assert all(parameter.grad is None for parameter in body.model.parameters())
@@ -304,7 +308,7 @@ def test_nothing_changes() -> None:
     tensors = [tensor.clone() for tensor in body.model.state_dict().values()]
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     profile = sys.getprofile()
-    assert lint_step(body, batch, device="cpu")
+    assert findings_of(body, batch)
     for tensor, old in zip(body.model.state_dict().values(), tensors, strict=True):
         assert torch.equal(tensor, old)
     assert dict(body.optimizer.state) == {}
@@ -337,7 +341,7 @@ def test_errors_of_the_program_pass_through() -> None:
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        lint_callable(broken, OUTSIDE, device="cpu")
+        inspect_callable(broken, OUTSIDE, device="cpu")
     assert sys.getprofile() is None
     assert float(OUTSIDE.sum()) == 3.0
 
@@ -378,7 +382,7 @@ def test_a_copy_in_a_loop_is_one_finding(monkeypatch: pytest.MonkeyPatch) -> Non
         return x
 
     monkeypatch.setattr(lint_observer, "_run", synced)
-    found = lint_callable(layers, torch.ones(4, device="meta"), device="meta")
+    found = inspect_callable(layers, torch.ones(4, device="meta"), device="meta").findings
     assert [one.rule for one in found] == ["unpinned-copy"]
 
 

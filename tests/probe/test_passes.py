@@ -10,10 +10,10 @@ from test_replay import op, spec, workload_of
 from ridgeline.machine import Quantity, Setting, StepCheck
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.operators import operators
-from ridgeline.probe.operators.clock import ReplayClock, Stretch
+from ridgeline.probe.operators.clock import Passes, ReplayClock, Stretch
 from ridgeline.probe.operators.host_costs import HostCosts
 from ridgeline.probe.operators.operators import time_operators
-from ridgeline.probe.operators.passes import WARM_PASSES, Passes, timed_passes
+from ridgeline.probe.operators.passes import WARM_PASSES, timed_passes
 from ridgeline.probe.operators.replay import WorkloadReplay
 from ridgeline.probe.operators.whole_step import check_step, correction, warning
 from ridgeline.workload import Op, TensorSpec, Workload

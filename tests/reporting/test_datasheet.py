@@ -4,10 +4,11 @@ import msgspec
 import pytest
 from sample_machine import make_machine, measured_quantity
 
+from printed import as_text
 from ridgeline.machine import Ceiling, Device, Machine, Setting
 from ridgeline.machine.datasheet import SHEETS, sheet_of, stated
 from ridgeline.reporting.page.page_machine import machine_reading, machine_section
-from ridgeline.reporting.terminal.text import as_text, machine_text
+from ridgeline.reporting.terminal.text import machine_text
 
 GPU = Setting(device="cuda", workers=1)
 NAMES = {

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from chained_workloads import make_chain
+from printed import as_text
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
 from ridgeline.planner.labels import label
@@ -11,7 +12,6 @@ from ridgeline.planner.ranking import CompilerReading
 from ridgeline.reporting.charts.chart_timeline import frame_colour, kind, timeline_figure
 from ridgeline.reporting.operators import times_from_timeline
 from ridgeline.reporting.page.page_plan import plan_bars, plan_reading, plan_section
-from ridgeline.reporting.terminal.text import as_text
 from ridgeline.reporting.terminal.text_step import timeline_text
 from ridgeline.simulator.step import simulate
 from strategies import make_machine

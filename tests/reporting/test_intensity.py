@@ -12,11 +12,11 @@ from plotly_figures import taken_by_plotly
 from test_report import read
 
 from layered_workloads import CONVOLUTION, LINEAR, NORM, LayerSpec, layered
+from printed import as_text
 from ridgeline.codec import decode
 from ridgeline.reporting.charts.chart_intensity import intensity_figure
 from ridgeline.reporting.layer_rows import intensity_reading, rest_lines, row_cells, rows_of
 from ridgeline.reporting.report import report
-from ridgeline.reporting.terminal.text import as_text
 from ridgeline.reporting.terminal.text_intensity import intensity_text
 from ridgeline.simulator.layers.intensity import Intensities, intensities
 from strategies import make_machine

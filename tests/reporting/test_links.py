@@ -4,13 +4,14 @@ import msgspec
 import pytest
 from sample_machine import make_machine
 
+from printed import as_text
 from ridgeline.machine import Link, Machine, Quantity, SizePoint
 from ridgeline.machine.stairs import Stair
 from ridgeline.reporting.charts.chart_places import link_matrix_figure, staircase_figure
 from ridgeline.reporting.charts.chart_rates import links_figure
 from ridgeline.reporting.links import link_matrix, link_rates, links_by_kind
 from ridgeline.reporting.page.page_machine import machine_section
-from ridgeline.reporting.terminal.text import as_text, machine_text
+from ridgeline.reporting.terminal.text import machine_text
 
 
 def link_of(direction: str, source: int, target: int, *points: tuple[int, float]) -> Link:

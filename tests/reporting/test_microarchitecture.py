@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from sample_machine import make_machine
 
+from printed import as_text
 from ridgeline.machine.microarchitecture import (
     CountersApart,
     FalseSharing,
@@ -23,8 +24,7 @@ from ridgeline.reporting.effects.effects import Effect
 from ridgeline.reporting.effects.machine_effects import machine_effects
 from ridgeline.reporting.effects.microarchitecture import host_effects
 from ridgeline.reporting.page.page_machine import machine_section
-from ridgeline.reporting.terminal.text import as_text
-from ridgeline.reporting.terminal.text_effects import effect_texts
+from ridgeline.reporting.terminal.text_host import effect_texts
 
 GIB = 1 << 30
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from printed import as_text
 from ridgeline.errors import RidgelineError
 from ridgeline.history import History, Outage
 from ridgeline.machine import Machine
 from ridgeline.reporting.page.outages import outages_text
 from ridgeline.reporting.report import report, setting_of
-from ridgeline.reporting.terminal.text import as_text
 from ridgeline.timeline import Timeline
 
 SECTIONS = [

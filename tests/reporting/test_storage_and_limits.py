@@ -5,14 +5,13 @@ import json
 import msgspec
 from sample_machine import make_machine, measured_quantity
 
+from printed import as_text
 from ridgeline.codec import decode, encode
 from ridgeline.machine import Machine
 from ridgeline.machine.limits import Limit
 from ridgeline.machine.storage import Access, Storage
 from ridgeline.reporting.page.page_machine import machine_section
-from ridgeline.reporting.terminal.text import as_text
-from ridgeline.reporting.terminal.text_limits import limits_text
-from ridgeline.reporting.terminal.text_storage import storage_text
+from ridgeline.reporting.terminal.text_host import limits_text, storage_text
 
 STORAGE = Storage(
     folder="~/runs",

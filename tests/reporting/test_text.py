@@ -5,11 +5,11 @@ import io
 import msgspec
 import pytest
 
+from printed import as_text
 from ridgeline.machine import Machine
 from ridgeline.reporting.operators import times_from_timeline
 from ridgeline.reporting.page.page_machine import quantity_table
 from ridgeline.reporting.terminal.text import (
-    as_text,
     bar,
     console,
     machine_text,

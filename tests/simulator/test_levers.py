@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from printed import as_text
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine, Quantity
 from ridgeline.plan import Plan
-from ridgeline.reporting.terminal.text import as_text
 from ridgeline.reporting.terminal.text_levers import gain_text, levers_text
 from ridgeline.simulator.curves.levers import Lever, elsewhere, levers
 from ridgeline.simulator.curves.what_if import PARTS, what_if

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from printed import as_text
 from ridgeline.errors import LawError, MachineError
 from ridgeline.machine import Machine
 from ridgeline.machine.cluster import Level
 from ridgeline.machine.stragglers import Stragglers, parse_stragglers
 from ridgeline.plan import Plan, Sync
-from ridgeline.reporting.terminal.text import as_text
 from ridgeline.reporting.terminal.text_levers import levers_text
 from ridgeline.simulator.curves.levers import levers
 from ridgeline.simulator.curves.scaling import differing_as_measured, scaling_curve

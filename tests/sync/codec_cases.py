@@ -90,7 +90,8 @@ def trained(
             x = torch.randn(8, 6, generator=generator).to(dtype)
             step((x, torch.randint(0, 3, (8,), generator=generator)))
             sent.append(reducer._transport.sent_bytes)
-        wanted = predicted(model, reducer.order, plan)
+        order = [name for bucket in reducer.buckets for name in bucket.names]
+        wanted = predicted(model, order, plan)
     flat = torch.cat([p.detach().flatten().float() for p in model.parameters()])
     others = [torch.empty_like(flat) for _ in range(plan.workers)]
     dist.all_gather(others, flat, group=group)

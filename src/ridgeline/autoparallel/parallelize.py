@@ -11,6 +11,7 @@ import torch
 from ridgeline.autoparallel.graphs.gradients import differentiated, trace_halves
 from ridgeline.autoparallel.graphs.guard import Guard, read_function
 from ridgeline.autoparallel.graphs.program import Program, trace_program
+from ridgeline.autoparallel.lanes.devices import with_index
 from ridgeline.autoparallel.report import ParallelReport
 from ridgeline.autoparallel.scheduling.schedule import Schedule
 from ridgeline.autoparallel.search import Mode, close_call, report_of, search
@@ -190,7 +191,7 @@ def _devices(
     here = tuple(dict.fromkeys(operation.device for operation in program.operations))
     if asked is None:
         return here
-    wanted = tuple(dict.fromkeys(_with_index(torch.device(device)) for device in asked))
+    wanted = tuple(dict.fromkeys(with_index(torch.device(device)) for device in asked))
     missing = [str(device) for device in here if device not in wanted]
     if missing:
         raise PlanError(
@@ -198,7 +199,3 @@ def _devices(
             f"on {', '.join(missing)}; add it to devices, or move the tensors with .to(device)"
         )
     return wanted
-
-
-def _with_index(device: torch.device) -> torch.device:
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

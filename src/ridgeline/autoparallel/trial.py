@@ -83,6 +83,7 @@ def take_turns(
 
         counts: dict[str, int] = {}
         for name, way in ways.items():
+            # Once before it is timed: libraries tune themselves in their first call.
             block(way, 1)
             counts[name] = max(1, min(1000, int(BLOCK_S / max(block(way, 1), 1e-9))))
         samples: dict[str, list[float]] = {name: [] for name in ways}

@@ -81,6 +81,7 @@ def hybridize(
         )
     check_shapes(fn_or_module)
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    # Captures rely on the example's strides, so what is expanded or lazily conjugated is written out first.
     args = pytree.tree_map_only(Tensor, _example, args)
     dispatch = CallDispatch(fn_or_module, args, static_io=static_io, max_shapes=max_shapes)
     try:
@@ -194,6 +195,7 @@ def _asked_for(
                 entry = dispatch.make_unread(dispatch.args, str(refusal))
         else:
             raise refusal
+        # Closed before the refusal is raised: its graph would otherwise live as long as the traceback.
         if not entry.comparison.is_equal:
             entry.close()
         entry.comparison.check(mode)

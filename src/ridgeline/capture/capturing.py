@@ -89,6 +89,7 @@ def capturing(
     except BaseException as error:
         torch.cuda.set_stream(before)  # torch leaves its own current where it cannot end a capture
         lost = clear_failed_capture(graph, pool, stream.device)
+        # What the user's code raises is its own; torch reports failed captures as RuntimeError.
         if isinstance(error, RidgelineError) or not isinstance(error, RuntimeError):
             raise
         way_out = f"use {instead}"
@@ -126,6 +127,7 @@ def clear_failed_capture(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.d
             warnings.filterwarnings("ignore", message=".*[Gg]raph is empty.*")
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(device)):
                 pass
+        # Draws once, to see that the generator works; the user's random numbers stay as they were.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.empty(1, device=device).uniform_()
         torch.cuda.synchronize(device)

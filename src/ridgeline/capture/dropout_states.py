@@ -94,6 +94,7 @@ class HeldState:
 
     def is_seeded(self) -> bool:
         """See `DropoutStates.are_seeded`."""
+        # The generator's own notes: there is no other sign that cuDNN's state was dropped.
         seed, offset = _place(self.device)
         return seed != self.place[0] or offset < self.place[1]
 
@@ -191,6 +192,7 @@ def dropout_state(device: torch.device) -> Tensor | None:
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),
     ):
+        # The smallest layer that makes the state: torch shows it to operators alone.
         torch.lstm(begin, (begin, begin), weights, False, 1, 0.5, True, False, False)
     return seen.state
 

@@ -6,10 +6,8 @@ from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.cli.command import FINE, Output
 from ridgeline.reporting.effects.machine_effects import machine_effects
 from ridgeline.reporting.terminal.text import machine_text
-from ridgeline.reporting.terminal.text_effects import effect_texts
-from ridgeline.reporting.terminal.text_limits import limits_text
+from ridgeline.reporting.terminal.text_host import effect_texts, limits_text, storage_text
 from ridgeline.reporting.terminal.text_stairs import stairs_text
-from ridgeline.reporting.terminal.text_storage import storage_text
 
 
 class MeasureCommand:

@@ -194,6 +194,7 @@ def _run(
         step_s = _at_usual_speed(step, batches, world, step_s)
     step.end_warm_up()
     wanted, alone = measured_steps(step_s, step.plan.sync)
+    # It cannot win any more, so one step says enough.
     if max(WARM_S, hopeless_s) < step_s:
         wanted, alone = 1, 0
     if is_limited and step_s < LOOKED_AFTER_S:

@@ -46,6 +46,7 @@ class ShapeWatch:
     def is_over(self, batch: Any) -> bool:
         """Look at a batch; whether it is the last one to be looked at."""
         found = signature(batch)
+        # Once they vary, further examples would only hold memory.
         if found not in self._found and not self.is_varied:
             self._found.add(found)
             self.examples.append(batch)

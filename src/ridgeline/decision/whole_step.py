@@ -61,6 +61,7 @@ def phase_seconds(step: PlannedStep, example: Any, world: World, left_s: float) 
     mine = {phase: statistics.median(seconds) for phase, seconds in samples.items()}
     everyone = gather_bytes(msgspec.json.encode(mine), world)
     found = [msgspec.json.decode(data, type=dict[str, float]) for data in everyone]
+    # The phases of one worker, not the largest of each: they have to add up to a step.
     return max(found, key=lambda seconds: sum(seconds.values()))
 
 
@@ -123,6 +124,7 @@ def _timed(step: PlannedStep, example: Any) -> dict[str, float]:
         marks.append(("", time.perf_counter()))
     finally:
         step.recorder.listener = earlier
+    # Waits for the device, so that the next step begins with an idle one.
     float(loss)
     found: dict[str, float] = defaultdict(float)
     for (name, begin), (_, end) in itertools.pairwise(marks):

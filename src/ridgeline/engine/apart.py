@@ -27,6 +27,7 @@ def apart(action: Callable[..., None], *arguments: Any) -> None:
         start_new_thread(_do, (outcome, action, *arguments))
     except RuntimeError:  # there are too many, or the interpreter ends
         _do(outcome, action, *arguments)
+    # An interrupt may end this wait; the action continues in its thread.
     error = outcome.get()
     if error is not None:
         raise error

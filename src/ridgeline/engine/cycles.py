@@ -127,6 +127,7 @@ class _Known:
             for variable in task.reads:
                 self._readers[variable].append(task)
         for task, wait in blocked.items():
+            # What runs inside of a task's function holds that task up, however many tasks lie between.
             outer, agenda = task.outer, wait.agenda
             while outer is not None:
                 self._inside[outer].append(task)

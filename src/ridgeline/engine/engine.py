@@ -131,6 +131,7 @@ class Engine:
                 name = type(fn).__name__
         elif name.__class__ is not str:
             check_name(name, "push")
+        # Compared by type, without a call, since each push comes here; the rest is looked at closely.
         if not (type(num_bytes) is type(priority) is int and num_bytes >= 0 and callable(fn)):
             priority, num_bytes = check_push(fn, name, priority, num_bytes)
         try:
@@ -140,6 +141,7 @@ class Engine:
         read = written = _NO_VARIABLES
         if writes is not _NO_VARIABLES:
             check_variables(writes, name, scheduler.owner)
+            # A variable that is queued twice would have the task wait for itself.
             written = tuple(writes) if len(writes) < 2 else tuple(dict.fromkeys(writes))
         if reads is not _NO_VARIABLES:
             check_variables(reads, name, scheduler.owner)
@@ -189,6 +191,7 @@ class Engine:
         scheduler.process.check("wait_all")
         scheduler.check_outside("wait_all")
         scheduler.drain()
+        # A stream's tasks are over for the host once enqueued; joining waits for the device.
         for record in list(scheduler.lanes.records.values()):
             if isinstance(record.runner, JoinableLane):
                 record.runner.join()

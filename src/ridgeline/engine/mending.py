@@ -29,6 +29,7 @@ def undo_push(scheduler: "Scheduler", task: EngineTask) -> None:
     """The task was being registered: it has not been pushed."""
     if task.record.keeps_order:
         task.record.runner.forget(task)
+    # It is not in `unfinished` yet, so what is made again from there is without it.
     restore(scheduler.pacing, task, was_pushed=True)
 
 
@@ -96,6 +97,7 @@ def restore(pacing: "Pacing", task: EngineTask, *, was_pushed: bool) -> None:
         for variable in (*other.reads, *other.writes):
             variables.setdefault(variable, (variable.version, variable.pushed_writes))
     for variable in variables:
+        # Nothing of a half-made change is kept: what is left is replayed as if pushed again.
         variable.queue.clear()
         variable.readers = variable.pushed_writes = 0
         variable.writer = None

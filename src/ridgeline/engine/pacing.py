@@ -44,6 +44,7 @@ class Pacing:
             None if max_bytes is None else whole_number("max_bytes", max_bytes, where, least=1)
         )
         self._max_batches = whole_number("max_batches", max_batches, where, least=1)
+        # Woken for a single free place, a pusher would sleep and wake once per task.
         self._wake_at = self.max_pending - max(1, self.max_pending // 4)
         self._room: list[threading.Lock] = []
         self._batch_done: list[threading.Lock] = []
@@ -96,6 +97,7 @@ class Pacing:
 
     def end_batch(self, last: int) -> None:
         """End a batch with the push number `last`."""
+        # Pushes are numbered in order, so that what no earlier batch has counted belongs to this one.
         count = len(self.unfinished) - sum(count for _, count in self._batches)
         if count:
             self.is_watched = True

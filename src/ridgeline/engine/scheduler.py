@@ -48,6 +48,7 @@ class Scheduler:
         self.lock = threading.Lock()
         self.pacing = Pacing(max_pending=max_pending, max_bytes=max_bytes, max_batches=max_batches)
         self.unfinished = self.pacing.unfinished
+        # Variables refer to this instead of the scheduler: they must not keep an engine alive.
         self.owner = object()
         self.half_done: tuple[Any, ...] | None = None  # what repairs it, and its arguments
         self._last_lost: EngineTask | None = None
@@ -102,6 +103,7 @@ class Scheduler:
                         if pending >= self.pacing.most_pending:
                             self.pacing.most_pending = pending + 1
                         break
+                    # Still under the lock: a task that ended in between would find no gate to open.
                     room = self.pacing.room_gate(room)
             if self.half_done is not None:
                 apart(mend, self)

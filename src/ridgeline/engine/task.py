@@ -57,6 +57,7 @@ class EngineTask:
         self.reads = reads
         self.writes = writes
         self.record = record
+        # Of a lane of threads; the thread that runs it puts its own number here.
         self.index = record.index
         self.name = name
         self.priority = priority
@@ -157,6 +158,7 @@ def closed_gate() -> threading.Lock:
 def open_gates(gates: list[threading.Lock]) -> None:
     """Wake those who sleep at these gates, which are forgotten; again after an interrupt, if need be."""
     for gate in gates:
+        # It may be open already, where an interrupt came in between and this runs again.
         if gate.locked():
             gate.release()
     gates.clear()

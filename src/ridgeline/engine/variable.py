@@ -64,6 +64,7 @@ class Variable:
                 return True
             self.writer = task
         else:
+            # Behind a waiting writer a reader waits as well: it was pushed later and has to see that write.
             if self.writer is not None or self.queue:
                 self.queue.append((task, False))
                 return True
@@ -88,6 +89,7 @@ class Variable:
         for target, gate in self.waiters:
             if target <= self.version and gate.locked():
                 gate.release()
+        # After the gates were opened: an interrupt in between must leave them listed.
         self.waiters = [waiter for waiter in self.waiters if waiter[0] > self.version]
 
     def unfinished_writes(self, last: int) -> list[EngineTask]:
@@ -124,6 +126,7 @@ def check_variables(given: Sequence[Variable], where: str, owner: object) -> Non
     Raises:
         EngineError: it is a variable by itself, or holds something else, or one of another engine.
     """
+    # Classes are compared first, since `isinstance` with an abstract class costs more than the rest.
     if given.__class__ in (tuple, list) or isinstance(given, Sequence):
         for variable in given:
             if variable.__class__ is not Variable:

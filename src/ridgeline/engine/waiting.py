@@ -35,11 +35,14 @@ def wait_for(scheduler: "Scheduler", variable: Variable) -> None:
                             wait = Blocked(variable, variable.pushed_writes, here.agenda)
                             _blocked[task] = scheduler, wait
                             _check(task, variable, [scheduler])
+                        # Under the lock, as the version is: a write that ends in between would find nobody
+                        # to wake.
                         gate = closed_gate()
                         variable.waiters.append((variable.pushed_writes, gate))
                     break
             apart(mend, scheduler)
         if gate is not None:
+            # Waits within one engine were looked at under its lock already.
             if task is not None and len(_engines()) > 1:
                 apart(_check_across, task, variable)
             gate.acquire()

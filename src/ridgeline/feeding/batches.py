@@ -45,6 +45,7 @@ class FeedStream(Stream):
         handover: Handover | None = None,
     ) -> None:
         super().__init__()
+        # Two more than are ahead: the batch that the caller has, and the one it had before.
         num_slots = depth if fixed_addresses else depth + 2
         self._device = device
         self._depth = depth
@@ -126,6 +127,7 @@ class FeedStream(Stream):
         self._ahead.popleft()
         if slot.error is not None:
             if isinstance(slot.error, StopIteration) and self._batches == self._batches_before:
+                # A pass without any batch is most likely an iterator that was used up.
                 slot.error = given_out(self._source.loader, self._batches) or slot.error
             self._stop(slot)
         if self._handover is not None:
@@ -228,6 +230,7 @@ class FeedStream(Stream):
         self._source.thread = None  # that which loaded so far may wait for the new one
         self._position = self._engine.variable("position in the loader")
         for slot in self._slots:
+            # A variable for each slot, so that one batch can be waited for without those behind it.
             slot.variable = self._engine.variable("slot of a feed")
         self._close_with(self._engine)
 
@@ -241,6 +244,7 @@ class FeedStream(Stream):
         """What ends the loading when the feed is closed or dropped."""
         if self._closing is not None:
             self._closing.detach()
+        # Without a reference to this object: a feed that is dropped must end its thread.
         self._closing = weakref.finalize(self, shut_down, self._source, engine, self._slots)
 
     @property
@@ -257,6 +261,7 @@ class FeedStream(Stream):
         self._handed_s = None
         moment = None
         if self._carrier is not None:
+            # What the caller has enqueued so far may still read the batch.
             moment = self._carrier.channel.now()
             self._carrier.end_work(self._lent[-1], moment)
         while len(self._lent) > self._num_resting:

@@ -58,6 +58,7 @@ class Handover:
 
     def _end_turn(self) -> None:
         self._turn, self._num_steps = self._turn + 1, 0
+        # The low median is a step that really was, where two halves differ.
         median: Callable[[list[float]], float] = statistics.median_low
         plain_s, load_s = median(self._steps_s[False]), median(self._loads_s)
         if load_s <= LITTLE * plain_s:

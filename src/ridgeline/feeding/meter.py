@@ -51,6 +51,7 @@ class Meter:
         is_full = end - self._num_counted >= WINDOW
         if is_full and self._are_over():
             self._totals = self._count(end)
+            # Neighbours stay, since copies of later batches overlap the computing of these.
             keep = max(0, end - self._margin)
             self._num_counted = end - keep
             del self._traces[:keep]

@@ -101,6 +101,7 @@ class Carrier:
         if self._is_fixed:
             return
         for buffer in slot.devices.values():
+            # Somebody holds a batch longer than agreed: the memory is theirs, and the slot gets another.
             if buffer.is_held:
                 self._give_away(slot, buffer)
                 self.num_given_away += 1

@@ -28,6 +28,7 @@ class Source:
         self.is_over = False
         self.thread = None
         self._iterator = iter(self.loader)
+        # An iterator gives itself: there is no second pass over it.
         self.is_one_shot = self._iterator is self.loader
 
     def load(self, slot: Slot) -> None:
@@ -57,6 +58,7 @@ class Source:
             if self._carrier is not None and not keeps_memory:
                 self._carrier.end(slot)
         iterator, self._iterator = self._iterator, None
+        # Closed here, in order, and not whenever it is collected; the user's own generator is left alone.
         if isinstance(iterator, GeneratorType) and iterator is not self.loader:
             iterator.close()
 

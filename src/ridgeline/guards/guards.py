@@ -65,6 +65,7 @@ class Guards:
     ) -> None:
         self._program, self._given = program, given
         self._reading = reading = reading or read_program(program, arguments)
+        # What a call brings along is another each time, so that its address says nothing.
         brought = tuple(f"L[{name!r}]" for name in given)
         tensors, expressions = (
             [text for text in texts if not text.startswith(brought)]
@@ -112,6 +113,7 @@ class Guards:
     @property
     def text(self) -> str:
         """The operators, the code of every function that was read, and writes; the same in every process."""
+        # Sorted, since sets have another order in each process.
         code = sorted({part for one in self._reading.code for part in _code_text(one)})
         return "\n".join((self.graph, *code, *sorted(map(repr, self.writes))))
 

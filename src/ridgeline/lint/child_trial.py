@@ -203,6 +203,7 @@ def _run(
             stdout=log,
             stderr=subprocess.STDOUT,
             env=child_environment(),
+            # A session of its own, so that compilers that it starts can be killed with it.
             start_new_session=True,
         )
     try:
@@ -213,6 +214,7 @@ def _run(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # compilers that it started, too
         child.wait()
+    # A negative code is the signal that ended it; a crash in native code looks like this.
     if code < 0:
         return "failed", f"it was killed by {signal.Signals(-code).name}{last_lines(directory)}"
     report = read_report(directory)

@@ -50,8 +50,6 @@ __all__ = [
     "inspect_callable",
     "inspect_step",
     "is_doubtful",
-    "lint_callable",
-    "lint_step",
     "optimizer_findings",
 ]
 
@@ -67,19 +65,6 @@ class Lint(NamedTuple):
     doubts: tuple[Doubt, ...]
     optimizer: tuple[Finding, ...] = ()
     idle_draws: tuple[IdleDraw, ...] = ()
-
-
-def lint_step(body: "StepBody", batch: Any, *, device: str | torch.device) -> tuple[Finding, ...]:
-    """What in a training step cannot be captured, its optimizer included; see `inspect_step`."""
-    lint = inspect_step(body, batch, device=device)
-    return (*lint.optimizer, *lint.findings)
-
-
-def lint_callable(
-    fn: Callable[..., Any], inputs: Any, *, device: str | torch.device
-) -> tuple[Finding, ...]:
-    """What in a function or module cannot be captured; see `inspect_callable`."""
-    return inspect_callable(fn, inputs, device=device).findings
 
 
 def inspect_step(body: "StepBody", batch: Any, *, device: str | torch.device) -> Lint:

@@ -4,9 +4,8 @@ Around them everything runs as it was written: the loss may read its results on 
 or wait for the device, as a step that is one graph cannot.
 """
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from ridgeline.capture.capturing import capturing, on_stream, release
 from ridgeline.capture.dropout_states import DropoutStates
 from ridgeline.errors import CaptureError
+from ridgeline.optimizers.step_hooks import emptied
 from ridgeline.reach.renewals import renewals
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.copies import copy_into, own_copy
@@ -51,6 +51,7 @@ class CapturedModel:
         before: Undo | None = None,
         modules: Iterable[nn.Module] = (),
     ) -> None:
+        # Copies of our own, which replays read and callers never see.
         self._inputs = [own_copy(tensor) for tensor in tensors]
         self._targets = [tensor.detach() for tensor in self._inputs]
         self._serial = 0
@@ -71,7 +72,9 @@ class CapturedModel:
         with capturing(self._graphs[0], "the model", stream=stream):
             self._outputs = run(*self._inputs)
         self._trained = [out.requires_grad for out in self._outputs]
+        # Where the loss's gradients arrive; only their places matter, so they need no values yet.
         self._seeds = [torch.empty_like(out) for out in self._outputs if out.requires_grad]
+        # One pool, since the second graph reads what the first has saved.
         pool = self._graphs[0].pool()
         with capturing(self._graphs[1], "the model", stream=stream, pool=pool):
             self._gradients = self._backward_of(self._outputs, self._seeds)
@@ -146,6 +149,7 @@ class CapturedModel:
         """Gradients of arguments and parameters that require them."""
         trained = [out for out in outputs if out.requires_grad]
         if seeds is None:
+            # Warm-up only: zeros add nothing, whatever follows.
             seeds = [torch.zeros_like(out) for out in trained]
         return gradients_of(trained, (*self._inputs, *self._parameters), seeds)
 
@@ -158,6 +162,7 @@ def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
     while nodes:
         node = nodes.pop()
         if type(node).__name__ == "AccumulateGrad":
+            # Found from the results, since parameters may be kept where no module lists them.
             found[id(node.variable)] = node.variable  # type: ignore[attr-defined]
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
@@ -194,23 +199,11 @@ def gradients_of(
     Before the hooks on the sources: those are called by the backward pass in which a replay stands.
     """
     wanted = [x for x in sources if x.requires_grad]
+    # Autograd knows the dictionary of hooks, not what is in it.
+    hooks = [found for x in wanted if (found := x._backward_hooks)]  # noqa: SLF001 - nothing public
     off = torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False)
-    with off[0], off[1], _without_hooks(wanted):
+    with off[0], off[1], emptied(hooks):
         return torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
-
-
-@contextlib.contextmanager
-def _without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Hooks on gradients of tensors are not called inside."""
-    stores = [hooks for t in tensors if (hooks := t._backward_hooks)]  # noqa: SLF001 - nothing public
-    kept = [dict(hooks) for hooks in stores]
-    for hooks in stores:
-        hooks.clear()  # autograd knows the dictionary, not what is in it
-    try:
-        yield
-    finally:
-        for hooks, before in zip(stores, kept, strict=True):
-            hooks.update(before)
 
 
 def _copied(gradient: Tensor | None) -> Tensor | None:

@@ -75,6 +75,7 @@ class ModelGraphForm(Form):
         """The loss of a batch; the first call captures."""
         if self._known is None and not watched():
             self._check_python(batch)
+        # Reset in each step: a loss that raised may have left a call without its backward pass.
         self._num_calls, self._is_waiting = 0, False
         loss = super().__call__(model, batch)
         if not self._num_calls:

@@ -45,6 +45,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ..
         dtype = _rate_dtype(group)
         rate = group["lr"]
         if not isinstance(rate, Tensor):
+            # A tensor, since a graph would replay the number that it was captured with.
             group["lr"] = torch.tensor(float(rate), dtype=dtype, device=device)
         elif rate.device != device:
             group["lr"] = rate.to(device)
@@ -74,6 +75,7 @@ def make_fused(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
         group["fused"], group["foreach"] = True, False
         changed.append(f"optimizer group {number} uses its fused form")
         for parameter in group["params"]:
+            # Fused kernels read the count of steps on the device.
             _move(optimizer.state.get(parameter, {}), device)
     return tuple(changed)
 
@@ -182,6 +184,7 @@ class WatchedSettings:
         Cost: 1 us while all values are the same objects.
         """
         values = _values(self._optimizer)
+        # By identity first: equality of settings would cost every step more.
         is_same = len(values) == len(self._values) and all(map(is_, values, self._values))
         if is_same and self.are_frozen:
             return False

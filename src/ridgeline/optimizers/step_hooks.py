@@ -1,7 +1,7 @@
 """Python code of others around an optimizer's steps: hooks, and methods put in the place of its own."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -35,15 +35,19 @@ def _below(method: Any) -> Any:
     return getattr(method, "__func__", getattr(method, "__wrapped__", None))
 
 
-@contextlib.contextmanager
-def without_step_hooks(optimizer: Optimizer) -> Iterator[None]:
+def without_step_hooks(optimizer: Optimizer) -> contextlib.AbstractContextManager[None]:
     """Steps inside call no hooks: they are trials, and an average of weights must not see them."""
-    stores = step_hooks(optimizer)
-    saved = [dict(store) for store in stores]
+    return emptied(step_hooks(optimizer))
+
+
+@contextlib.contextmanager
+def emptied(stores: Sequence[MutableMapping[Any, Any]]) -> Iterator[None]:
+    """Dictionaries of hooks are empty inside; whoever holds one holds it still."""
+    kept = [dict(store) for store in stores]
     for store in stores:
         store.clear()
     try:
         yield
     finally:
-        for store, hooks in zip(stores, saved, strict=True):
+        for store, hooks in zip(stores, kept, strict=True):
             store.update(hooks)

@@ -68,6 +68,7 @@ def compile_program(
     require_written(inputs)
     compiler = working_compiler().path
     handle, name = tempfile.mkstemp(dir=directory, suffix=".pt2")
+    # Only the name is wanted: the compiler writes the file itself.
     os.close(handle)
     try:
         with torch.no_grad(), _compiler_warnings_ignored(), no_hooks_of_all_modules():
@@ -92,6 +93,7 @@ def _exported(program: ExportedProgram | GraphModule, inputs: Sequence[Tensor]) 
         return program
     graph = reshaping(program)
     narrow_permutations(graph)
+    # Not strict: the graph is traced already, and TorchDynamo would read it once more.
     return torch.export.export(graph, tuple(inputs), strict=False)
 
 

@@ -201,6 +201,7 @@ def write_package(
         return codec.encode(msgspec.structs.replace(filled, checksums=checksums))
 
     target.parent.mkdir(parents=True, exist_ok=True)
+    # On the same file system, so that the finished file is moved there by a rename.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as directory:
         weights = Path(directory) / "state.safetensors"
         _save_tensors(tensors, weights)
@@ -236,6 +237,7 @@ def read_package(path: str | Path, *, device: str | None = None) -> Package:
         except FileFormatError as error:
             raise PackageError(str(error)) from error
         reader.check_members(metadata.checksums)
+        # Of the open file: one that is put in its place meanwhile is another.
         identity = os.fstat(file.fileno())
     return Package(source, metadata, _fitting_device(metadata, device, source), identity)
 

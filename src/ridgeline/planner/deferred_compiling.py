@@ -30,6 +30,8 @@ def steps_before_compiling(ranking: Ranking, *, device: str) -> int | None:
     found = _open(ranking.candidates, device)
     if ranking.steps is not None or is_compiled(best.plan) or not found or not best.step_s:
         return None
+    # By then the run has lasted as long as compiling takes. Whenever it ends after that, compiling has at
+    # most doubled its time; if it ends before, nothing was lost.
     return max(1, math.ceil(min(c.compile_s for c in found) / best.step_s))
 
 

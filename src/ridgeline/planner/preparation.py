@@ -67,6 +67,7 @@ def break_even_steps(candidate: Candidate, eager: Candidate | None) -> int | Non
         return None
     is_measured = candidate.measured is not None and eager.measured is not None
     pair = (candidate, eager)
+    # Both measured or both predicted: a prediction beside a measurement would show its own error as a gain.
     step_s, eager_s = (c.step_s if is_measured else c.timeline.step_ns * 1e-9 for c in pair)
     gain_s = eager_s / eager.samples - step_s / candidate.samples
     if gain_s <= 0.0:

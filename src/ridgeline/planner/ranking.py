@@ -84,6 +84,7 @@ class Candidate(Value, frozen=True, kw_only=True):
 
     def cost_s(self, steps: int | None) -> float:
         """Seconds per sample, with its share of the preparation when the steps are known: ranked by this."""
+        # Without a number of steps there is nothing to spread the preparation over.
         if steps is None:
             return self.sample_s
         return self.total_s(steps) / (steps * max(self.samples, 1))

@@ -144,6 +144,7 @@ def _tried(
     steps = allowance.steps
     more = functools.partial(_model_graphs, request, steps)
     candidates, notes = tried_in_turn(request, candidates, allowance, trial, more)
+    # Without a second trial nothing tells plans apart that are as close as these.
     names: list[str] = []
     if retrial is None:
         return candidates, notes, names
@@ -212,6 +213,7 @@ def _simulated(
                 request.machine,
                 workload,
                 plan,
+                # Details are only for the plan that is chosen: `_ranked` simulates it once more.
                 details=False,
                 compile_factor=request.compile_factor,
             )
@@ -222,6 +224,7 @@ def _simulated(
         samples = workload.samples * plan.workers
         found.append(Candidate(plan=plan, timeline=timeline, why="", samples=samples))
     if not found:
+        # Every plan lacks something of the profile: the first error tells what to measure.
         raise errors[0]
     return sorted(found, key=lambda c: (c.cost_s(steps), num_changes(c.plan))), notes
 
@@ -271,6 +274,7 @@ def _ranked(
             f"wanted a plan that runs, got {len(failed)} that failed; the first, "
             f"{label(failed[0].plan)}: {failed[0].failure}"
         )
+    # Times that were measured are not compared with predicted ones: those err by more than plans differ.
     rivals = _mild(
         [c for c in usable if (c.measured is None) == (usable[0].measured is None)], steps
     )

@@ -61,6 +61,6 @@ def with_fields(
 
 
 def _is_of(warning: str, names: frozenset[str]) -> bool:
-    """Whether it tells that some of these were not measured."""
+    """Whether it says that some of these were not measured."""
     told, colon, _ = warning.removeprefix(PREFIX).partition(": ")
     return warning.startswith(PREFIX) and bool(colon) and names.issuperset(told.split(", "))

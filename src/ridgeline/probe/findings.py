@@ -15,14 +15,14 @@ from ridgeline.machine import (
 from ridgeline.workload import Workload
 
 TraceKey = tuple[Setting, str, str]
-"""What tells one timed trace of a step from another: the setting, the precision and the memory format."""
+"""What identifies a timed trace of a step: the setting, the precision and the memory format."""
 
 
 class Request(Value, frozen=True, kw_only=True):
     """What to measure, and at which settings.
 
     `skip` are keys of operators that are not to be issued; `timed` are the traces whose operators are known;
-    `samples_s` are seconds of samples for each trace, None for as many as are usual.
+    `samples_s` are seconds of samples for each trace, None for the usual number.
     """
 
     quick: bool

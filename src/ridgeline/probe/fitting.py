@@ -28,7 +28,7 @@ CODECS_S = 5.0
 CHECK_S = 0.5
 """What is measured once for each trace besides its operators."""
 FULL_FACTOR = 5.0
-"""A full profile takes so many times as long as a quick one."""
+"""A full profile takes this many times as long as a quick one."""
 TIMED_PASSES = 4
 """Passes over a step that are made however long it takes: two to warm up, one as a whole, and samples."""
 PASS_DOUBT = 3.0

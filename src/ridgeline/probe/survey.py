@@ -140,7 +140,7 @@ def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None
 
 
 def _group_of(setting: Setting, everyone: Peers) -> dist.ProcessGroup | None:
-    """The group of the first workers, as many as a setting has; every rank calls this."""
+    """The group of the first `workers` ranks of a setting; every rank calls this."""
     if setting.workers == everyone.size:
         return everyone.group
     if setting.workers == 1:
@@ -171,7 +171,7 @@ def _alone(request: Request, device: torch.device) -> Findings:
 def _at(
     setting: Setting, peers: Peers, request: Request, *, is_first: bool
 ) -> Iterator[tuple[str, Findings]]:
-    """What a visit finds at one setting, part by part: what tells most about the step first.
+    """What a visit finds at one setting, part by part: the most informative about the step first.
 
     Timings of operators come with the first visit alone: their passes take seconds already.
     """

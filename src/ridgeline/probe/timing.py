@@ -1,9 +1,9 @@
-"""Timing of blocks, functions and rivals: synchronised with the device, medians with quartiles."""
+"""Timing of blocks and functions: synchronised with the device, medians with quartiles."""
 
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -11,7 +11,6 @@ import torch
 
 from ridgeline import units
 from ridgeline.codec import Value
-from ridgeline.errors import MachineError
 
 BLOCK_S = 2e-3
 """Calls faster than this are timed in blocks, so that reading the clock does not count."""
@@ -40,31 +39,10 @@ class Measurement(Value, frozen=True, kw_only=True):
             n=len(samples_s),
         )
 
-    def ratio_to(self, other: "Measurement") -> float:
-        """This median divided by the other's: below 1 this one is faster."""
-        return self.median_s / other.median_s
-
     def __repr__(self) -> str:
         return (
             f"{self.name}: {units.seconds(self.median_s)} "
             f"({units.seconds(self.low_s)} .. {units.seconds(self.high_s)}, n={self.n})"
-        )
-
-
-class Comparison(Value, frozen=True, kw_only=True):
-    """Rivals timed in turns, so that drift of the machine meets all of them alike.
-
-    `ratios[name]` is the median over the rounds of that rival's seconds divided by those of the
-    first rival in the same round: below 1 it is faster than the first.
-    """
-
-    measurements: dict[str, Measurement]
-    ratios: dict[str, float]
-
-    def __repr__(self) -> str:
-        return "\n".join(
-            f"{measurement!r}, {units.digits3(self.ratios[name])} x"
-            for name, measurement in self.measurements.items()
         )
 
 
@@ -123,31 +101,6 @@ def benchmark(name: str = "Done", *, stream: TextIO | None = None) -> Benchmark:
     return Benchmark(name, stream=stream)
 
 
-def compare(rivals: Mapping[str, Callable[[], Any]], *, seconds: float = 2.0) -> Comparison:
-    """Times of several functions, taken in turns for about `seconds` in all.
-
-    The order of a round is reversed in every second round, so that no rival always follows the same one.
-
-    Raises:
-        MachineError: there is nothing to compare.
-
-    Cost: Synchronises the device after every sample.
-    """
-    if not rivals:
-        raise MachineError("wanted at least one function to time, got none in compare; name them")
-    names = list(rivals)
-    blocks = {name: _block(rivals[name]) for name in names}
-    rows: list[dict[str, float]] = []
-    end = time.perf_counter() + seconds
-    while len(rows) < 5 or (time.perf_counter() < end and len(rows) < 1000):
-        order = names if len(rows) % 2 == 0 else names[::-1]
-        rows.append({name: time_block(rivals[name], blocks[name]) for name in order})
-    return Comparison(
-        measurements={n: Measurement.of(n, [row[n] for row in rows]) for n in names},
-        ratios={n: statistics.median(row[n] / row[names[0]] for row in rows) for n in names},
-    )
-
-
 def sample(
     fn: Callable[[], Any], *, seconds: float, least: int = 5, most: int = 200
 ) -> list[float]:
@@ -199,7 +152,7 @@ def synchronize() -> None:
 
 
 def _block(fn: Callable[[], Any]) -> int:
-    """Calls per block: as many as make a block last; two calls warm up first."""
+    """Calls per block, so that a block lasts `BLOCK_S`; two calls warm up first."""
     fn()
     once = time_block(fn, 1)
     return max(1, min(1000, round(BLOCK_S / max(once, 1e-9))))

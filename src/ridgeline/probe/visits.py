@@ -15,7 +15,7 @@ from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.findings import Findings
 
 VISITS = 3
-"""To each number, with all others in between: the least that tells one disturbed visit from the others."""
+"""To each number, with all others in between: the fewest among which one disturbed visit stands out."""
 
 Build = Callable[[Sequence[Sampled]], Quantity]
 """One number of those that its visits found."""

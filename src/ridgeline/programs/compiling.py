@@ -87,6 +87,7 @@ class WholeForm(Form):
             autograd_config.patch(force_non_lazy_backward_lowering=True),
         ):
             loss = self._compiled(model, batch)
+        # Only the first call compiles; the clock would cost each later one.
         self._limit_s = None
         return loss
 

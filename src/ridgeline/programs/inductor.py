@@ -136,6 +136,7 @@ def replayed_arguments(
     backend = functools.partial(
         compile_replayed, notes=notes, announces=announces, combines=combines
     )
+    # A graph is captured for fixed shapes, so nothing is gained by a program for any.
     return {"dynamic": False, "backend": with_guards(backend)}
 
 

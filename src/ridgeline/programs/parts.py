@@ -54,6 +54,7 @@ def compile_in_parts(
         notes.append(f"{IN_ONE}it calls other graphs, which torch does not cut (checkpoints, say)")
         return compile_graph(graph, inputs)
     whole = split_module(graph, None, part_of.__getitem__)  # type: ignore[arg-type]
+    # Guards refer to where values came from, which splitting would lose.
     torch_parts.propagate_dynamo_source(graph, whole)
     torch_parts.propagate_metadata(graph, whole)
     fakes = detect_fake_mode(inputs) or torch._subclasses.fake_tensor.FakeTensorMode()  # noqa: SLF001
@@ -71,6 +72,7 @@ def parts_of(graph: fx.GraphModule, bucket_bytes: Sequence[int]) -> dict[fx.Node
     with the operator whose backward completes the last gradient of its bucket.
     """
     first_used = _first_used(graph)
+    # Backward runs from the end: the parameter that is used last has its gradient first.
     order = sorted(first_used, key=first_used.__getitem__, reverse=True)
     if not order:
         return {}

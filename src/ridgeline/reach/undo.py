@@ -96,6 +96,7 @@ class Undo:
             yield from store.changes()
         for kind, state, ask in self._host_generators:
             now = ask()
+            # States hold arrays, which `==` would compare element by element.
             if repr(now) != repr(state):
                 yield StateChange(f"a {kind}", state, now)
 
@@ -120,6 +121,7 @@ class Undo:
             if load(cell) is not value:
                 _store(cell, value)
         for tensor, kind in self._lazy:
+            # A lazy parameter got its shape in the first call; it becomes lazy again.
             if type(tensor) is not kind:
                 tensor.grad = None
                 tensor.data = tensor.data.new_empty(0)
@@ -168,6 +170,7 @@ class _Store:
             a is b for a, b in zip(now, self._saved, strict=True)
         ):
             return
+        # In place: others hold the container, and it has to be the same one afterwards.
         self._store.clear()
         if isinstance(self._store, dict):
             half = len(self._saved) // 2

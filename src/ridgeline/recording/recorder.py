@@ -219,6 +219,7 @@ class Recorder:
         ordered = sorted(resolved, key=lambda pair: pair[0])
         if self._frames:  # a replayed graph: the frames of a replay end where the step ends
             step_ns = ordered[(len(ordered) - 1) // 2][0]
+            # Frames are of few replays, so the median of those stands for all.
             lengths = sorted(self._frames, key=lambda spans: max(s.end_ns for s in spans))
             frames = lengths[(len(lengths) - 1) // 2]
             wait = max(0, step_ns - max(span.end_ns for span in frames))
@@ -272,6 +273,7 @@ def step_spans(record: StepRecord, clock: Clock) -> tuple[Span, ...]:
     spans = []
     for index, (name, lane, start) in enumerate(marks):
         end = next((t for _, other, t in marks[index + 1 :] if other == lane), step_end)
+        # The mark without a name ends `input`, and is no frame itself.
         if name:
             spans.append(Span(name=name, lane=lane, start_ns=start, end_ns=max(start, end)))
     rest = times[2 + len(marks) :]

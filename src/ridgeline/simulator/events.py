@@ -81,6 +81,7 @@ def dependencies(tasks: Sequence[SimTask]) -> list[list[int]]:
 class _Clock:
     def __init__(self, tasks: Sequence[SimTask], slowdown: Mapping[Lane, float]) -> None:
         self.tasks = tasks
+        # A lane by itself hinders nobody.
         self.slowdown = slowdown if len(slowdown) > 1 else {}
         self.can_contend = bool(self.slowdown) or any(task.slowdown for task in tasks)
         self.factors: Mapping[Lane, float] = {}
@@ -119,6 +120,7 @@ class _Clock:
             lane = self.tasks[index].lane
             if ticket < 0:
                 self._start(lane, now)
+            # Promises made at an earlier rate are still in the heap, and are passed over here.
             elif self.active.get(lane) == index and self.tickets[lane] == ticket:
                 self._finish(lane, index, now)
             self._contend(now)
@@ -142,6 +144,7 @@ class _Clock:
             return
         task = self.tasks[index]
         if task.release_ns > now:
+            # Ticket -1: an event that only looks at the lane again, and ends nothing.
             heapq.heappush(self.events, (float(task.release_ns), -task.priority, index, -1))
             return
         if lane in self.ready:
@@ -158,6 +161,7 @@ class _Clock:
         del self.active[lane]
         self.ends[index] = now
         self.num_done += 1
+        # A dict, since a set would start lanes in another order from run to run.
         woken: dict[Lane, None] = {lane: None}
         for other in self.successors[index]:
             self.waits[other] -= 1
@@ -186,6 +190,8 @@ class _Clock:
         self.factors = wanted
         for lane in dict.fromkeys((*before, *wanted)):
             if lane in self.active:
+                # `left` counts seconds at full rate, so what passed since is worth less where the lane was
+                # slowed.
                 done = (now - self.since[lane]) / before.get(lane, 1.0)
                 self.left[lane] = max(0.0, self.left[lane] - done)
                 self.since[lane] = now
@@ -194,6 +200,7 @@ class _Clock:
     def _present_factors(self) -> Mapping[Lane, float]:
         """How many times as long the active lanes take at this moment; empty where none hinders another."""
         running = [self.tasks[index].slowdown for index in self.active.values()]
+        # Of several with a slowdown of their own the first active one decides.
         own = next((slowdown for slowdown in running if slowdown is not None), None)
         slowdown = self.slowdown if own is None else own
         return slowdown if all(lane in self.active for lane in slowdown) else {}

@@ -1,10 +1,10 @@
 """Steps that hold buckets follow each other: the period of that pipeline, and what is seen of a step in it.
 
 The exchanges of held buckets begin when backward is over, and go on beside the update, the time between steps
-and the next forward pass, up to the operator that reads them (see `synchronisation.holding`). All are
-there before the next backward pass begins. So whatever came before, a step finds at the begin of its backward
-pass an idle link and updated parameters: the time from one such moment to the next is the period, exactly,
-and one schedule that begins there, and ends with the forward pass of the next step, tells it.
+and the next forward pass, up to the operator that reads them (see `synchronisation.holding`). All are there
+before the next backward pass begins. So whatever came before, when the backward pass of a step begins the
+link is idle and the parameters are updated: the time from one such moment to the next is exactly the period,
+and one schedule that begins there, and ends with the forward pass of the next step, gives it.
 
 A step is shown from its own begin. An exchange that is on its way then is shown from there, as the recorder
 of a run does; what of it came before is not shown.
@@ -53,6 +53,7 @@ def held_step(model: StepModel) -> HeldStep:
     work = _period(model)
     spans = run_tasks([one.task for one in work], model.slowdown)
     period_ns = max(span.end_ns for span in spans)
+    # The step is shown from its own begin, which is where the update of the one before ended.
     begin_ns = next(
         s.end_ns for one, s in zip(work, spans, strict=True) if one.frame == "optimizer"
     )
@@ -93,7 +94,7 @@ def _moved(span: Span, begin_ns: int, later_ns: int) -> Span:
 
 
 def _period(model: StepModel) -> list[_Work]:
-    """The tasks from the begin of backward to the end of the next step's forward pass, in order of issue."""
+    """The tasks from the start of backward to the end of the next step's forward pass, in order of issue."""
     names = [frame.name for frame in model.frames]
     end = names.index("forward") + 1
     following = [one._replace(is_next=True) for one in _to_backward(model, model.frames[:end])]
@@ -112,6 +113,7 @@ def _from_backward(model: StepModel, frames: Sequence[Frame]) -> list[_Work]:
             waiting.append(_whole(model, frame, reads))
             continue
         if frame.name == "wait":
+            # The last bucket holds the first layers, which the next forward pass reads first.
             found += reversed(waiting)
         found.append(_whole(model, frame, tuple(n for n in frame.reads if n not in buckets)))
     return found
@@ -141,6 +143,7 @@ def _reading(model: StepModel, frame: Frame, written: dict[str, tuple[str, ...]]
         found.append(_part(model, frame, pieces[at : read.at], frame.reads))
         late = _part(model, frame, (read.update,), written[read.frame])
         found.append(late._replace(task=msgspec.structs.replace(late.task, name="optimizer")))
+        # Several buckets may be read by one operator: the part between them is then empty.
         at = max(at, read.at)
     found.append(_part(model, frame, pieces[at:], frame.reads))
     return found

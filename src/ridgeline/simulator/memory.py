@@ -90,6 +90,7 @@ def memory_peak(workload: Workload, plan: Plan, machine: Machine | None = None) 
         traced += _ceil(point.activation_bytes, plan.accumulate)
         return traced + space(point) + (point.gradient_bytes if is_alone else 0)
 
+    # Searched with the plan's own numbers: where activations shrink, the peak may be elsewhere.
     most = max(workload.memory, key=total, default=_NOTHING)
     return MemoryPeak(
         op=most.op,

@@ -325,6 +325,7 @@ def segments(
     parts: list[list[Piece]] = [[] for _ in range(len(cuts) + 1)]
     current = 0
     for piece in backward:
+        # Buckets close in launch order, so that one pass over the operators is enough.
         while current < len(cuts) and piece.op > cuts[current].closing_op:
             current += 1
         parts[current].append(piece)

@@ -88,6 +88,7 @@ def replay(timeline: Timeline, *, with_gaps: bool = False) -> Timeline:
             writes=frame.writes,
         )
         gap = [_lasting(task, part.gap_ns)] if with_gaps and part.gap_ns else []
+        # A `wait` is late at its end (the last collective is noticed late), other frames at their begin.
         tail = [task, *gap] if frame.name == "wait" else [*gap, task]
         shown.append(len(tasks) + tail.index(task))
         tasks += tail
@@ -149,6 +150,7 @@ def _parts(timeline: Timeline, frames: Sequence[Frame]) -> Iterator[_Part]:
     recorded: dict[str, deque[Span]] = {}
     for span in timeline.frames:
         recorded.setdefault(span.name, deque()).append(span)
+    # Only the order matters here, so durations are left out.
     bare = [
         SimTask(name=f.name, lane=f.lane, duration_ns=0, reads=f.reads, writes=f.writes)
         for f in frames
@@ -166,6 +168,7 @@ def _parts(timeline: Timeline, frames: Sequence[Frame]) -> Iterator[_Part]:
         else:
             yield _Part(span.duration_ns, max(0, span.start_ns - ready), f"before {frame.name}")
         ends.append(ready if span is None else span.end_ns)
+        # Frames of one lane follow each other, also where no variable says so.
         free[frame.lane] = ends[-1]
 
 

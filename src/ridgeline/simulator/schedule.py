@@ -63,6 +63,7 @@ def schedule(
 def frame_spans(model: StepModel) -> tuple[Span, ...]:
     """One span a frame, each as long as all that is in it; gaps between graph kernels included."""
     parts = [_tasks(model, frame) for frame in model.frames]
+    # All frames on one clock: what overlaps depends on the order across frames.
     spans = iter(run_tasks([task for part in parts for task in part], model.slowdown))
     merged = []
     for part in parts:
@@ -149,6 +150,7 @@ def _host_bound(model: StepModel, issue: Issue) -> tuple[list[Span], list[Span]]
     issue_ns = round(issue.step_s * 1e9)
     tasks, held = _issued_tasks(model, issue)
     first = run_tasks(tasks, model.slowdown)
+    # What is left on the device when the host could issue the next step delays that one's first kernels.
     lead_ns = max(0, max((s.end_ns for s in first if s.lane == "compute"), default=0) - issue_ns)
     lead = SimTask(name=_LEAD, lane="compute", duration_ns=lead_ns)
     spans = run_tasks((lead, *tasks), model.slowdown)[1:]

@@ -11,10 +11,10 @@ _NOTHING = 1e-6
 
 
 def of_slowest(model: StepModel, machine: Machine, plan: Plan) -> StepModel:
-    """The step of the worker for which the others wait, by what the machine tells of unequal devices.
+    """The step of the worker that the others wait for, given how much the devices of the machine differ.
 
-    All that it computes, issues and encodes takes as many times as long as the slowest of the plan's workers
-    needs on average; the collectives, in which nobody waits any more, take what they took.
+    Everything that it computes, issues and encodes takes longer by the average factor of the slowest of the
+    plan's workers; the collectives, in which nobody waits any more, take as long as before.
 
     Args:
         model: The step of one worker.
@@ -22,7 +22,7 @@ def of_slowest(model: StepModel, machine: Machine, plan: Plan) -> StepModel:
         plan: How many wait for each other, and after how many steps.
 
     Source: `laws.slowest_of`. The step of the mean delay stands for the mean of steps, which is the same
-        where a step is as much longer as its computing is.
+        where a step grows by the same time as its computing.
     """
     steps = steps_between_meetings(plan.sync)
     factor = machine.stragglers.factor(plan.workers, steps) if steps else 1.0
@@ -37,6 +37,7 @@ def of_slowest(model: StepModel, machine: Machine, plan: Plan) -> StepModel:
             name: tuple(_slowed(piece, factor) for piece in held)
             for name, held in model.pieces.items()
         },
+        # Gaps between kernels are of the slow device as well; seconds on links are not.
         gap_s=factor * model.gap_s,
         replay_s=factor * model.replay_s,
         encodings={

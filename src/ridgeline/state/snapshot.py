@@ -91,6 +91,7 @@ class Snapshot:
             keep_settings: Leave the optimizer's settings (learning rate and so on) as they are now.
         """
         with torch.no_grad():
+            # First: what is copied back below has to find the names that it was saved under.
             self._forget_new_buffers()
             for name, tensor in self._named():
                 tensor.copy_(self._tensors[name])
@@ -108,6 +109,7 @@ class Snapshot:
         """Parameters and buffers, each tensor once; not those whose elements share memory."""
         found = {
             id(tensor): ((number, path), tensor)
+            # Reversed, so that a tensor that several networks share is named by the model.
             for number, network in reversed([*enumerate(self._networks)])
             for path, tensor in (*network.named_parameters(), *network.named_buffers())
             if not overlaps(tensor)
@@ -133,6 +135,8 @@ class Snapshot:
         state = self._optimizer.state
         for parameter in list(state):
             if parameter not in self._state:
+                # A step that ran since made this state; the next step makes it again as the first one
+                # would.
                 del state[parameter]
         for parameter, saved in self._state.items():
             state[parameter] = _put_back(state.get(parameter, {}), saved)
@@ -174,6 +178,7 @@ def _put_back(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
             and (present.shape, present.dtype, present.device)
             == (value.shape, value.dtype, value.device)
         ):
+            # In place, for graphs and programs read the tensor where it lies.
             present.copy_(value)
             result[key] = present
         else:

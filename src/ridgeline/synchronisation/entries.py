@@ -101,7 +101,6 @@ class Algorithm(NamedTuple):
         gathering: (payload bytes, workers) to the collectives that bring the updated parameters of one bucket
             to all, behind the optimizer.
         is_exact: Whether the result is the plain mean, up to the order of additions.
-        has_state: Whether it remembers something from one step to the next.
         joining: `"package.module:function"` that makes the synchronizer where something else than the
             worker's own optimizer updates the parameters (see `sync.joining.join_others`); else empty.
         busiest: (workers, options) to how many times what `traffic` says passes through the busiest link.
@@ -123,7 +122,6 @@ class Algorithm(NamedTuple):
     shards_update: bool = False
     gathering: Callable[[int, int], tuple[CollectiveTraffic, ...]] = nothing_more
     is_exact: bool = True
-    has_state: bool = False
     joining: str = ""
     busiest: Callable[[int, Options], float] = evenly
     remark: str = ""

@@ -112,7 +112,7 @@ def _from_file(path: Path, data_dir: str | Path | None) -> Task:
         raise TaskError(f"wanted {_TASK_FILE}, got {found} in {path}; define it there")
     arguments: dict[str, Any] = {}
     if data_dir is not None:
-        if not _takes(make, "data_dir"):
+        if not _takes_data_dir(make):
             raise TaskError(
                 f"wanted a `task` that takes data_dir, got `task{inspect.signature(make)}` in {path} and "
                 f"--data {data_dir}; write `def task(data_dir=None) -> rl.Task`, or leave out --data"
@@ -127,10 +127,10 @@ def _from_file(path: Path, data_dir: str | Path | None) -> Task:
     return task
 
 
-def _takes(make: Callable[..., Any], name: str) -> bool:
+def _takes_data_dir(make: Callable[..., Any]) -> bool:
     parameters = inspect.signature(make).parameters
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return (name in parameters and parameters[name].kind in by_keyword) or any(
+    return ("data_dir" in parameters and parameters["data_dir"].kind in by_keyword) or any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
     )
 

@@ -140,9 +140,8 @@ def step_workloads(
     device: str | None = None,
     precisions: Collection[str] = (),
     memory_formats: Collection[str] = (),
-    may_run: bool = False,
 ) -> dict[int, Workload]:
-    """`step_workload` for several numbers of workers, keyed by them.
+    """`step_workload` for several numbers of workers, keyed by them; what fakes cannot do may run.
 
     Raises:
         TaskError: the batch has fewer samples than the largest number of workers.
@@ -156,7 +155,7 @@ def step_workloads(
             device=device,
             precisions=precisions,
             memory_formats=memory_formats,
-            may_run=may_run,
+            may_run=True,
         )
         for count in workers
     }

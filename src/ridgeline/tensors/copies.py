@@ -56,6 +56,7 @@ def strided_copy(tensor: Tensor) -> Tensor:
 def overlaps(tensor: Tensor) -> bool:
     """Whether elements share memory, as in an expanded or unfolded tensor."""
     extent = 1
+    # From the innermost dimension out: each must step over all that lies within it.
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
             if stride < extent:

@@ -116,6 +116,7 @@ def _add_variants(
         try:
             narrow = step._replace(precision=precision)
             variants.append(_traced(narrow, workload.name, may_run=may_run))
+        # These end the trace whatever precision it is in; any other error concerns this variant alone.
         except (OutOfTimeError, SideEffectError):
             raise
         except Exception as error:

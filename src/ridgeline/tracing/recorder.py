@@ -192,6 +192,7 @@ class TracingMode(TorchDispatchMode):
         positions = {id(tensor): index for index, tensor in enumerate(tensors.inputs)}
         read, written = traffic(func, args, kwargs, tensors)
         if func.overloadpacket in _WITH_WORKSPACE:
+            # Libraries hand out workspaces as bytes; real results are of other types.
             spare = [tensor for tensor in tensors.made if tensor.dtype is torch.uint8]
             self._workspaces |= {self.storages.number(tensor) for tensor in spare}
         if is_uncounted(func):
@@ -222,6 +223,7 @@ class TracingMode(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is not None:
             for use in self.records[-1].outputs:
+                # Which node of autograd made it, to distinguish its intermediates from gradients that wait.
                 self._makers[use.storage] = node._sequence_nr()
 
     def _adds_in_place(

@@ -1,5 +1,6 @@
 """One step under the recorder: forward, loss, backward and optimizer, on fake tensors or on real ones."""
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
@@ -11,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.reach.loss import scalar_loss
-from ridgeline.tracing.clipping import record_clipping
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operators.accumulation import lone_references
 from ridgeline.tracing.operators.operands import storage_address
@@ -21,6 +21,7 @@ from ridgeline.tracing.refusal import refusal
 from ridgeline.tracing.stepping import record_optimizer
 from ridgeline.tracing.storages import Storages
 from ridgeline.tracing.subject import Subject, tensors_of, trained_parameters
+from ridgeline.workload import CLIPPING
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Where tensors keep the hooks of their gradients."""
@@ -157,3 +158,20 @@ def _batch_count(model: nn.Module, tensor: Tensor) -> float | None:
         if name.rpartition(".")[2] == "num_batches_tracked" and storage_address(buffer) == address:
             return 1000.0
     return None
+
+
+def record_clipping(subject: Subject, recorder: TracingMode, max_norm: float) -> None:
+    """Record what scales the gradients down to a total norm, with `CLIPPING` for its module.
+
+    Args:
+        subject: The step, after its backward pass.
+        recorder: Active, in the phase of the optimizer.
+        max_norm: Above 0.
+    """
+    first = len(recorder.records)
+    # Of stand-ins torch would take another form than of the tensors that they stand for.
+    parameters = [*trained_parameters(subject.optimizer)]
+    nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
+    recorder.records[first:] = [
+        dataclasses.replace(record, module=CLIPPING) for record in recorder.records[first:]
+    ]

@@ -53,7 +53,9 @@ def record_optimizer(subject: Subject, recorder: TracingMode, users: Optimizer) 
     try:
         if subject.is_fake:
             for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+                # The user's hooks must not see steps that never happened.
                 vars(optimizer).get(hooks, {}).clear()
+            # The first step makes the state, as no later one does; the second is recorded.
             recorder.is_paused = True
             step(optimizer)
             recorder.is_paused = False

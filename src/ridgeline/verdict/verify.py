@@ -183,6 +183,7 @@ def verify(
         verdict=words.verdict,
         why=words.why,
         next=words.next,
+        # Each once: measured and predicted timelines often say the same of a plan.
         notes=tuple(dict.fromkeys(notes)),
         hides_overhead=hides_overhead(measured),
         expected_ns=judged.step_ns if is_corrected else None,
@@ -234,6 +235,7 @@ def step_spread(timeline: Timeline) -> float:
     """Distance of the quartiles of the steps over their median; 0 for a single step."""
     if len(timeline.steps_ns) < 2 or not timeline.step_ns:
         return 0.0
+    # Quartiles rather than a deviation: one step that was disturbed would decide that.
     low, _, high = statistics.quantiles(timeline.steps_ns, n=4, method="inclusive")
     return (high - low) / timeline.step_ns
 
@@ -244,6 +246,7 @@ def step_drift(timeline: Timeline) -> float | None:
     What a machine changes by itself while it does the same work, which no prediction can know. None for
     fewer than eight steps, whose halves say nothing.
     """
+    # Of an odd number of steps the middle one belongs to neither half.
     half = len(timeline.steps_ns) // 2
     earlier = statistics.median_low(timeline.steps_ns[:half]) if half >= _LEAST_HALF else 0
     if not earlier:

@@ -150,6 +150,7 @@ def estimate_of(predicted: Timeline) -> Estimate | None:
             for name in ("alone_ns", "ideal_ns", "roofline_ns", "dispatch_ns")
         }
         lost = max(0, values["alone_ns"] - values["roofline_ns"])
+        # Dispatch can explain no more than what the operator lost.
         issuing = min(lost, values["dispatch_ns"])
         ideal += values["ideal_ns"]
         memory += values["roofline_ns"] - values["ideal_ns"]
@@ -157,6 +158,7 @@ def estimate_of(predicted: Timeline) -> Estimate | None:
         kernel += lost - issuing
         slowed += max(0, span.duration_ns - values["alone_ns"])
     frames = [s for s in predicted.lane("compute") if s.name != "wait"]
+    # What frames last beyond their operators is time in which the device waited for launches.
     gaps = sum(s.duration_ns for s in frames) - sum(s.duration_ns for s in details)
     return Estimate(ideal, memory, kernel, launch + max(0, gaps), slowed)
 

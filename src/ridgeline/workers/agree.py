@@ -39,6 +39,7 @@ def largest_of_workers(value: float, world: World) -> float:
     """
     if world.size == 1:
         return value
+    # Double precision, for whole numbers such as counts of bytes.
     largest = torch.tensor([value], dtype=torch.float64, device=world.device)
     with attendance.meeting("a maximum over the workers", world):
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=world.group())
@@ -82,6 +83,7 @@ def gather_bytes(data: bytes, world: World, axis: Axis | None = None) -> list[by
     with attendance.meeting("an exchange between all workers", world):
         dist.all_gather(lengths, length, group=group)
         sizes = [int(size) for size in lengths]
+        # Collectives want equal shapes, and none that is empty.
         longest = max(*sizes, 1)
         mine = _to_tensor(data, longest, world.device)
         gathered = [torch.empty_like(mine) for _ in lengths]

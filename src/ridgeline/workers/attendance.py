@@ -80,6 +80,7 @@ class Attendance:
         """Count the steps of a new `TrainStep`; the name they are counted under, empty for one on trial."""
         if self._phases:
             return ""
+        # Steps of one name would be counted together, and a worker that is behind in one would not be seen.
         taken, number = name, 1
         while taken in self._completed:
             number += 1
@@ -240,6 +241,7 @@ class Attendance:
             if here != place:
                 place, since_s, due_s = here, now_s, TOLD_AFTER_S
             elif now_s - since_s >= due_s:
+                # Told ever more rarely: a long evaluation is no fault.
                 due_s *= 2
                 self._tell_of_absent(now_s - since_s)
 
@@ -266,9 +268,11 @@ class Attendance:
             except RuntimeError as error:
                 return {}, [_without_store(error)]
             first = rows if first is None else first
+            # A larger serial shows that its thread still runs, whatever its step does.
             fresh = {r for r, row in rows.items() if row.serial > first.get(r, row).serial}
             told = {r for r, row in rows.items() if row.end or row.is_waiting}
             pending = set(self._ranks) - fresh - told - {self._rank}
+            # Sure at once on this host; of other hosts only silence tells.
             silent = {r: _GONE for r in pending if r in rows and self._is_gone(rows[r])}
             is_clear = bool(silent) or any(row.has_raised for row in rows.values())
             is_over = time.monotonic() > end_s

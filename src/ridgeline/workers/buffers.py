@@ -90,6 +90,7 @@ class FlatBuffers:
 
     def _flat(self, device: torch.device, members: list[tuple[_Place, Tensor]]) -> Tensor:
         sizes = [buffer.numel() * buffer.element_size() for _, buffer in members]
+        # Rounded up, since a view as another type has to begin at a multiple of its size.
         rooms = [-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes]
         flat = torch.zeros(sum(rooms), dtype=torch.uint8, device=device)
         offset = 0

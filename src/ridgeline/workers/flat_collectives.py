@@ -134,6 +134,7 @@ def _exchange(here: Tensor, there: Tensor, group: dist.ProcessGroup | None) -> N
     others = [(rank + distance) % size for distance in range(1, size)]
     _wait(
         start_messages(
+            # The nearest ranks are sent to first, and each receives first from who sends to it first.
             [(here[peer], peer) for peer in reversed(others)],
             [(there[peer], peer) for peer in others],
             group,

@@ -153,6 +153,7 @@ def _all_end() -> bool:
         num_all = dist.get_world_size(group=dist.group.WORLD)
         while num_there < num_all and time.monotonic() < end:
             time.sleep(_POLL_S)
+            # Adding 0 reads the count without waiting for the key to exist.
             num_there = store.add("ridgeline/at its end", 0)
     except RuntimeError:  # the worker that keeps the store is gone
         return False
@@ -212,6 +213,7 @@ def _idle() -> bool:
     end = time.monotonic() + IDLE_S
     try:
         event = torch.cuda.Event()
+        # An event is asked instead of synchronising, which nothing could stop once it waits.
         event.record()
         while not event.query():
             if time.monotonic() > end:

@@ -59,6 +59,7 @@ def redirect_output(path: Path) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
     sys.stderr.flush()
+    # File descriptors, not `sys.stdout`: C++ writes to these.
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)

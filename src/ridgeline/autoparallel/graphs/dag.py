@@ -76,18 +76,14 @@ def descendants(dag: Dag) -> list[int]:
     return found
 
 
-def minimum_equivalent(dag: Dag, reached: Sequence[int] | None = None) -> Dag:
+def minimum_equivalent(dag: Dag) -> Dag:
     """The graph with the fewest edges that orders the same pairs of nodes.
 
     An edge goes when another child of its tail leads to its head.
 
-    Args:
-        dag: Any graph.
-        reached: `descendants(dag)` where it is at hand.
-
     Source: the transitive reduction of Aho, Garey, Ullman 1972; unique for acyclic graphs.
     """
-    reached = descendants(dag) if reached is None else reached
+    reached = descendants(dag)
     kept: list[Edge] = []
     for u, children in enumerate(dag.children()):
         beyond = 0

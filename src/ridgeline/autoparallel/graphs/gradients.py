@@ -74,6 +74,8 @@ def trace_halves(fn: Call, args: tuple[Any, ...], program: Program) -> Halves:
         return tensors, list(grads)
 
     with torch.enable_grad():
+        # Autograd wants gradients of the results' shapes before the trace that gives these shapes: so there
+        # is a trace before.
         tangents = _example_tangents(fn, args)
         flat = flatten_program(joint, (args, tangents), gradients=True, one_device=False)
     num_results = len(program.outputs) - len(program.grads)
@@ -113,6 +115,7 @@ def _cut(flat: FlatProgram, num_results: int, num_tangents: int) -> tuple[FlatPr
     late: set[fx.Node] = set(tangents)
     for node in nodes:
         if node.op == "call_function" and (
+            # Once backward has begun, all that follows is backward's: what it recomputes belongs there too.
             len(late) > num_tangents or late & set(node.all_input_nodes)
         ):
             late.add(node)

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
-from ridgeline.autoparallel.graphs.aliasing import Accesses
+from ridgeline.autoparallel.graphs.aliasing import Accesses, must_stay, writes
 from ridgeline.autoparallel.graphs.dag import Dag, descendants
 from ridgeline.autoparallel.graphs.operations import Operation, depend, group
 from ridgeline.autoparallel.graphs.segments import (
@@ -19,7 +20,6 @@ from ridgeline.autoparallel.graphs.segments import (
     SegmentSource,
     compile_segment,
 )
-from ridgeline.autoparallel.graphs.tidying import tidy
 from ridgeline.capture.flat_program import FlatProgram, flatten_program
 from ridgeline.capture.split_backward import split_backward
 from ridgeline.errors import CaptureError
@@ -93,6 +93,7 @@ class Program:
             for node in graph.nodes
             if node.op == "get_attr"
         }
+        # State comes first among the placeholders; the inputs behind it are examples, and share no memory.
         real = dict(zip(placeholders, self.state.values(), strict=False))
         accesses = Accesses(graph, real)
         grouping = group(graph, accesses, self.slot_of)
@@ -112,6 +113,7 @@ class Program:
                 f"wanted results that are tensors, got {ends}; return the tensors that the function computes"
             )
         self.outputs = tuple(self.slot_of[node] for node in ends)
+        # Then arguments are their own leaves, and a call need not flatten them.
         self._is_flat = self._input_tree == pytree.tree_structure(tuple(self.inputs))
         self._sets_grads = True
         self._is_single = self._output_tree.is_leaf() and len(self.outputs) == 1
@@ -301,3 +303,30 @@ def _attribute(module: fx.GraphModule, node: fx.Node) -> Tensor:
     for part in str(node.target).split("."):
         value = getattr(value, part)
     return value
+
+
+_LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+"""`torch.tensor([1.0, 2.0])` in a function: a copy of a constant, which is only needed to write into it."""
+
+
+def tidy(graph: fx.Graph) -> None:
+    """Drop what is not needed, and detach nodes: a program runs without gradients."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.detach.default:
+            (value,) = node.all_input_nodes
+            is_returned = any(user.op == "output" for user in node.users)
+            # A detached input that is returned has to stay another tensor than the input.
+            if value.op == "call_function" or not is_returned:
+                node.replace_all_uses_with(value)
+                graph.erase_node(node)
+        elif node.target in _LIFTS and all(_only_reads(user) for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    graph.eliminate_dead_code(is_impure_node=must_stay)
+
+
+def _only_reads(node: fx.Node) -> bool:
+    """Whether a node makes something new of its arguments: it neither writes nor hands them on."""
+    if not isinstance(node.target, OpOverload) or writes(node):
+        return False
+    return all(result.alias_info is None for result in node.target._schema.returns)  # noqa: SLF001

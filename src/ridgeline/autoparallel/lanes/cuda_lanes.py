@@ -42,6 +42,7 @@ class CudaLanes:
         )
         self._routes = tuple(routes)
         self._own = [_streams_of(route) if route.is_own else () for route in routes]
+        # Events are made once: making one costs the host more than recording it.
         self._forks = {device: torch.cuda.Event() for device in self._devices}
         self._ends = {stream: torch.cuda.Event() for own in self._own for stream in own}
         self._events: list[torch.cuda.Event | None] = [None] * num_nodes

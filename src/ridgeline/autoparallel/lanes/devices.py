@@ -235,12 +235,13 @@ def _in_turn(works: list[Work]) -> Work:
 
 def _with_sources(devices: list[torch.device], program: Program) -> list[torch.device]:
     """The devices of the placement, and those on which nothing runs but inputs or state are."""
-    found = [_with_index(device) for device in devices]
+    found = [with_index(device) for device in devices]
     sources = dict.fromkeys(tensor.device for tensor in (*program.state.values(), *program.inputs))
     return [*found, *(device for device in sources if device not in found)]
 
 
-def _with_index(device: torch.device) -> torch.device:
+def with_index(device: torch.device) -> torch.device:
+    """`cuda` as `cuda:0`: devices of tensors have an index, and are compared with it."""
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 

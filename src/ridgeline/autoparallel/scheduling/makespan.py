@@ -76,6 +76,7 @@ class _Device:
         self.virtual = 0.0
 
     def advance(self, now: float) -> None:
+        # A device that is not full runs at full speed; beyond that, all that runs slows down alike.
         self.virtual += (now - self.now) / max(1.0, self.fill)
         self.now = now
 
@@ -119,6 +120,7 @@ class _Clock:
         while True:
             busy = [device for device in self.devices if device.ends]
             ending = min(busy, key=_Device.next_end) if busy else None
+            # At the same moment ends come first: they make room before the next node fills the device.
             if self.coming and (ending is None or self.coming[0][0] < ending.next_end()):
                 now, node = heapq.heappop(self.coming)
                 self._start(node, now)
@@ -139,7 +141,9 @@ class _Clock:
         now = device.next_end()
         device.advance(now)
         end, node = heapq.heappop(device.ends)
+        # Exactly, so that rounding does not let nodes that end together end one after another.
         device.virtual = end
+        # Nothing left over from rounding where nothing runs.
         device.fill = device.fill - self.costs[node].fill if device.ends else 0.0
         self.ends[node] = now
         if (following := self.next_of[node]) >= 0:

@@ -46,6 +46,7 @@ def merge_lanes(
             f"wanted at least 1 lane, got most_lanes={most_lanes}; say how many are allowed"
         )
     affordable = int((TRIALS / max(1, dag.num_nodes)) ** 0.5)
+    # Pairs grow with the square of the lanes, and each pair goes through the clock.
     starts = {max(most_lanes, min(MOST_TRIED, affordable)), most_lanes}
     found: list[tuple[float, int, Assignment]] = []
     for count in sorted(starts, reverse=True):
@@ -96,6 +97,7 @@ class _Merger:
         pairs = {(a, b): self._joined(a, b) for a in lanes for b in lanes if a < b}
         while pairs:
             pair = self._best(pairs)
+            # Fewer lanes of equal length are better: the slack is for rounding alone.
             is_allowed = pairs[pair] <= self.makespan * (1 + 1e-9)
             if not is_allowed and len(lanes) <= most_lanes:
                 break

@@ -91,6 +91,7 @@ def place(
     devices = tuple(range(len(costs_by_device)) if spread is None else spread)
     sizes: dict[int, int] = {}
     for (u, _), size in edge_bytes.items():
+        # One copy serves all readers on a device, so it has to be as large as the largest of them needs.
         sizes[u] = max(sizes.get(u, 0), size)
     ranks = _ranks(dag, costs_by_device, edge_bytes, link_seconds)
     urgent = sorted(range(dag.num_nodes), key=lambda node: (-ranks[node], node))
@@ -101,6 +102,7 @@ def place(
             heft.put(node, (pinned[node],) if node in pinned else free)
         return heft.placement()
 
+    # HEFT is greedy: where copies are dear it may end up behind one device alone.
     found = [attempt(devices), *(attempt((device,)) for device in devices if len(devices) > 1)]
     return min(found, key=lambda placement: placement.makespan)
 
@@ -162,6 +164,7 @@ class _Heft:
             self._undo(copies)
             return start + self._costs[device][node]
 
+        # By number where two end together, so that all workers, and all runs, place alike.
         device = min(allowed, key=lambda device: (end(device), device))
         start, copies = self._try(node, device)
         for copy in copies:
@@ -182,6 +185,7 @@ class _Heft:
         """When `node` could start on `device`, and the copies for that, which occupy their links."""
         ready = 0.0
         copies: list[Transfer] = []
+        # In the order in which they end: a copy that is ready earlier takes the link first.
         for parent in sorted(self._parents[node], key=self._ends.__getitem__):
             there = self._ends[parent]
             if self._device_of[parent] != device and self._edge_bytes.get((parent, node), 0) > 0:
@@ -224,6 +228,7 @@ def _ranks(
 
     ranks = [0.0] * dag.num_nodes
     children = dag.children()
+    # Edges lead from lower numbers to higher ones, so children have their ranks already.
     for u in reversed(range(dag.num_nodes)):
         longest = max(
             (copy_seconds(edge_bytes.get((u, v), 0)) + ranks[v] for v in children[u]), default=0.0

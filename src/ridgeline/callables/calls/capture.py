@@ -49,6 +49,7 @@ class CallCapture:
         targets = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
         copied = targets if copies and can_redirect(targets) else []
         sources = [torch.empty_like(target) for target in copied]
+        # Kept beside what is launched, since the nodes that copy inputs are looked up in it.
         self.graph = torch.cuda.CUDAGraph(keep_graph=bool(copied))
         captured = capturing(self.graph, "the function", stream=stream, instead="mode='eager'")
         with captured, torch.no_grad():
@@ -64,6 +65,7 @@ class CallCapture:
         self._leaves, self._structure = pytree.tree_flatten(result)
         self.tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self._storages = list({t.untyped_storage()._cdata for t in self.tensors})  # noqa: SLF001
+        # Counted now, while nobody but this object holds them.
         self._holders = [_num_holders(storage) for storage in self._storages]
         self._is_single = self._structure.is_leaf() and len(self.tensors) == 1
         self._result = result

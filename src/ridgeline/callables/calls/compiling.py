@@ -68,6 +68,8 @@ class TracedFunction:
         self._result_leaves: list[Any] = []
         self._result_structure: Any = None
         table = {**select_decomp_table(), **MATRIX_VECTOR}
+        # Inductor gets a graph without writes in place; functionalisation adds the copies back that are
+        # visible outside.
         program = torch.func.functionalize(self._program, remove="mutations")
         try:
             with inductor_config.patch(fallback_random=True), torch.no_grad():

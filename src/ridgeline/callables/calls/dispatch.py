@@ -205,6 +205,7 @@ class CallDispatch:
     def _capture(self, inputs: tuple[Any, ...]) -> Captured | None:
         """A captured program for these arguments, made now; None if this call has to run eagerly."""
         kind = self._signature(inputs)
+        # Reading takes longer than many calls, so it ends after some that led to nothing.
         if kind in self._unread or self._num_readings >= MOST_READINGS:
             self._count_eager(self._most_shapes())
             return None
@@ -272,6 +273,7 @@ class CallDispatch:
 
     def _drop(self, gone: list[Captured]) -> None:
         kept = [item for item in self._captured if not any(item is other for other in gone)]
+        # One program may serve several layouts of its arguments; it closes with the last of them.
         used = {id(item.entry) for item in kept}
         for item in {id(item.entry): item for item in gone}.values():
             if item.entry is not None and id(item.entry) not in used:

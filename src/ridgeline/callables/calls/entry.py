@@ -66,9 +66,12 @@ class Entry:
         self._args = args
         self._device = device
         self._form_name, is_replayed = MODES[mode].form, MODES[mode].is_replayed
+        # Shared by modes with and without a graph: the same compiled program serves both.
         forms = {} if forms is None else forms
         begin = time.perf_counter()
         _check_dense(args)
+        # What the first calls write is put back bitwise, or later calls would not begin where the user's
+        # do.
         with preserved(tensors):
             self.notes = _inspected(fn, args, device) if is_replayed else ()
             if mode != "eager" and self._form_name not in forms:
@@ -82,6 +85,7 @@ class Entry:
             self._replay(args, static_io) if is_replayed else self._direct(args, static_io)
             self._run_first(fn)
             if device.type == "cuda":
+                # The first call is part of the price of a mode, kernels included.
                 torch.cuda.synchronize(device)
         self.compile_s = time.perf_counter() - begin
         self.comparison = CallComparison(0.0, 0.0, "the program as written")

@@ -134,12 +134,15 @@ def _outcome(
     run: Callable[..., Any], args: tuple[Any, ...], saved: SavedState, index: int
 ) -> tuple[Any, list[Tensor]]:
     """Copies of the result and of the tensors of the module after one call from the saved state."""
+    # Both start from the same values: batch-norm statistics, say, move with every call.
     saved.restore_tensors()
     if index % 2:
         _perturb_tensors(saved.tensors)
     seed_all(index)
+    # Each gets copies of its own: what one writes into its arguments must not reach the other.
     given = pytree.tree_map_only(Tensor, strided_copy, args)
     versions = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
+    # A captured graph returns its own memory, which the next replay overwrites.
     result = pytree.tree_map_only(Tensor, torch.clone, run(*given))
     after = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
     if versions != after:
@@ -174,6 +177,8 @@ def perturbed_inputs(args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
             return (torch.rand(tensor.shape, generator=generator, device="cpu") < 0.5).to(
                 tensor.device
             )
+        # Integers may be indices: outside of the range that the example has, they could point beyond a
+        # table.
         bounds = int(tensor.min()), int(tensor.max()) + 1
         return torch.randint(*bounds, tensor.shape, generator=generator, device="cpu").to(
             tensor.device, tensor.dtype
@@ -234,6 +239,7 @@ def _difference(expected: Any, got: Any) -> float:
     wide = torch.complex128 if expected.is_complex() else torch.float64
     a, b = expected.to(wide), got.to(wide)
     is_finite = torch.isfinite(a)
+    # Masks of attention hold infinities on purpose: these have to agree exactly, sign included.
     if not torch.allclose(a[~is_finite], b[~is_finite], equal_nan=True):
         return math.inf
     if not bool(is_finite.any()):

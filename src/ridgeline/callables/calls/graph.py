@@ -63,6 +63,7 @@ class CallGraph:
         self._stream = torch.cuda.Stream(self._device)
         self._last_stream = -1
         self._warm_up(fn)
+        # Reserved, not allocated: a capture keeps whole blocks of its pool, whether it uses them or not.
         before = torch.cuda.memory_reserved(self._device)
         # A graph's own copies are of bytes, so they need dense memory.
         copies = not static_io and all(t.clone().stride() == t.stride() for t in self._tensors)
@@ -73,6 +74,7 @@ class CallGraph:
         if not static_io and num_bytes <= MOST_TURN_BYTES and self.owns_results:
             self._turns = [self._capture(fn, copies=copies) for _ in range(NUM_TURNS)]
         graphs = [capture.graph for capture in (self._spare, *self._turns)]
+        # Given the graphs alone: a reference to this object would keep it from ever being collected.
         self._finalizer = weakref.finalize(self, release, graphs)
         self.replay: Callable[[], Any] = self._spare.replayer()
         """With `static_io`: replays on what `inputs` hold; the result is overwritten by the next call."""
@@ -83,6 +85,7 @@ class CallGraph:
         Cost: One launch; a second one where all graphs that take turns have their results held.
         """
         stream = _stream_of(self._device.index)
+        # Raw numbers: a stream object made by torch in each call would cost the host more.
         if stream != self._last_stream:
             self._follow(stream)
         given = args if self._is_flat else _tensors_in(args)

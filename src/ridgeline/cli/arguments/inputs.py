@@ -273,7 +273,6 @@ def traced(
             device=device,
             precisions=precisions_of(allow),
             memory_formats=MEMORY_FORMATS,
-            may_run=True,
         )
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from ridgeline import units
-from ridgeline.cli.training.worker import TrialRequest
+from ridgeline.cli.training.worker import TrialRequest, answered
 from ridgeline.errors import LaunchError, ObstacleError
 from ridgeline.planner.labels import label
 from ridgeline.timeline import Timeline
@@ -41,17 +41,3 @@ def try_apart(request: TrialRequest) -> Timeline:
             f"wanted a trial of {label(plan)}, got {error.how} from {which}{last}\n{error}"
         ) from error
     return msgspec.json.decode(reply, type=Timeline)
-
-
-def answered(target: str, request: TrialRequest, *, deadline_s: float = 300.0) -> bytes:
-    """What as many workers as the plan has reply to a request, see `run_in_group`."""
-    from ridgeline.probe.groups.group import run_in_group
-
-    return run_in_group(
-        target,
-        msgspec.json.encode(request),
-        workers=request.plan.workers,
-        threads=request.plan.threads,
-        device=request.device,
-        deadline_s=deadline_s,
-    )

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ridgeline.cli.training.trial_apart import answered
-from ridgeline.cli.training.worker import TrialRequest
+from ridgeline.cli.training.worker import TrialRequest, answered
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.errors import LaunchError, RidgelineError
 from ridgeline.machine import Machine, Setting

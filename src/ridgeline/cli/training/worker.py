@@ -91,6 +91,20 @@ class TrialRequest(Value, frozen=True, kw_only=True):
     seed: int
 
 
+def answered(target: str, request: TrialRequest, *, deadline_s: float = 300.0) -> bytes:
+    """What as many workers as the plan has reply to a request; `target` is a function below."""
+    from ridgeline.probe.groups.group import run_in_group
+
+    return run_in_group(
+        target,
+        msgspec.json.encode(request),
+        workers=request.plan.workers,
+        threads=request.plan.threads,
+        device=request.device,
+        deadline_s=deadline_s,
+    )
+
+
 def trial(request: bytes) -> bytes:
     """Try a plan in this group of workers; the measured timeline as JSON (target of `run_in_group`)."""
     from ridgeline.runtime.training.plan_trial import try_plan

@@ -100,6 +100,7 @@ class LaneTable:
             EngineError: there is no such kind of lane, or its threads cannot be started.
         """
         kind, index = parse_lane(name, where)
+        # An interrupt while a thread starts would leave it half started; see `apart`.
         apart(self._make, name, kind, index)
         return self.records[name]
 

@@ -81,6 +81,7 @@ class InlineLane:
             return
         try:
             task.is_taken = True
+            # Without variables there is nothing that a stream could still be using.
             error = (call_on_host if task.writes or task.reads else call)(task)
             self._finish(task, error)
         except BaseException as raised:
@@ -135,6 +136,7 @@ class InOrderLane(abc.ABC):
 
     def start(self, task: EngineTask) -> None:
         """Launch it and what waited behind it, unless something before it is not ready."""
+        # A mark of this call: the same thread may come here again through a task that it launches.
         me = object()
         try:
             with self._lock:
@@ -166,6 +168,7 @@ class InOrderLane(abc.ABC):
     def _take(self) -> EngineTask | None:
         """The next task to launch; it stays the first until it is launched, or else it could be lost."""
         with self._lock:
+            # Removed only now: a launch that an interrupt cut short must find its task still first.
             if self._order and self._order[0].is_taken:
                 self._ready.discard(self._order.popleft().sequence)
             if not self._order or self._order[0].sequence not in self._ready:
@@ -249,6 +252,7 @@ def call_on_host(task: EngineTask, returned: list[Any] | None = None) -> BaseExc
     """
     if task.error is None and touches_streams(task):
         try:
+            # The host reads or writes memory here, which ordering streams does not protect.
             for event in events_before(task):
                 event.synchronize()
         except Exception as error:  # noqa: BLE001 - a device's failure surfaces here, as the task's own

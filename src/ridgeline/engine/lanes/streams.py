@@ -147,6 +147,7 @@ class StreamLane(InOrderLane):
         super().enqueue(task)
         current = torch.cuda.current_stream(self._device)
         needs_event = self.stream is not None and current != self.stream
+        # A stream runs its own work in order, so an event is needed between two streams alone.
         event = current.record_event() if needs_event else None
         self._pushes.append((task, self.stream or current, event))
 
@@ -188,6 +189,7 @@ class StreamLane(InOrderLane):
         with torch.cuda.stream(stream):
             was_capturing = torch.cuda.is_current_stream_capturing()
             if pushed is not None:
+                # This is what brings the stream into a capture, where the pushing stream is in one.
                 stream.wait_event(pushed)
             if not torch.cuda.is_current_stream_capturing():
                 self._fork = None

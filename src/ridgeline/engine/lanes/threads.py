@@ -120,6 +120,7 @@ class ThreadLane:
         """The next task to run, `ready` or one before it; None at the end. Sleeps until there is one."""
         queue = self._queue
         if ready is not None:
+            # Nothing waits that could come first, so the queue is not needed.
             if not queue and not self._heap:
                 return ready
             if ready.priority:

@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Entrant, Inputs
+from ridgeline.experiments.ways.contest import difference as results_difference
 
 FIRST_CALLS = 3
 FIRST_STEPS = 5
@@ -45,8 +46,7 @@ def observe(case: HybridCase, entrant: Entrant, batches: list[Inputs]) -> Seen:
 def difference(case: HybridCase, seen: Seen, wanted: Seen) -> float:
     """From the eager program: of outputs over their largest value, of parameters over their change."""
     if case.purpose == "callable":
-        pairs = zip(seen.tensors, wanted.tensors, strict=True)
-        return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs)
+        return results_difference(seen.tensors, wanted.tensors)
     initial = [p.detach() for p in case.model_on_device().parameters()]
     change = _distance(wanted.tensors, initial)
     return _distance(seen.tensors, wanted.tensors) / (change or 1.0)

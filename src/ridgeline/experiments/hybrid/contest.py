@@ -4,15 +4,15 @@ import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 import msgspec
 import torch
 
 from ridgeline.experiments.contests import (
     FAILURES,
-    MOST_TURNS,
     Progress,
     dismiss,
     reason_of,
@@ -24,9 +24,11 @@ from ridgeline.experiments.hybrid.cases import PURPOSES, HybridCase
 from ridgeline.experiments.hybrid.check import Seen, begin, difference, observe
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant
 from ridgeline.experiments.hybrid.limit import limit_of
-from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridRow, LowerBound, break_even
+from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridRow, break_even
 from ridgeline.experiments.hybrid.steps import step_contenders
-from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
+from ridgeline.experiments.turns import Samples, spread, times_faster
+from ridgeline.experiments.ways.holding import Holding, attempted, calls_in
+from ridgeline.experiments.ways.result import LowerBound
 from ridgeline.probe.timing import synchronize, time_block
 
 TURN_S = 0.1
@@ -35,7 +37,7 @@ PREPARING = 0.8
 """Fraction of the time limit after which no further contender is made."""
 
 
-class HybridContest:
+class HybridContest(Holding[HybridRow, Entrant]):
     """Holds one case.
 
     Args:
@@ -45,6 +47,8 @@ class HybridContest:
         progress: Takes lines about what happens now.
     """
 
+    lost: ClassVar[Mapping[str, None]] = {"prepare_s": None}
+
     def __init__(
         self,
         case: HybridCase,
@@ -53,14 +57,12 @@ class HybridContest:
         limit_s: float,
         progress: Progress,
     ) -> None:
+        super().__init__(progress)
         self.case = case
         self.contenders = tuple(contenders)
         self._limit_s = limit_s
-        self._progress = progress
         self._begin = time.perf_counter()
         self._batches = case.batches()
-        self._rows: dict[str, HybridRow] = {}
-        self._entrants: dict[str, Entrant] = {}
         self._wanted: Seen | None = None
         self._first_compile_s: float | None = None
         self._notes: list[str] = []
@@ -83,7 +85,7 @@ class HybridContest:
 
     def _admit(self, contender: Contender) -> HybridRow:
         """Make one contender and check it; its row, still without times."""
-        row = HybridRow(contender=contender.name, kind=contender.kind)
+        row = HybridRow(name=contender.name, kind=contender.kind)
         reason = self._reason_to_skip(contender)
         if reason:
             return msgspec.structs.replace(row, status="skipped", reason=reason)
@@ -105,10 +107,10 @@ class HybridContest:
         except FAILURES as error:
             if entrant is not None:
                 dismiss(entrant.close)
-            return _failed(row, error)
+            return self._failed(row, error)
         if contender.compilations and self._first_compile_s is None:
             self._first_compile_s = prepare_s
-        self._entrants[contender.name] = entrant
+        self._made[contender.name] = entrant
         return msgspec.structs.replace(
             row,
             prepare_s=prepare_s,
@@ -131,18 +133,25 @@ class HybridContest:
 
     def _time(self) -> tuple[Samples, int]:
         """Figures of everyone that runs, and how many calls make a turn."""
-        if BASE not in self._entrants:
+        if BASE not in self._made:
             return {}, 0
         self._progress(
-            f"{self.case.model} {PURPOSES[self.case.purpose]}: timing {len(self._entrants)} contenders"
+            f"{self.case.model} {PURPOSES[self.case.purpose]}: timing {len(self._made)} contenders"
         )
-        rivals = {name: self._repeated(entrant) for name, entrant in self._entrants.items()}
+        rivals = {name: self._repeated(entrant) for name, entrant in self._made.items()}
         once_s = min(time_block(rivals[BASE], 3) for _ in range(3))
-        calls = self.case.calls or max(1, min(1000, round(TURN_S / once_s)))
+        calls = self.case.calls or calls_in(TURN_S, once_s)
         room_s = max(0.2 * self._limit_s, self._limit_s - self._elapsed_s())
-        turns = {name: self._turn(name, run, calls) for name, run in rivals.items()}
-        samples = take_turns(turns, turns=MOST_TURNS, limit_s=room_s)
-        return {name: own for name, own in samples.items() if name in self._entrants}, calls
+        measures = {
+            name: partial(attempted, partial(time_block, run, calls))
+            for name, run in rivals.items()
+        }
+        return self._turns(measures, limit_s=room_s), calls
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """Its memory is given back at once, for those who still run."""
+        super()._fail(name, error)
+        dismiss(self._made.pop(name).close)
 
     def _repeated(self, entrant: Entrant) -> Callable[[], Any]:
         """A call without arguments: inference of the first batch, or a step on the next."""
@@ -152,21 +161,8 @@ class HybridContest:
         following = itertools.cycle(self._batches)
         return lambda: run(next(following))
 
-    def _turn(self, name: str, run: Callable[[], Any], calls: int) -> Callable[[], float]:
-        def turn() -> float:
-            if name not in self._entrants:
-                return 0.0
-            try:
-                return time_block(run, calls)
-            except FAILURES as error:
-                self._rows[name] = _failed(self._rows[name], error)
-                dismiss(self._entrants.pop(name).close)
-                return 0.0
-
-        return turn
-
     def _limit(self) -> LowerBound | None:
-        base = self._entrants.get(BASE)
+        base = self._made.get(BASE)
         if base is None:
             return None
         try:
@@ -192,30 +188,23 @@ class HybridContest:
 
     def _completed(self, row: HybridRow, samples: Samples, ratios: dict[str, Any]) -> HybridRow:
         """The row with its times, and the calls that earn its preparation back."""
-        if row.contender not in samples or row.prepare_s is None:
+        if row.name not in samples or row.prepare_s is None:
             return row
-        call_s, base_s = spread(samples[row.contender]), spread(samples[BASE])
+        call_s, base_s = spread(samples[row.name]), spread(samples[BASE])
         cost_s = max(row.prepare_s, (self._first_compile_s or 0.0) if row.is_warm else 0.0)
         base_cost_s = self._rows[BASE].prepare_s or 0.0
-        faster = {peer: own[row.contender] for peer, own in ratios.items()}
+        faster = {peer: own[row.name] for peer, own in ratios.items()}
         # A gain within the noise is none, so there is nothing to earn back with.
         is_gain = faster[BASE].low > 1.0
         earned = break_even(cost_s, call_s.value, base_cost_s, base_s.value) if is_gain else None
-        return msgspec.structs.replace(row, call_s=call_s, times_faster=faster, break_even=earned)
+        return msgspec.structs.replace(row, seconds=call_s, times_faster=faster, break_even=earned)
 
     def _elapsed_s(self) -> float:
         return time.perf_counter() - self._begin
 
     def _close(self) -> None:
         """Release the contenders, their memory, and what the compiler keeps of them."""
-        for name, entrant in self._entrants.items():
-            with contextlib.suppress(*FAILURES):
-                remarks = entrant.remarks()
-                self._rows[name] = msgspec.structs.replace(
-                    self._rows[name], chosen=remarks.chosen, notes=remarks.notes
-                )
-            dismiss(entrant.close)
-        self._entrants.clear()
+        super()._close()
         torch.compiler.reset()
         release_memory()
 
@@ -233,10 +222,6 @@ def hold(
     if names:
         contenders = [one for one in contenders if one.name in (BASE, *names)]
     return HybridContest(case, contenders, limit_s=limit_s, progress=progress).hold()
-
-
-def _failed(row: HybridRow, error: Exception) -> HybridRow:
-    return msgspec.structs.replace(row, status="failed", prepare_s=None, reason=reason_of(error))
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """`run`: the experiment on this machine, case by case, inside a time limit."""
 
 import dataclasses
-import time
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +9,8 @@ from ridgeline.errors import TaskError
 from ridgeline.experiments.contests import Progress, silent, versions
 from ridgeline.experiments.hybrid.cases import MODELS, PURPOSES, HybridCase, cases, left_out
 from ridgeline.experiments.hybrid.contest import contenders_of, hold
-from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment
+from ridgeline.experiments.hybrid.result import HybridExperiment
+from ridgeline.experiments.ways.holding import rooms_s
 from ridgeline.probe.host.fingerprint import devices, host
 
 LIMITS_S = {
@@ -72,14 +72,11 @@ def run(
             f"{kind}; leave it out to see them all"
         )
     _check_contenders(contenders, chosen)
-    end = time.perf_counter() + limit
-    results: list[CaseResult] = []
-    for index, case in enumerate(chosen):
-        # What earlier cases left over goes to all that follow.
-        share = case.weight / sum(later.weight for later in chosen[index:])
-        limit_of_case_s = max(LEAST_S, share * (end - time.perf_counter()))
-        limit_of_case_s = min(limit, limit_of_case_s)
-        results.append(hold(case, limit_s=limit_of_case_s, names=contenders, progress=progress))
+    rooms = rooms_s([case.weight for case in chosen], limit_s=limit, least_s=LEAST_S)
+    results = [
+        hold(case, limit_s=min(limit, room_s), names=contenders, progress=progress)
+        for case, room_s in zip(chosen, rooms, strict=True)
+    ]
     return HybridExperiment(
         host=host(),
         devices=devices(),

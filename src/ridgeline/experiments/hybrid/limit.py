@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ridgeline import units
 from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Entrant, Inputs
-from ridgeline.experiments.hybrid.result import LowerBound
+from ridgeline.experiments.ways.result import LowerBound
 from ridgeline.probe.timing import sample
 from ridgeline.tracing.operators.flops import flops
 

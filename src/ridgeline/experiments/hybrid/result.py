@@ -2,24 +2,25 @@
 
 from typing import ClassVar, Literal
 
+import msgspec
+
 from ridgeline.codec import Noun, Value
 from ridgeline.execution import Purpose
+from ridgeline.experiments.ways.result import ContestRow, LowerBound, fastest_of
 from ridgeline.machine import Device, Host, Quantity
 
 Kind = Literal["peer", "ridgeline", "bound"]
-Status = Literal["measured", "failed", "skipped"]
 BASE = "eager"
 """The contender that all are compared with: the program as it is written."""
 
 
-class HybridRow(Value, frozen=True, kw_only=True):
+class HybridRow(ContestRow, frozen=True, kw_only=True):
     """One contender of a case.
 
     Attributes:
-        contender: Its name, e.g. `torch.compile` or `ridgeline packaged`.
+        name: Of the contender (`contender` in files), e.g. `torch.compile` or `ridgeline packaged`.
         kind: Ours, another's, or a bound that no program with ordinary semantics reaches.
-        status: `failed` and `skipped` have a reason and no figures.
-        call_s: Seconds per call or step.
+        seconds: Per call or step (`call_s` in files).
         prepare_s: Seconds until it ran at full speed: making, compiling, checking, first calls.
         is_warm: Whether it could find in the compiler's cache what another contender had compiled.
         break_even: Calls after which preparing is earned back against eager; None: never, within the noise.
@@ -28,31 +29,18 @@ class HybridRow(Value, frozen=True, kw_only=True):
         difference: From eager: of outputs over their largest value, or of parameters after some
             steps over their change.
         overwrites: Whether a later call changes the output of an earlier one.
-        reason: Why there are no figures.
         chosen: What `auto` chose.
-        notes: What the contender says about itself.
     """
 
-    contender: str
+    name: str = msgspec.field(name="contender")
     kind: Kind
-    status: Status = "measured"
-    call_s: Quantity | None = None
+    seconds: Quantity | None = msgspec.field(name="call_s", default=None)
     prepare_s: float | None = None
     is_warm: bool = False
     break_even: int | None = None
     times_faster: dict[str, Quantity] = {}
-    difference: float | None = None
     overwrites: bool = False
-    reason: str = ""
     chosen: str = ""
-    notes: tuple[str, ...] = ()
-
-
-class LowerBound(Value, frozen=True, kw_only=True):
-    """A time that no program can go below, and how it was found."""
-
-    seconds: float
-    reason: str
 
 
 class CaseResult(Value, frozen=True, kw_only=True):
@@ -72,17 +60,6 @@ class CaseResult(Value, frozen=True, kw_only=True):
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
-    def row(self, contender: str) -> HybridRow:
-        """The row of a contender.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
-        for row in self.rows:
-            if row.contender == contender:
-                return row
-        raise KeyError(contender)
-
     def fastest(self, kind: Kind, *, may_overwrite: bool = True) -> HybridRow | None:
         """The contender of a kind with the least median; None without any.
 
@@ -90,12 +67,9 @@ class CaseResult(Value, frozen=True, kw_only=True):
             kind: Of the contender.
             may_overwrite: Whether those count that do not keep the outputs of earlier calls.
         """
-        timed = [
-            (row.call_s.value, index)
-            for index, row in enumerate(self.rows)
-            if row.kind == kind and row.call_s is not None and (may_overwrite or not row.overwrites)
-        ]
-        return self.rows[min(timed)[1]] if timed else None
+        return fastest_of(
+            row for row in self.rows if row.kind == kind and (may_overwrite or not row.overwrites)
+        )
 
 
 class HybridExperiment(Noun, frozen=True, kw_only=True):

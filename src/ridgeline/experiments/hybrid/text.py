@@ -5,6 +5,7 @@ from rich.text import Text
 
 from ridgeline import units
 from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridExperiment, HybridRow
+from ridgeline.experiments.ways.text import gap_cell, quartiles_cell, skipped_lines
 from ridgeline.reporting.terminal.text import table, title
 
 _NAMES = {"callable": "inference", "step": "training"}
@@ -34,13 +35,13 @@ def case_text(case: CaseResult) -> RenderableType:
     fastest = case.fastest("ridgeline", may_overwrite=False)
     shown = [row for row in case.rows if row.status != "skipped"]
     for row in sorted(shown, key=lambda row: _KINDS.index(row.kind)):
-        style = "bold" if row is fastest else None if row.call_s is not None else "dim"
+        style = "bold" if row is fastest else None if row.seconds is not None else "dim"
         rows.add_row(*_cells(row), style=style)
     heading = title(
         f"{case.model} {_NAMES[case.purpose]}",
         f"{case.title}; {case.turns} turns of {case.calls} {unit}",
     )
-    notes = [Text(f"! {line}", style="yellow") for line in (*_skipped(case), *case.notes)]
+    notes = [Text(f"! {line}", style="yellow") for line in (*skipped_lines(case.rows), *case.notes)]
     legend = [Text(WARM, style="dim")] if any(row.is_warm for row in shown) else []
     return Group(heading, rows, *legend, *(Text(line) for line in conclusions(case)), *notes)
 
@@ -49,36 +50,27 @@ def conclusions(case: CaseResult) -> list[str]:
     """How ours compare with the best peer, and with what cannot be beaten."""
     ours = case.fastest("ridgeline", may_overwrite=False)
     peer = case.fastest("peer")
-    if ours is None or ours.call_s is None or peer is None or BASE not in ours.times_faster:
+    if ours is None or ours.seconds is None or peer is None or BASE not in ours.times_faster:
         return []
-    against = ours.times_faster[peer.contender].value
+    against = ours.times_faster[peer.name].value
     faster = ours.times_faster[BASE].value
-    versus = f"{against:.2f} times the fastest peer ({peer.contender})"
-    lines = [f"{ours.contender}: {faster:.2f} times eager, {versus}"]
+    versus = f"{against:.2f} times the fastest peer ({peer.name})"
+    lines = [f"{ours.name}: {faster:.2f} times eager, {versus}"]
     bound = case.fastest("bound")
-    if bound is not None and bound.call_s is not None:
-        reached = units.percent(bound.call_s.value / ours.call_s.value)
-        lines.append(f"{reached} of {bound.contender}, which copies no inputs and keeps no outputs")
+    if bound is not None and bound.seconds is not None:
+        reached = units.percent(bound.seconds.value / ours.seconds.value)
+        lines.append(f"{reached} of {bound.name}, which copies no inputs and keeps no outputs")
     if case.limit is not None:
-        reached = units.percent(case.limit.seconds / ours.call_s.value)
+        reached = units.percent(case.limit.seconds / ours.seconds.value)
         lines.append(
             f"{reached} of the limit, {units.seconds(case.limit.seconds)}: {case.limit.reason}"
         )
     return lines
 
 
-def _skipped(case: CaseResult) -> list[str]:
-    """Each reason not to run contenders, with those that it met."""
-    names: dict[str, list[str]] = {}
-    for row in case.rows:
-        if row.status == "skipped":
-            names.setdefault(row.reason, []).append(row.contender)
-    return [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
-
-
 def _cells(row: HybridRow) -> tuple[str, ...]:
-    if row.call_s is None or row.prepare_s is None:
-        return (row.contender, row.status, "", "", "", "", "", row.reason)
+    if row.seconds is None or row.prepare_s is None:
+        return (row.name, row.status, "", "", "", "", "", row.reason)
     remarks = [f"chose {row.chosen}"] if row.chosen else []
     if row.is_warm:
         remarks.append("warm cache")
@@ -86,12 +78,12 @@ def _cells(row: HybridRow) -> tuple[str, ...]:
         remarks.append("a later call overwrites the output")
     faster = row.times_faster.get(BASE)
     return (
-        row.contender,
-        units.seconds(row.call_s.value),
-        f"{units.seconds(row.call_s.low)} .. {units.seconds(row.call_s.high)}",
+        row.name,
+        units.seconds(row.seconds.value),
+        quartiles_cell(row.seconds),
         "" if faster is None else f"{faster.value:.2f}",
         units.seconds(row.prepare_s),
         "" if row.break_even is None else f"{row.break_even}",
-        "" if row.difference is None else f"{row.difference:.1e}" if row.difference else "0",
+        gap_cell(row),
         "; ".join(remarks),
     )

@@ -1,7 +1,7 @@
 """Case `batches`: a loader that takes most of a step's time, and who hides it."""
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ridgeline.experiments.overlap.loading import SortedBatches, rounds_for
-from ridgeline.experiments.overlap.prefetcher import prefetched
 from ridgeline.experiments.parallel.work import normal
 from ridgeline.experiments.ways.case import (
     Bound,
@@ -36,26 +35,21 @@ LOAD_AND_COPY = "loading and copying alone"
 
 def host_batches_case(*, quick: bool) -> Case:
     """On the CPU: a thread loads while another computes."""
-    num = BATCHES[quick]
-    return Case(
-        name="batches",
-        title=f"{num} batches; loading one takes {100 * LOAD_SHARE:.0f} % of a step, on one thread each",
-        prepare=partial(_host_contest, num),
-        threads=1,
-        units=num,
-        unit="batch",
-        calls=1,
-        hides=True,
-    )
+    what = f"batches; loading one takes {100 * LOAD_SHARE:.0f} % of a step, on one thread each"
+    return _batches_case(BATCHES[quick], what, _host_contest)
 
 
 def device_batches_case(*, quick: bool) -> Case:
     """On a GPU: a batch of 16 MiB is loaded and copied while the GPU computes."""
-    num = BATCHES[quick]
+    what = f"batches of 16 MiB; loading one takes {50 * LOAD_SHARE:.0f} % of a step"
+    return _batches_case(BATCHES[quick], what, _device_contest)
+
+
+def _batches_case(num: int, what: str, prepare: Callable[[int], Contest]) -> Case:
     return Case(
         name="batches",
-        title=f"{num} batches of 16 MiB; loading one takes {50 * LOAD_SHARE:.0f} % of a step",
-        prepare=partial(_device_contest, num),
+        title=f"{num} {what}",
+        prepare=partial(prepare, num),
         threads=1,
         units=num,
         unit="batch",
@@ -206,3 +200,28 @@ def _feed(data: SortedBatches, step: Steps, device: str) -> WayRunner:
         return means
 
     return WayRunner(run=run, remarks=lambda: WayRemarks(notes=tuple(reports)))
+
+
+def prefetched(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Batches on the GPU; the next one's copy is enqueued before this one is given out.
+
+    Args:
+        batches: Pinned batches on the CPU, as of a `DataLoader` with `pin_memory`.
+    """
+    side = torch.cuda.Stream()
+    source = iter(batches)
+    following = _send(source, side)
+    while following is not None:
+        torch.cuda.current_stream().wait_stream(side)
+        batch = following
+        batch.record_stream(torch.cuda.current_stream())
+        following = _send(source, side)
+        yield batch
+
+
+def _send(source: Iterator[Tensor], side: torch.cuda.Stream) -> Tensor | None:
+    batch = next(source, None)
+    if batch is None:
+        return None
+    with torch.cuda.stream(side):
+        return batch.to("cuda", non_blocking=True)

@@ -1,11 +1,10 @@
 """One case held: every way made, its results checked, then all timed in turns beside the parts."""
 
-import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -14,17 +13,16 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.experiments.contests import (
     FAILURES,
-    MOST_TURNS,
     Progress,
     dismiss,
     reason_of,
     release_memory,
     torch_threads,
 )
-from ridgeline.experiments.hybrid.result import LowerBound
-from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
+from ridgeline.experiments.turns import Samples, spread, times_faster
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner
-from ridgeline.experiments.ways.result import WayCase, WayRow, hidden_share
+from ridgeline.experiments.ways.holding import Holding, Turn, attempted, calls_in
+from ridgeline.experiments.ways.result import LowerBound, WayCase, WayRow, hidden_share
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.timing import synchronize
 
@@ -32,8 +30,6 @@ TURN_S = 0.05
 """What one turn of the first way takes, at least."""
 CHECKED_ELEMENTS = 1 << 16
 """Of each result; results of gigabytes are compared at evenly spaced elements."""
-
-Turn = Callable[[], float]
 
 
 def hold(case: Case, *, limit_s: float, progress: Progress, peers: Peers | None = None) -> WayCase:
@@ -67,16 +63,16 @@ def hold(case: Case, *, limit_s: float, progress: Progress, peers: Peers | None 
             release_memory()
 
 
-class _Hold:
+class _Hold(Holding[WayRow, WayRunner]):
     """The rows of one case as they come to be."""
 
+    lost: ClassVar[Mapping[str, None]] = {"difference": None}
+
     def __init__(self, case: Case, contest: Contest, progress: Progress, peers: Peers) -> None:
+        super().__init__(progress)
         self._case = case
         self._contest = contest
-        self._progress = progress
         self._peers = peers
-        self._rows: dict[str, WayRow] = {}
-        self._runners: dict[str, WayRunner] = {}
         self._wanted: list[Tensor] | None = None
 
     def result(self, begin: float, limit_s: float) -> WayCase:
@@ -92,7 +88,7 @@ class _Hold:
 
     def _admit(self, way: Way) -> WayRow:
         """Make a way and check its results; its row, still without times."""
-        row = WayRow(way=way.name, kind=way.kind)
+        row = WayRow(name=way.name, kind=way.kind)
         if way.lacking:
             return msgspec.structs.replace(row, status="skipped", reason=way.lacking)
         runner: WayRunner | None = None
@@ -111,53 +107,44 @@ class _Hold:
         if runner is None or failure is not None or math.inf in gaps:
             if runner is not None:
                 dismiss(runner.close)
-            return _failed(row, failure or RuntimeError("it failed on another worker"))
-        self._runners[way.name] = runner
+            return self._failed(row, failure or RuntimeError("it failed on another worker"))
+        self._made[way.name] = runner
         return msgspec.structs.replace(row, difference=max(gaps))
 
     def _time(self, limit_s: float) -> tuple[Samples, int]:
         """Seconds of a run of everyone that runs and of every part, and the runs in a turn."""
-        if not self._runners:
+        if not self._made:
             return {}, 0
-        runners = dict(self._runners)
+        runners = dict(self._made)
         calls = self._case.calls or self._calls(next(iter(runners.values())))
         bound = self._contest.bound
         for name, run in (bound.parts if bound else {}).items():
             runners[name] = WayRunner(run=run)
-            self._rows[name] = WayRow(way=name, kind="part")
-        turns = {name: self._turn(name, runner, calls) for name, runner in runners.items()}
-        samples = take_turns(turns, turns=MOST_TURNS, limit_s=limit_s, agree=self._peers.agree)
-        is_failed = {name for name, row in self._rows.items() if row.status != "measured"}
-        return {name: own for name, own in samples.items() if name not in is_failed}, calls
+            self._rows[name] = WayRow(name=name, kind="part")
+        measures = {name: self._measure(runner, calls) for name, runner in runners.items()}
+        return self._turns(measures, limit_s=limit_s, agree=self._peers.agree), calls
 
     def _calls(self, first: WayRunner) -> int:
         """Runs that fill a turn, of the first way on the first worker."""
         with torch_threads(first.threads):
             once_s = min(wall_s(first.run, 1) for _ in range(2)) / first.units
-        calls = max(1, min(1000, round(TURN_S / once_s)))
-        return int(self._peers.gather([calls])[0][0])
+        return int(self._peers.gather([calls_in(TURN_S, once_s)])[0][0])
 
-    def _turn(self, name: str, runner: WayRunner, calls: int) -> Turn:
-        def turn() -> float:
-            if self._rows[name].status != "measured":
-                return 0.0
+    def _measure(self, runner: WayRunner, calls: int) -> Callable[[], Turn]:
+        def mean_s() -> float:
+            with torch_threads(runner.threads):
+                # A run of several units is no less a turn than several runs of one.
+                return wall_s(runner.run, -(-calls // runner.units)) / runner.units
+
+        def measure() -> Turn:
             self._peers.barrier()
-            failure: Exception | None = None
-            seconds = math.inf
-            try:
-                with torch_threads(runner.threads):
-                    # A run of several units is no less a turn than several runs of one.
-                    seconds = wall_s(runner.run, -(-calls // runner.units)) / runner.units
-            except FAILURES as error:
-                failure = error
+            seconds, failure = attempted(mean_s)
             slowest = max(own for (own,) in self._peers.gather([seconds]))
             if math.isfinite(slowest):
-                return slowest
-            failure = failure or RuntimeError("it failed on another worker")
-            self._rows[name] = _failed(self._rows[name], failure)
-            return 0.0
+                return slowest, None
+            return slowest, failure or RuntimeError("it failed on another worker")
 
-        return turn
+        return measure
 
     def _completed(self, samples: Samples, calls: int, begin: float) -> WayCase:
         case, bound = self._case, self._contest.bound
@@ -190,20 +177,6 @@ class _Hold:
             elapsed_s=time.perf_counter() - begin,
             notes=tuple(self._contest.explain(middle)) if is_complete else (),
         )
-
-    def _close(self) -> None:
-        for name, runner in self._runners.items():
-            with contextlib.suppress(*FAILURES):
-                remarks = runner.remarks()
-                self._rows[name] = msgspec.structs.replace(
-                    self._rows[name],
-                    notes=remarks.notes,
-                    peak_bytes=remarks.peak_bytes,
-                    predicted_s=remarks.predicted_s,
-                    wire_bytes=remarks.wire_bytes,
-                )
-            dismiss(runner.close)
-        self._runners.clear()
 
 
 def _results(runner: WayRunner) -> Any:
@@ -285,7 +258,3 @@ def _hidden(bound: Bound | None, samples: Samples, name: str) -> float | None:
 
 def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
-
-
-def _failed(row: WayRow, error: Exception) -> WayRow:
-    return msgspec.structs.replace(row, status="failed", difference=None, reason=reason_of(error))

@@ -1,6 +1,5 @@
 """`run_cases`: such an experiment on this machine, case by case, inside a time limit."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,6 +8,7 @@ from ridgeline.errors import TaskError
 from ridgeline.experiments.contests import Progress, silent, versions
 from ridgeline.experiments.ways.case import Case
 from ridgeline.experiments.ways.contest import hold
+from ridgeline.experiments.ways.holding import rooms_s
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayName
 from ridgeline.probe.host.fingerprint import devices, host
 
@@ -52,14 +52,12 @@ def run_cases(
     check_names(name, [case.name for case in found], only)
     chosen = [case for case in found if not only or case.name in only]
     limit = LIMITS_S[quick] if limit_s is None else limit_s
-    end = time.perf_counter() + limit
-    results = []
-    for index, case in enumerate(chosen):
-        # What earlier cases left over goes to all that follow.
-        later_weight = sum(later.weight for later in chosen[index:] if not later.lacking)
-        share = case.weight / later_weight if later_weight else 0.0
-        room_s = max(LEAST_S, share * (end - time.perf_counter()))
-        results.append(hold(case, limit_s=room_s, progress=progress))
+    weights = [0.0 if case.lacking else case.weight for case in chosen]
+    rooms = rooms_s(weights, limit_s=limit, least_s=LEAST_S)
+    results = [
+        hold(case, limit_s=room_s, progress=progress)
+        for case, room_s in zip(chosen, rooms, strict=True)
+    ]
     return experiment_of(name, results, quick=quick, limit_s=limit)
 
 

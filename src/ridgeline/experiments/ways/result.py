@@ -1,10 +1,11 @@
 """What such an experiment found: frozen values."""
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal, TypeVar
+
+import msgspec
 
 from ridgeline.codec import Noun, Value
-from ridgeline.experiments.hybrid.result import LowerBound, Status
 from ridgeline.machine import Device, Host, Quantity
 
 WayName = Literal["async", "parallel", "overlap", "allreduce", "sync", "kvstore"]
@@ -14,13 +15,51 @@ WayKind = Literal["sequential", "peer", "ridgeline", "part"]
 WAY_KINDS: tuple[WayKind, ...] = ("sequential", "peer", "ridgeline", "part")
 
 
-class WayRow(Value, frozen=True, kw_only=True):
+Status = Literal["measured", "failed", "skipped"]
+
+
+class LowerBound(Value, frozen=True, kw_only=True):
+    """A time that nothing can go below, and how it was found."""
+
+    seconds: float
+    reason: str
+
+
+class ContestRow(Value, frozen=True, kw_only=True):
+    """What rows of all contests have.
+
+    Attributes:
+        name: Whose it is.
+        status: `failed` and `skipped` have a reason and no figures.
+        seconds: What it took.
+        difference: Of the results, from those of the first.
+        reason: Why there are no figures.
+        notes: What it says about itself.
+    """
+
+    name: str
+    status: Status = "measured"
+    seconds: Quantity | None = None
+    difference: float | None = None
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+
+
+Row = TypeVar("Row", bound=ContestRow)
+
+
+def fastest_of(rows: Iterable[Row]) -> Row | None:
+    """The row with the least median, of equals the first; None without any."""
+    timed = [(row.seconds.value, row) for row in rows if row.seconds is not None]
+    return min(timed, key=lambda pair: pair[0])[1] if timed else None
+
+
+class WayRow(ContestRow, frozen=True, kw_only=True):
     """One way to do the work of a case.
 
     Attributes:
-        way: Its name, e.g. `concurrent.futures` or `ridgeline to_host`.
+        name: Of the way (`way` in files), e.g. `concurrent.futures` or `ridgeline to_host`.
         kind: One thing after the other, another's way, ours, or a piece of the work.
-        status: `failed` and `skipped` have a reason and no figures.
         seconds: Of one unit of the case: a run, a task, a batch.
         times_faster: Than the case's first way, turn by turn.
         of_limit: LowerBound over seconds, turn by turn: 1.0 cannot be beaten; None for parts.
@@ -31,24 +70,17 @@ class WayRow(Value, frozen=True, kw_only=True):
         wire_bytes: That a worker's link carried away in a unit, headers included, where that can be counted.
         bus_bytes_per_s: Of collectives: their bandwidth as nccl-tests define it, which is that of the
             slowest link, whatever the number of workers.
-        reason: Why there are no figures.
-        notes: What the way says about itself.
     """
 
-    way: str
+    name: str = msgspec.field(name="way")
     kind: WayKind
-    status: Status = "measured"
-    seconds: Quantity | None = None
     times_faster: Quantity | None = None
     of_limit: float | None = None
-    difference: float | None = None
     hidden: float | None = None
     peak_bytes: int | None = None
     predicted_s: float | None = None
     wire_bytes: int | None = None
     bus_bytes_per_s: float | None = None
-    reason: str = ""
-    notes: tuple[str, ...] = ()
 
 
 class WayCase(Value, frozen=True, kw_only=True):
@@ -78,25 +110,9 @@ class WayCase(Value, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
     notes: tuple[str, ...] = ()
 
-    def row(self, way: str) -> WayRow:
-        """The row of a way.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
-        for row in self.rows:
-            if row.way == way:
-                return row
-        raise KeyError(way)
-
     def fastest(self, kind: WayKind) -> WayRow | None:
         """The way of a kind with the least median; None without any."""
-        timed = [
-            (row.seconds.value, index)
-            for index, row in enumerate(self.rows)
-            if row.kind == kind and row.seconds is not None
-        ]
-        return self.rows[min(timed)[1]] if timed else None
+        return fastest_of(row for row in self.rows if row.kind == kind)
 
 
 class WayExperiment(Noun, frozen=True, kw_only=True):

@@ -1,12 +1,13 @@
 """Such an experiment as text for the terminal: one table a case."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ridgeline import units
-from ridgeline.experiments.ways.result import WAY_KINDS, WayCase, WayExperiment, WayRow
+from ridgeline.experiments.ways.result import WAY_KINDS, ContestRow, WayCase, WayExperiment, WayRow
+from ridgeline.machine import Quantity
 from ridgeline.reporting.terminal.text import table, title
 
 HEADINGS = {
@@ -59,7 +60,7 @@ def case_text(case: WayCase) -> RenderableType:
         cells = [*_figures(row), *(cell(row) for _, cell in extra)]
         is_dim = row.seconds is None or row.kind == "part"
         style = "bold" if row is best else "dim" if is_dim else None
-        rows.add_row(row.way, *cells, _gap(row), row.reason, style=style)
+        rows.add_row(row.name, *cells, gap_cell(row), row.reason, style=style)
     if case.limit is not None:
         rows.add_row("limit", units.seconds(case.limit.seconds), style="dim")
     lines = [Text(line) for line in (*conclusions(case), *case.notes)]
@@ -71,16 +72,16 @@ def conclusions(case: WayCase) -> list[str]:
     ours, first = case.fastest("ridgeline"), case.rows[0] if case.rows else None
     if ours is None or ours.seconds is None or first is None or ours.times_faster is None:
         return []
-    said = [f"{ours.times_faster.value:.2f} times {first.way}"]
+    said = [f"{ours.times_faster.value:.2f} times {first.name}"]
     peer = case.fastest("peer")
     if peer is not None and peer.seconds is not None and peer is not first:
-        said.append(f"{peer.seconds.value / ours.seconds.value:.2f} times {peer.way}")
+        said.append(f"{peer.seconds.value / ours.seconds.value:.2f} times {peer.name}")
     if ours.of_limit is not None and case.limit is not None:
         said.append(f"{units.percent(ours.of_limit)} of the limit ({case.limit.reason})")
     if ours.peak_bytes is not None and peer is not None and peer.peak_bytes is not None:
         peaks = units.num_bytes(ours.peak_bytes), units.num_bytes(peer.peak_bytes)
         said.append(f"at most {peaks[0]} alive instead of {peaks[1]}")
-    return [f"{ours.way}: {', '.join(said)}"]
+    return [f"{ours.name}: {', '.join(said)}"]
 
 
 def _figures(row: WayRow) -> tuple[str, str, str, str]:
@@ -88,7 +89,7 @@ def _figures(row: WayRow) -> tuple[str, str, str, str]:
         return (row.status, "", "", "")
     return (
         units.seconds(row.seconds.value),
-        f"{units.seconds(row.seconds.low)} .. {units.seconds(row.seconds.high)}",
+        quartiles_cell(row.seconds),
         "" if row.times_faster is None else f"{row.times_faster.value:.2f}",
         "" if row.of_limit is None else units.percent(row.of_limit),
     )
@@ -114,17 +115,26 @@ _EXTRA = {
 """Columns that only some cases have."""
 
 
-def _gap(row: WayRow) -> str:
+def gap_cell(row: ContestRow) -> str:
+    """The difference of a row; "0" says that there is none."""
     return "" if row.difference is None else f"{row.difference:.1e}" if row.difference else "0"
 
 
-def _remarks(case: WayCase) -> list[Text]:
-    """What ways say about themselves, and each reason not to run some, with those that it met."""
-    lines = [Text(f"{row.way}: {note}", style="dim") for row in case.rows for note in row.notes]
+def quartiles_cell(seconds: Quantity) -> str:
+    """From the lower to the upper quartile."""
+    return f"{units.seconds(seconds.low)} .. {units.seconds(seconds.high)}"
+
+
+def skipped_lines(rows: Iterable[ContestRow]) -> list[str]:
+    """Each reason not to run some, with those that it met."""
     names: dict[str, list[str]] = {}
-    for row in case.rows:
+    for row in rows:
         if row.status == "skipped":
-            names.setdefault(row.reason, []).append(row.way)
-    return lines + [
-        Text(f"! {reason}: {', '.join(those)}", style="yellow") for reason, those in names.items()
-    ]
+            names.setdefault(row.reason, []).append(row.name)
+    return [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
+
+
+def _remarks(case: WayCase) -> list[Text]:
+    """What ways say about themselves, and why some did not run."""
+    lines = [Text(f"{row.name}: {note}", style="dim") for row in case.rows for note in row.notes]
+    return lines + [Text(f"! {line}", style="yellow") for line in skipped_lines(case.rows)]

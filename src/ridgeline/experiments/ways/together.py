@@ -5,7 +5,6 @@ A module of such cases has a function `group_cases(world, asked)`, which lists t
 
 import importlib
 import tempfile
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.namespaces import NamespaceNetwork, gloo_environment
 from ridgeline.experiments.ways.contest import hold
 from ridgeline.experiments.ways.experiment import LEAST_S, LIMITS_S, experiment_of
+from ridgeline.experiments.ways.holding import rooms_s
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayName
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.probe.groups.peers import Peers
@@ -144,13 +144,13 @@ def work(request: bytes) -> bytes:
     peers = Peers.of(world.group())
     make_cases = importlib.import_module(asked.home).group_cases
     chosen = [case for case in make_cases(world, asked) if case.name in asked.only]
-    end = time.perf_counter() + asked.limit_s
     progress = partial(_tell, Path(asked.told)) if asked.told and world.rank == 0 else silent
-    held = []
-    for index, case in enumerate(chosen):
-        room_s = max(LEAST_S, (end - time.perf_counter()) / (len(chosen) - index))
-        held.append(hold(case, limit_s=room_s, progress=progress, peers=peers))
-    return msgspec.json.encode(tuple(held))
+    rooms = rooms_s([1.0] * len(chosen), limit_s=asked.limit_s, least_s=LEAST_S)
+    held = tuple(
+        hold(case, limit_s=room_s, progress=progress, peers=peers)
+        for case, room_s in zip(chosen, rooms, strict=True)
+    )
+    return msgspec.json.encode(held)
 
 
 class _Passed:

@@ -67,6 +67,7 @@ def best_cuts(
     """
     count = len(sizes)
     first_s = ready_s[0]
+    # Backward is slowed from its first gradient on, since something is sent from then on.
     ready_s = [first_s + slowdown.compute * (at - first_s) for at in ready_s]
     durations = [_durations(sizes, last, seconds) for last in range(1, count + 1)]
     rounds: list[tuple[list[float], list[int]]] = []
@@ -75,9 +76,11 @@ def best_cuts(
         ends, before = _one_more_bucket(ends, ready_s, durations, slowdown.communication)
         rounds.append((ends, before))
     earliest = min(r[0][count] for r in rounds)
+    # The fewest buckets: each one more costs the host a launch that the recurrence does not see.
     chosen = next(k for k, r in enumerate(rounds) if r[0][count] <= earliest * (1.0 + slack))
     lengths: list[int] = []
     at = count
+    # Backwards from the last bucket, since each round knows only where its own begins.
     for _, before in reversed(rounds[: chosen + 1]):
         lengths.append(at - before[at])
         at = before[at]
@@ -88,6 +91,7 @@ def _durations(sizes: Sequence[int], last: int, seconds: Callable[[int], float])
     """Seconds of a bucket of gradients first..last-1, for every first."""
     found = [0.0] * last
     num_bytes = 0
+    # From the end, so that each sum is the one before plus one gradient.
     for first in range(last - 1, -1, -1):
         num_bytes += sizes[first]
         found[first] = seconds(num_bytes)

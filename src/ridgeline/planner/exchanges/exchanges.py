@@ -134,6 +134,7 @@ def exchange_changes(plan: Plan) -> int:
 
 def _named(fixed: Mapping[str, Any], allow: Collection[str], device: str) -> list[Sync]:
     """Every combination of words, whether or not it runs."""
+    # One that is not exact is taken only where the user names it.
     algorithms = [name for name in offered(device) if ALGORITHMS[name].is_exact]
     compressions = [
         name

@@ -107,6 +107,7 @@ def over_periods(measured: Timeline, sync: Sync) -> Timeline:
         sync: The plan's.
     """
     steps = measured.steps_ns
+    # No exchange ends within the first `delay` steps.
     periods = (len(steps) - delay_of(sync)) // sync.every if trains_apart(sync) else 0
     if periods < 1:
         return measured
@@ -132,6 +133,7 @@ def over_parts(measured: Timeline, sync: Sync, parts: PeriodParts) -> Timeline:
     alone, others = measured.steps_ns[: parts.alone], measured.steps_ns[parts.alone :]
     if not alone or len(others) != exchange_steps(sync):
         return measured
+    # Against the median: single steps of a trial may have been held up by something else.
     extra_ns = max(0.0, sum(others) - len(others) * statistics.median(alone))
     share_ns = round(extra_ns / parts.share / sync.every)
     counters = {**measured.counters, EXCHANGED_SHARE: parts.share}

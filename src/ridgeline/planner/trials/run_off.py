@@ -136,7 +136,9 @@ def _pooled(timelines: Sequence[Timeline], candidate: Candidate) -> Timeline:
     last = timelines[-1]
     counters = dict(last.counters)
     if candidate.measured is not None and "compile_s" in candidate.measured.counters:
+        # The second trial finds all in the compiler's cache, which a run that starts now would not.
         counters["compile_s"] = candidate.measured.counters["compile_s"]
+    # Pooled, so that the median is over both turns and not of the quieter one.
     steps = tuple(step for timeline in timelines for step in timeline.steps_ns)
     return msgspec.structs.replace(last, steps_ns=steps, counters=counters)
 

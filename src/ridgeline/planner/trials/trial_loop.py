@@ -118,11 +118,13 @@ def tried_in_turn(
         spent = allowance.clock() - begin
         if tried.measured is not None:
             steps_s = trial_steps(tried.plan, tried.step_s) * tried.step_s
+            # What starting workers and checking took: the next trial will need as much.
             overheads.append(max(0.0, spent - tried.compile_s - steps_s))
         candidates = [*candidates[:index], tried, *candidates[index + 1 :]]
         if has_obstacles:
             candidates = _without_graphs(candidates, tried, allowance.device)
             if not MODES[tried.plan.execution].replays_model:
+                # Called once: `list` makes none, should another trial meet an obstacle.
                 candidates, more = [*candidates, *more()], list
         candidates, told = read_again(request, candidates, tried)
         notes += told
@@ -187,6 +189,7 @@ def attempted(
     plan = candidate.plan
     try:
         measured = with_share(trial(plan), candidate.timeline, plan.sync)
+        # Only to learn whether both can be compared; a trial that cannot be is a failed one.
         verify(candidate.timeline, measured)
     except (OutOfTimeError, AbsentWorkerError, SideEffectError, DeviceLostError):
         raise
@@ -200,6 +203,7 @@ def attempted(
         if not is_ours and not has_plain:  # the user's errors come again without what we wished
             written = msgspec.structs.replace(candidate, plan=written)
             return attempted(written, candidates, trial, fixed)
+        # Errors of torch's compiler run over pages; ours say in a few lines what to do.
         failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
         is_of_model = MODES[plan.execution].replays_model and isinstance(error, CaptureError)
         has_obstacles = isinstance(error, ObstacleError) or is_of_model

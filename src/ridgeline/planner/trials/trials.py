@@ -178,6 +178,7 @@ def could_win(
     if device == "cuda" and any(_only_issues(candidate.plan, c.plan) for c in tried):
         return False
     fastest = min(tried, key=lambda c: c.cost_s(steps))
+    # A shorter interval changes the maths less, so it is taken even where it is a little slower.
     is_milder = candidate.plan.sync.every < fastest.plan.sync.every
     enough = 1.0 / (1.0 - LEAST_GAIN) if is_milder else 1.0 - SAME_PLAN_MARGIN
     return _at_best_s(candidate, tried, device, steps) < fastest.cost_s(steps) * enough
@@ -190,6 +191,7 @@ def _at_best_s(
 
     How it computes is in doubt; what its exchanges take is, where the relative exchanges otherwise.
     """
+    # The relative that says most: of others the doubt would be larger, and with it the number of trials.
     nearest = min(tried, key=lambda c: _doubt(candidate.plan, c.plan, device))
     kept = 1.0 - _doubt(candidate.plan, nearest.plan, device)
     different = differences(candidate.plan, nearest.plan) & EXCHANGING
@@ -221,6 +223,7 @@ def num_tries(tries: int, steps: int | None) -> int:
 
 def left_untried(candidates: Sequence[Candidate], room: Room, *, device: str) -> list[str]:
     """Says which modes were not tried though they could win, because compiling them takes too long."""
+    # Failed ones count as tried: they say themselves why they are out.
     tried = {c.plan.execution for c in candidates if not _is_open(c)}
     dear = {
         c.plan.execution: c.compile_s
@@ -271,8 +274,10 @@ def _doubt(one: Plan, other: Plan, device: str) -> float:
     kept = 1.0
     different = differences(one, other)
     if device == "cuda" and _is_issued_replay(one, other):
+        # Issuing adds to what a replay takes and cannot be faster, so neither is in doubt.
         different -= {"replay", "optimizer"}
     for name in different:
+        # Multiplied, since differences in several features may each save their share.
         kept *= 1.0 - _doubt_of(name, one, other, device)
     return 1.0 - kept
 

@@ -19,7 +19,7 @@ NUM_RATES = 10
 Act = Callable[[memoryview, int], object]
 """Moves a block between memory and a place in the file, in bytes from its beginning."""
 Step = Callable[[memoryview, Sequence[int], float], list[float]]
-"""Moves blocks one after another, for so many seconds but at least one; begin, end, begin, end of each."""
+"""Moves blocks one after another, for some seconds but at least one; begin, end, begin, end of each."""
 
 
 class BlockSpan(NamedTuple):
@@ -114,7 +114,7 @@ def moved(
 
 
 def _run(threads: Sequence[threading.Thread], stop: threading.Event) -> None:
-    """Until all have ended; where somebody interrupts, they are told to stop and end with their blocks."""
+    """Wait until all have ended; on an interrupt they are asked to stop, and end with their present block."""
     try:
         for thread in threads:
             thread.start()

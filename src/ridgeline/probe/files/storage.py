@@ -19,7 +19,7 @@ from ridgeline.probe.native import storage_library
 
 BLOCK_BYTES, PIECE_BYTES = 4 << 10, 1 << 20
 NUM_PIECES = 16
-"""Different ones, written over and over. What goes through the cache is synced after as many."""
+"""Different ones, written over and over. What goes through the cache is synced after this many."""
 NUM_PLACES = 1 << 15
 """At random, for each thread, before they come again."""
 BATCH = 64
@@ -86,7 +86,7 @@ class Scratch:
                 os.close(file)
 
     def write(self, num_bytes: int, limit_s: float = math.inf) -> list[BlockSpan]:
-        """Write the file in order, a piece at a time, until it has so many bytes or the time is over.
+        """Write the file in order, a piece at a time, until it has `num_bytes` or the time is over.
 
         Where that goes through the cache, every sixteenth piece takes all before it to the drive.
         """

@@ -32,7 +32,7 @@ READ_BY_BLOCKS = 1 << 30
 THREADS = 256
 """Of a block of the kernels whose blocks are counted: what most operators of torch take."""
 READING = (2, 1024)
-"""Blocks of each multiprocessor, and their threads, that read a level: as many as fit (2048 threads)."""
+"""Blocks of each multiprocessor, and their threads, that read a level: all that fit (2048 threads)."""
 BLOCKS_EACH = (1, 2, 3, 4, 6, 8, 16, 32)
 """Blocks of each multiprocessor: up to all that fit at once (8 of 256 threads), and whole waves."""
 WORD_BYTES, LOADS_AT_ONCE = 16, 4
@@ -267,7 +267,7 @@ def _asked(field: Field) -> Value:
 
 
 def _rate(run: Callable[[int], float], work: float, unit: str) -> Sampled:
-    """Samples of a loop that does so much work in each turn."""
+    """Samples of a loop that does a given amount of work in each turn."""
     turns = enough(run, 1, SAMPLE_S)
     return Sampled.measured([work * turns / run(turns) for _ in range(SAMPLES)], unit)
 

@@ -79,6 +79,7 @@ class Group:
         self._stack = ExitStack()
         name = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ridgeline-group-"))
         self._directory = Path(name)
+        # Registered before the first start: should one fail, those before it are ended as well.
         self._stack.callback(_end, self._processes)
         for rank in range(workers):
             log = self._stack.enter_context((self._directory / f"output.{rank}").open("wb"))
@@ -102,6 +103,7 @@ class Group:
         hanging: Callable[[], int | None] | None = None,
     ) -> bytes:
         """The reply of rank 0; see `run_in_group`. `environment` is added before the function is called."""
+        # Workers wait for this file, and must never find half of it.
         write_atomically(
             self._directory / group_worker.CALL,
             msgspec.json.encode(group_worker.WorkerRequest(request, dict(environment or {}))),
@@ -234,6 +236,7 @@ def _wait(
     while True:
         codes = [process.poll() for process in processes]
         if any(codes):  # a code other than None and 0
+            # The others fail within moments, of lost connections; the earliest is the cause.
             failed = _settle(processes)
             _end(processes)
             raise failure(target, len(processes), failed, directory)
@@ -264,6 +267,7 @@ def _settle(processes: list[subprocess.Popen[bytes]]) -> dict[int, int]:
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     """End every worker that still runs, and what it started (compilers that hang), and collect it."""
+    # Listed first: children of a process that has ended cannot be found by it any more.
     started = [child for process in processes for child in _descendants(process)]
     for process in processes:
         if process.stdin is not None:

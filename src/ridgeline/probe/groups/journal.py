@@ -21,7 +21,7 @@ HANG_S = 30.0
 
 
 class OperatorEntry(NamedTuple):
-    """Which op of which trace of the step is being issued; `count` tells entries apart."""
+    """Which op of which trace of the step is being issued; `count` distinguishes entries."""
 
     count: int
     variant: int
@@ -42,6 +42,7 @@ class ProbeJournal:
         path.touch()
         with path.open("r+b") as file:
             file.truncate(_ENTRY.size)
+            # Mapped memory reaches the file even where the process is killed at the next instruction.
             self._memory = mmap.mmap(file.fileno(), _ENTRY.size)
 
     def note(self, op: int) -> None:

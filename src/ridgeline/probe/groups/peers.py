@@ -65,7 +65,7 @@ class Peers:
         return bytes(body.cpu().tolist())
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """The values of all peers, by rank; each peer gives as many."""
+        """The values of all peers, by rank; each peer gives the same number."""
         if self.size == 1:
             return [list(values)]
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)

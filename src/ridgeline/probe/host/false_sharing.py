@@ -21,7 +21,7 @@ DISTANCES = (WORD_BYTES, 64, 128)
 GATES_AT = 16
 """Lines between the counters and the first gate."""
 ROUNDS = 100
-"""At once: both threads do as many."""
+"""In one call; both threads do this many."""
 LEAST_S, MOST_S = 3.0, 6.0
 """Rounds are counted for so long, and beyond where others use the cores: until there are enough."""
 ENOUGH, MOST_SAMPLES = 31, 101

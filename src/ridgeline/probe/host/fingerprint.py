@@ -78,7 +78,7 @@ def cache_path(fingerprint: str, hosts: int = 1) -> Path:
 
 
 def num_hosts() -> int:
-    """Hosts that the processes of this group run on, as torchrun tells its workers; without it 1."""
+    """Hosts that the processes of this group run on, according to torchrun; without it 1."""
     return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
 

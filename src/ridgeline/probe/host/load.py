@@ -43,7 +43,7 @@ class Counters(NamedTuple):
 
 
 def processors(text: str, cores: Collection[int], ticks_per_s: float) -> Processors | None:
-    """Seconds of the cores that this process may use; None where none of them is told.
+    """Seconds of the cores that this process may use; None where the system reports none of them.
 
     Args:
         text: Of /proc/stat.

@@ -126,7 +126,7 @@ class Walked(Mapped):
         return _sampled(self.timed_access())
 
     def timed_access(self, sample_s: float = SAMPLE_S) -> Sample:
-        """The same, one sample of at least so many seconds a call; the caches are warm."""
+        """The same, one sample of at least that many seconds per call; the caches are warm."""
         chase = library().ridgeline_chase
 
         def run(hops: int) -> float:

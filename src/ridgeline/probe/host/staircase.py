@@ -15,9 +15,9 @@ from ridgeline.probe.host.memory_levels import Walked
 
 SMALLEST = 4 << 10
 BEYOND = 4
-"""Times what a cache holds: a random walk through so much finds little of it there."""
+"""Times the size of a cache: a random walk through this much finds little of it there."""
 MOST_OF_FREE = 0.25
-"""Share of the free memory that may be walked through; laying the walk takes as much again."""
+"""Share of the free memory that may be walked through; making the walk takes the same amount again."""
 MOST_BYTES = 2 << 30
 
 
@@ -51,7 +51,7 @@ def with_stairs(
 
 
 def stair(num_bytes: int, say: Callable[[str], None], which: str = "") -> Stair:
-    """What memory costs where so much is walked through.
+    """The cost of memory accesses in a walk through `num_bytes`.
 
     Raises:
         MachineError: there is no C compiler to make the loops with.

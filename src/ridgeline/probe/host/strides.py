@@ -91,7 +91,7 @@ class StrideReader:
         return self._address + line * LINE_BYTES
 
     def in_order(self, loads: int) -> float:
-        """Seconds of so many loads from low addresses to high ones."""
+        """Seconds of `loads` loads from low addresses to high ones."""
         read, stride, taken = library().ridgeline_stride, self._stride_bytes // WORD_BYTES, 0.0
         while loads > 0:
             at = self._done % self._count
@@ -102,7 +102,7 @@ class StrideReader:
         return taken
 
     def at_random(self, loads: int) -> float:
-        """Seconds of so many loads of the words of a pass, drawn one by one."""
+        """Seconds of `loads` loads of the words of a pass, drawn one by one."""
         stride = self._stride_bytes // WORD_BYTES
         taken: float = library().ridgeline_draw(
             self._pass_address, self._count, stride, loads, ctypes.byref(self._drawn)

@@ -69,7 +69,7 @@ def storage_library() -> ctypes.CDLL:
 
 
 def multiply_adds() -> dict[int, Callable[[int], float]]:
-    """By bits of a vector: seconds of so many multiply-adds of such vectors, a multiple of 48.
+    """By bits of a vector: seconds of a number of multiply-adds of such vectors, a multiple of 48.
 
     Only widths in which the compiler makes instructions for this processor.
 

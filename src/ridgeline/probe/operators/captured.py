@@ -33,7 +33,7 @@ def captured_seconds(
     """Seconds of every operator that launches many kernels, by key; nothing where there is none.
 
     The step is issued once more, those operators inside captures that are then replayed. Where one cannot be
-    captured after all, nothing is told, and what was timed before stands.
+    captured after all, nothing is reported, and the earlier timings stand.
 
     Args:
         replay: Of the step, which has run before: libraries have prepared what they need.

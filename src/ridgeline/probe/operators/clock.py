@@ -4,6 +4,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,6 +23,14 @@ class Stretch(NamedTuple):
     first: int
     end: int
     seconds: float
+
+
+@dataclass
+class Passes:
+    """What was timed: seconds by op, pass by pass; and the stretches of each whole pass."""
+
+    ops: list[dict[int, float]] = field(default_factory=list)
+    whole: list[list[Stretch]] = field(default_factory=list)
 
 
 class ReplayClock:
@@ -73,6 +82,7 @@ class ReplayClock:
         marks = replay.run(wanted, self._now_ns, ReplayWatch(before=self._before))
         taken_ns = {index: after - before for index, (before, after) in marks.items()}
         if marks and replay.ended_at is None:
+            # What the replay itself takes between operators, which whole passes are relieved of.
             spent_ns = self._now_ns() - begin - sum(taken_ns.values())
             self._overhead_ns.append(spent_ns / len(marks))
         return {index: ns * 1e-9 for index, ns in taken_ns.items()}
@@ -94,6 +104,7 @@ class ReplayClock:
         marks = replay.run(wanted, ruler.mark, ReplayWatch(before=before))
         torch.cuda.synchronize(self._device)
         ruler.restart()
+        # An operator waits for the GPU if it does so in every pass; one that was late once met a slow host.
         self._waiting = late if self._waiting is None else self._waiting & late
         for index in late & set(marks):
             self.late[index].append(ruler.seconds(*marks[index]))
@@ -104,6 +115,7 @@ class ReplayClock:
         issued = itertools.count(1)
 
         def drain() -> None:
+            # A full queue makes the host wait, which is no cost of issuing.
             if next(issued) % STRETCH == 0:
                 torch.cuda.synchronize(self._device)
 

@@ -22,7 +22,7 @@ from ridgeline.workload import Phase, Workload
 
 ROUNDS = 20
 CHAIN = 60
-"""Links of three operators each: as many operators as common steps have."""
+"""Links of three operators each: together about as many operators as common steps have."""
 FEW, MANY = 2, 40
 """Parameters of the two steps from which the cost of one follows."""
 

@@ -13,9 +13,9 @@ from ridgeline.host.speed import HOST_SPEED
 from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.operators.captured import captured_seconds
-from ridgeline.probe.operators.clock import ReplayClock
+from ridgeline.probe.operators.clock import Passes, ReplayClock
 from ridgeline.probe.operators.host_costs import host_costs
-from ridgeline.probe.operators.passes import Passes, timed_passes
+from ridgeline.probe.operators.passes import timed_passes
 from ridgeline.probe.operators.replay import WorkloadReplay
 from ridgeline.probe.operators.whole_step import check_step, correction, warning
 from ridgeline.probe.operators.workspaces import measured_workspaces

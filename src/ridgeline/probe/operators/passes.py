@@ -3,12 +3,11 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from ridgeline.probe.groups.peers import Peers
-from ridgeline.probe.operators.clock import ReplayClock, Stretch
+from ridgeline.probe.operators.clock import Passes, ReplayClock
 from ridgeline.probe.operators.replay import WorkloadReplay
 
 WARM_PASSES = 2
@@ -23,14 +22,6 @@ LEAST_SAMPLES = 2
 MOST_PASSES = 40
 WHOLE_EVERY = 3
 """Every third pass is timed as a whole, so that drift of the machine meets both kinds alike."""
-
-
-@dataclass
-class Passes:
-    """What was timed: seconds by op, pass by pass; and the stretches of each whole pass."""
-
-    ops: list[dict[int, float]] = field(default_factory=list)
-    whole: list[list[Stretch]] = field(default_factory=list)
 
 
 def timed_passes(

@@ -34,7 +34,7 @@ class Places:
     """Decides for every input of every op which tensor it is.
 
     Where the trace says what shares memory, that decides. Otherwise equal parameters are as many as one
-    kind of op meets in one phase, and what an op made is told by shape, stride and dtype.
+    kind of op meets in one phase, and the result of an op is recognised by shape, stride and dtype.
     """
 
     def __init__(self, ops: Sequence[Op]) -> None:

@@ -181,6 +181,7 @@ class WorkloadReplay:
                 call = partial(watch.around, index, call)
             begin = mark()
             result = call(*args, **kwargs)
+            # What only the call still held is freed within the timing, as in a step.
             args.clear()
             kwargs.clear()
             # Freeing is part of a step's time, so it is part of the op after which it happens.
@@ -270,6 +271,7 @@ class WorkloadReplay:
             return (
                 tensor  # traced by a rule that does not know the size: a workspace, a random state
             )
+        # An operator here may lay its result out otherwise than the one that was traced.
         return tensor.as_strided(spec.shape, spec.stride)
 
     def _compile(self) -> list[Instruction | None]:

@@ -42,6 +42,7 @@ class SmallStep:
     ) -> None:
         self._loss, self._optimizer, self._device = loss, optimizer, device
         self._times_clearing = times_clearing
+        # The first steps make the optimizer's state and fill the allocator's caches.
         for _ in range(3):
             self.run()
         recorder = OperatorRecorder()
@@ -53,6 +54,7 @@ class SmallStep:
         """Seconds of host time of the three phases of one step."""
         if not self._times_clearing:
             self._optimizer.zero_grad()
+        # What a GPU still has to do would otherwise block the host in the middle of a phase.
         synchronize()
         times = [time.perf_counter()]
         loss = self._loss()
@@ -82,9 +84,11 @@ class SmallStep:
         replay = WorkloadReplay(ops, self._device)
         real: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
         again: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
+        # In turns, so that a clock that changes meanwhile changes both alike.
         for _ in range(rounds):
             for phase, taken in zip(PHASES, self.run(), strict=True):
                 real[phase].append(taken)
+            # Autograd's own cost is what is asked for: it must not be in the replay.
             with torch.no_grad():
                 marks = replay.run(lambda index: True)
             for phase in PHASES:

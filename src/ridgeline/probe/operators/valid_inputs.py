@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
-from ridgeline.probe.operators.named_arguments import NamedArguments
+from ridgeline.probe.operators.rebuild import NamedArguments
 from ridgeline.workload import Op, TensorSpec
 
 Kind = Literal["index", "starts", "bounds", "parts", "constant", "odds", "trues"]
@@ -115,7 +115,7 @@ def _by_dimension(call: NamedArguments) -> dict[str, Made]:
 
 
 def _index_by_dimension(call: NamedArguments) -> Iterator[tuple[int, Made]]:
-    """Position and values of each index tensor; a mask stands for as many dimensions as it has."""
+    """Position and values of each index tensor; a mask indexes as many dimensions as it has."""
     sizes = call.shape("self")
     dimension = 0
     for position in call.positions("indices"):

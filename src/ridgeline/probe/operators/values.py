@@ -107,7 +107,7 @@ def _repeat(tensor: Tensor, low: float, high: float) -> None:
 
 
 def _fill_by_order(tensor: Tensor, made: Made) -> None:
-    """Values that depend on where they stand: ascending, adding up, or as many as wanted."""
+    """Values that depend on their position: ascending, with a given sum, or a given number of them."""
     count = tensor.numel()
     if made.kind == "constant" or count == 0:
         _storage(tensor).fill_(made.bound)

@@ -8,7 +8,7 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.machine import Quantity, Setting, StepCheck
-from ridgeline.probe.operators.passes import Passes
+from ridgeline.probe.operators.clock import Passes
 from ridgeline.workload import Workload
 
 MOST_TAIL = 1.25

@@ -55,7 +55,7 @@ def measured_workspaces(
         replay: The step, issued before: what first calls prepare must not count.
         workload: Whose step it is.
         setting: Where it runs; threads must be set already.
-        clock: That of the replay, which tells the journal what is issued.
+        clock: That of the replay, which notes in the journal what is issued.
 
     Raises:
         DeviceLostError: an operator left the GPU unusable.
@@ -130,7 +130,7 @@ class _Meter(ABC):
 
 
 class _CpuMeter(_Meter):
-    """Torch's profiler tells of each allocation of the thread that calls, in their order."""
+    """Torch's profiler reports each allocation of the calling thread, in order."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)

@@ -22,13 +22,13 @@ FULL_SIDES = (64, 128, 256, 512, 1024, 2048, 4096)
 ONE = ((112, 256),)
 ALIKE = ((64, 64),) * 7
 UNLIKE = ((64, 64), (32, 128), (128, 32), (16, 256), (256, 16), (8, 512), (512, 8))
-"""Buckets of as many elements: one parameter, seven of one shape, seven of seven shapes."""
+"""Buckets with this many elements: one parameter, seven of one shape, seven of seven shapes."""
 BESIDE_SIDE = 512
 """Of the matrix that is encoded beside computing: a megabyte."""
 ROUNDS, ROUNDS_BESIDE = 2, 1
 """Of a visit; in a full measurement three times as many of the former."""
 SMALL, SMALL_ROUNDS = 1 << 18, 4
-"""Buckets of no more elements have so many times the rounds: each takes little, and is easily disturbed."""
+"""Buckets of at most this size get more rounds by this factor: each is short and easily disturbed."""
 WINDOW_S = 0.03
 """In which both run at once, and as long each alone."""
 

@@ -18,7 +18,7 @@ QUICK_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 FULL_BYTES = tuple(1 << power for power in range(10, 29))
 LEAST_ROUNDS = 2
 SLOW_S, SLOW_ROUNDS = 0.05, 1
-"""What takes so long varies little: one round of it tells as much, and leaves time for larger sizes."""
+"""What takes this long varies little: one round is enough, and leaves time for larger sizes."""
 LATEST_SHARE = 7.5
 """Of the wanted seconds, what the rounds that are taken in any case may take."""
 MOST_ROUNDS = 35

@@ -1,6 +1,7 @@
 """How much families of operators and transfers slow each other: collectives, and copies of a GPU.
 
-`overlap` has what predictions need of all-reduces beside a usual mix; this tells families apart, both ways.
+`overlap` has what predictions need of all-reduces beside a usual mix; this separates families, in both
+directions.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ class FamilyCall(NamedTuple):
 
 
 class TransferRound(NamedTuple):
-    """One kind of transfer of so many bytes, and a round of computing beside it."""
+    """One kind of transfer of `num_bytes`, and a round of computing beside it."""
 
     transfer: TransferKind
     num_bytes: int
@@ -140,21 +141,21 @@ def family_calls(device: torch.device) -> Iterator[FamilyCall]:
         yield FamilyCall(
             "convolution", "conv2d of 4 x 32 x 28 x 28", _convolution(device, 4, 32, 28)
         )
-        yield _sum_of("float32", CPU_ELEMENTS, device)
+        yield _sum_of(CPU_ELEMENTS, device)
     else:
         mm = f"mm of {GPU_SIDE} x {GPU_SIDE} in float16"
         yield FamilyCall("matmul", mm, product(GPU_SIDE, device))
         conv = "conv2d of 32 x 64 x 56 x 56 in float16"
         yield FamilyCall("convolution", conv, _convolution(device, 32, 64, 56))
-        yield _sum_of("float32", GPU_ELEMENTS, device)
+        yield _sum_of(GPU_ELEMENTS, device)
 
 
-def _sum_of(dtype: str, count: int, device: torch.device) -> FamilyCall:
+def _sum_of(count: int, device: torch.device) -> FamilyCall:
     """Reads two tensors and writes a third that is there already."""
-    a = torch.ones(count, dtype=getattr(torch, dtype), device=device)
+    a = torch.ones(count, device=device)
     b, out = torch.ones_like(a), torch.empty_like(a)
     size = f"{a.nbytes >> 20} MiB"
-    return FamilyCall("elementwise", f"add of {size} in {dtype}", lambda: torch.add(a, b, out=out))
+    return FamilyCall("elementwise", f"add of {size} in float32", lambda: torch.add(a, b, out=out))
 
 
 def _convolution(device: torch.device, samples: int, channels: int, side: int) -> Compute:

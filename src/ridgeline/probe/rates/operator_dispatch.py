@@ -1,6 +1,6 @@
 """What one small operator of each class costs the host: its call, its record for backward, and backward.
 
-`dispatch` has the mean over a small network, with which steps are predicted; this tells the classes apart.
+`dispatch` has the mean over a small network, with which steps are predicted; this separates the classes.
 """
 
 import time

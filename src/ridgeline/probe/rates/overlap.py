@@ -168,7 +168,7 @@ def _first(value: float, peers: Peers) -> float:
 def beside_on_stream(compute: Compute, transfer: Transfer, peers: Peers) -> OverlapRound:
     """One round of kernels beside transfers, from events at the ends of the streams of both.
 
-    Each side is measured while the other side has three times as much to do, so that it never runs alone.
+    Each side is measured while the other has three times as much work, so that neither ever runs alone.
     """
     side = torch.cuda.Stream(peers.device)
     compute_s = _on_streams(compute, 20, transfer, 0, side, peers)[0] / 20

@@ -123,13 +123,17 @@ def training_figures(history: History) -> list[tuple[str, Figure]]:
     return figures
 
 
-def smooth(values: Sequence[float], weight: float = 0.7) -> list[float]:
+SMOOTHING = 0.7
+"""Share of the average so far in the next one: about three steps count."""
+
+
+def smooth(values: Sequence[float]) -> list[float]:
     """Exponential moving average without the pull towards zero at its start."""
     average = total = 0.0
     result: list[float] = []
     for value in values:
-        average = weight * average + (1 - weight) * value
-        total = weight * total + (1 - weight)
+        average = SMOOTHING * average + (1 - SMOOTHING) * value
+        total = SMOOTHING * total + (1 - SMOOTHING)
         result.append(average / total)
     return result
 

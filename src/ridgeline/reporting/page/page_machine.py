@@ -24,9 +24,8 @@ from ridgeline.reporting.labels import (
 from ridgeline.reporting.links import link_matrix, link_rates
 from ridgeline.reporting.page.html import Content, Markup, join, raw_data_script, table, tag
 from ridgeline.reporting.page.outages import outages_reading, outages_table
-from ridgeline.reporting.page.page_effects import effect_tables
 from ridgeline.reporting.page.page_gpu import gpu_charts
-from ridgeline.reporting.page.page_storage import storage_tables
+from ridgeline.reporting.page.page_host import effect_tables, storage_tables
 from ridgeline.reporting.page.sections import chart, section, sentence
 from ridgeline.synchronisation import operations
 

@@ -49,15 +49,6 @@ def console(file: IO[str] | None = None) -> Console:
     return target
 
 
-def as_text(*parts: RenderableType, width: int = PIPED_WIDTH) -> str:
-    """The parts as plain text, as they would be printed to a file."""
-    buffer = io.StringIO()
-    target = Console(file=buffer, highlight=False, width=width, color_system=None)
-    for part in parts:
-        target.print(part)
-    return buffer.getvalue()
-
-
 def machine_text(machine: Machine) -> RenderableType:
     """Ceilings and costs with their spread and source, then the collectives by size."""
     host = machine.host

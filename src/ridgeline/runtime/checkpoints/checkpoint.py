@@ -39,7 +39,7 @@ _DIGITS = 12
 
 
 class Position(Value, frozen=True, kw_only=True):
-    """Where a run continues: the next `step_in_epoch` of `epoch`; `step` steps are done in all."""
+    """Where a run continues: `step_in_epoch` of `epoch` comes next; `step` steps are done in total."""
 
     epoch: int
     step_in_epoch: int
@@ -71,7 +71,7 @@ class _Sidecar(Noun, frozen=True, kw_only=True):
 
 
 class DamageError(Exception):
-    """Says in a few words what is wrong with a checkpoint; whoever reads one tells what to do about it."""
+    """Says in a few words what is wrong with a checkpoint; the caller adds what to do about it."""
 
 
 def write(
@@ -108,6 +108,8 @@ def write(
         files = tuple(_seal(temporary, path) for path in paths)
         manifest = Manifest(position=position, workers=workers, files=files)
         write_atomically(temporary / MANIFEST, encode(manifest))
+        # Names become durable by their folder's fsync; before the rename, so that a named checkpoint is
+        # whole.
         for folder in (*(temporary / name for name in _FOLDERS), temporary):
             checkpoint_directory.flush(folder)
         checkpoint_directory.place(temporary, target)
@@ -132,10 +134,12 @@ def inspect(path: Path) -> Manifest:
         if not (path / MANIFEST).exists():
             raise DamageError(f"{MANIFEST} is missing")
         manifest = Manifest.load(path / MANIFEST)
+        # A copied or renamed directory would continue from another step than its name says.
         if path != checkpoint_directory.checkpoint_of(path.parent, manifest.position.step):
             raise DamageError(f"{MANIFEST} is that of step {manifest.position.step}")
         for file in manifest.files:
             _verify(path, file)
+        # A file may be as it was written and still be of another release.
         _Sidecar.load(path / STATE)
         for file in tensor_files(path):
             with safetensors.safe_open(file, "pt"):

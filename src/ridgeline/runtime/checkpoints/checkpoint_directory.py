@@ -1,12 +1,12 @@
-"""The directory of a run's checkpoints: what lies in it, what killed runs left there, how things leave it.
+"""The directory of a run's checkpoints: its contents, remnants of killed runs, and how entries are deleted.
 
     step-0000123            a checkpoint; complete once it holds a manifest
     .step-0000123.tmp       one that is being written
     .step-0000123.old       one that is being deleted
 
-What is written comes to its name, and what is deleted leaves it, by one rename. So a process that is killed
-at any moment leaves checkpoints that are whole, and remnants that are known by their names. What holds any
-file that checkpoints are not made of was touched by a user, and is never deleted.
+A checkpoint gets its name, and loses it before deletion, by a single rename. A process that is killed at any
+moment therefore leaves complete checkpoints, and remnants that are recognised by their names. A directory
+that holds any other file was changed by a user, and is never deleted.
 """
 
 import itertools
@@ -35,7 +35,7 @@ def checkpoint_of(directory: Path, step: int) -> Path:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step that the name of a checkpoint tells."""
+    """The step number in the name of a checkpoint."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
@@ -58,7 +58,7 @@ def latest(directory: Path) -> Path | None:
 
 
 def remnants(directory: Path) -> list[Path]:
-    """What killed runs left of checkpoints: half written ones and half deleted ones."""
+    """Half-written and half-deleted checkpoints that killed runs left behind."""
     if not directory.is_dir():
         return []
     found = [path for path in directory.iterdir() if _REMNANT.fullmatch(path.name)]
@@ -114,7 +114,7 @@ def free_name(directory: Path, stem: str, suffix: str) -> Path:
 
 
 def flush(path: Path) -> None:
-    """Make the names in a directory durable, or what is in a file."""
+    """Make the entries of a directory, or the contents of a file, durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""What workers have of their own, to checkpoints and back: each gets back what was its own.
+"""State that belongs to a single worker, saved to checkpoints and restored on the worker that it belongs to.
 
-That is what a synchronizer remembers, and where workers train alone between two exchanges, their parameters,
-buffers and optimizer state, too. Of these the first worker's are those of the checkpoint itself.
+This is the state of its synchronizer and, where workers train alone between two exchanges, also its
+parameters, buffers and optimizer state. Those of the first worker are in the checkpoint itself.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def gathered_own(
 def take_own(
     tree: Any, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer
 ) -> None:
-    """Give a worker back what was its own; the optimizer's settings stay as they are.
+    """Restore the state of this worker alone; the optimizer's settings stay as they are.
 
     Args:
         tree: Of this worker, of `OwnState.trees`; None changes nothing.
@@ -132,7 +132,7 @@ def gather_tensors(mine: Mapping[str, Tensor], world: World, prefix: str) -> dic
 
 
 def of_worker(tensors: Mapping[str, Tensor], rank: int, prefix: str = PREFIX) -> dict[str, Tensor]:
-    """What is one worker's, of what was gathered."""
+    """The entries of one worker out of those gathered."""
     own = f"{prefix}{rank}."
     return {n.removeprefix(own): tensor for n, tensor in tensors.items() if n.startswith(own)}
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: the newest whole one, and why newer ones were passed over."""
+"""Which checkpoint a run resumes from: the newest intact one, and why newer ones were skipped."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from ridgeline.runtime.checkpoints.checkpoint import Position
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The newest whole checkpoint.
+    """The newest intact checkpoint.
 
     Attributes:
         path: Where it is.
@@ -24,13 +24,13 @@ class Found:
 
     @property
     def lines(self) -> list[str]:
-        """What to tell people: every checkpoint that was skipped with its reason, and the one taken."""
+        """Lines for the user: every skipped checkpoint with its reason, and the one that is used."""
         told = [f"skipped {path}: {reason}" for path, reason in self.skipped.items()]
         return [*told, f"going on from {self.path}"]
 
 
 def find(directory: Path) -> Found | None:
-    """The newest whole checkpoint of a run; None where none was ever completed.
+    """The newest intact checkpoint of a run; None if none was ever completed.
 
     Raises:
         CheckpointError: there are checkpoints, but none is whole; says what is wrong with each.

@@ -1,4 +1,4 @@
-"""Host memory for the state of a run: copied into at a step boundary, written from while training goes on.
+"""Host memory for the state of a run: filled at a step boundary, written to disk while training continues.
 
 The memory is kept from one save to the next, so that only the first one waits for pages. For the state of a
 GPU it is pinned, and all copies are on their way before they are waited for. (That of the stager of
@@ -37,7 +37,7 @@ class Staging:
         return dict(self._held)
 
     def close(self) -> None:
-        """Give the memory back, once nobody writes from it."""
+        """Release the memory, once nothing is written from it any more."""
         self._held = {}
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder, each in memory of its own; whether they are whole was asked before.
+    """The tensors of a folder, each in its own memory; the caller has verified the files.
 
     Cost: Reads every file.
     """
@@ -83,7 +83,7 @@ def tensor_files(folder: Path) -> list[Path]:
 
 
 def files_of(sizes: Mapping[str, int], most_bytes: int) -> dict[str, int]:
-    """Which file each tensor goes to, from 1; they follow each other as the tensors do.
+    """Number of the file that each tensor goes to, from 1, in the order of the tensors.
 
     Args:
         sizes: Bytes by name.
@@ -105,6 +105,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     taken: set[int] = set()
     for name, tensor in tensors.items():
         own = tensor.contiguous()
+        # safetensors refuses tensors that share memory, such as tied weights.
         address = own.untyped_storage().data_ptr()
         held[name] = own.clone() if address in taken else own
         if own.numel():

@@ -132,6 +132,7 @@ class OptimizerUpdater:
         self._made = made
         self._optimizers: dict[Key, torch.optim.Optimizer] = {}
         self.by_element = made.__name__ in BY_ELEMENT
+        # Settings are refused here, to who sets them, and not at the first push.
         for one in _distinct([self.settings, *self.by_key.values()]):
             self._make(nn.Parameter(_ANY), one)
 

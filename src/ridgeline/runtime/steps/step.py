@@ -153,6 +153,7 @@ class PlannedStep(Closing):
         )
         check_supported(self.plan, self.world)
         check_training(optimizer, self.plan, clip_norm)
+        # The first exchange: with other plans workers would meet in other collectives and hang.
         check_same_plan(self.plan, self.world)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
@@ -193,8 +194,7 @@ class PlannedStep(Closing):
             is_undone=is_undone,
         )
         if self.plan.precision == "tf32":
-            torch.backends.cuda.matmul.allow_tf32 = True
-            torch.backends.cudnn.allow_tf32 = True
+            _allow_tf32()
         self._runner = self._make_runner()
 
     def __call__(self, batch: Any) -> Tensor:
@@ -219,6 +219,7 @@ class PlannedStep(Closing):
         called = time.perf_counter_ns()
         recorder = self.recorder
         recorder.begin_step(called)
+        # Runners of graphs do so themselves, and only for batches that are not there already.
         if not self._runner.places:
             batch = self._body.placed(batch)
         overhead = time.perf_counter_ns() - called
@@ -373,3 +374,9 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
     """The model on `device`; in place, so that an optimizer made before keeps its parameters."""
     places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     return model if places <= {device} else model.to(device)
+
+
+def _allow_tf32() -> None:
+    """For the whole process, since torch has no setting for a single model."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True

@@ -73,6 +73,7 @@ class Collectives:
         On GPUs it knows by events.
         """
         self._late = [] if self._on_device else [task for task in self._tasks if not task.is_done]
+        # A task of this lane ends with its transfer, so its stamps are those of the exchange.
         self._tell([task for task in self._tasks if task not in self._late])
 
     def _tell(self, tasks: Sequence[EngineTask]) -> None:

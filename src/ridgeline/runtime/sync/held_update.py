@@ -63,6 +63,8 @@ class HeldUpdate:
         self._optimizer, self._reducer = optimizer, reducer
         self.overhead_ns = 0
         self.on_update: Callable[[int], None] = lambda _: None
+        # Any thread may read a parameter first, an evaluation beside training for one; reentrant, since
+        # updates read.
         self._lock = threading.RLock()
         self._late: dict[int, Bucket] = {}
         self._whole: list[list[Any]] = []
@@ -101,10 +103,12 @@ class HeldUpdate:
         self.overhead_ns = reducer.overhead_ns
         self._late = {bucket.index: bucket for bucket in reducer.buckets[early:]}
         self._is_cleared = False
+        # By id: comparing parameters would compare their elements.
         late = {id(p) for bucket in self._late.values() for p in bucket.parameters}
         groups = self._optimizer.param_groups
         self._settings = [(group, _settings(group)) for group in groups]
         for group in groups:
+            # The user's own list is put back afterwards, since a scheduler or a wrapper may hold it.
             self._whole.append(group["params"])
             group["params"] = [p for p in group["params"] if id(p) not in late]
 
@@ -112,6 +116,7 @@ class HeldUpdate:
         """The optimizer has updated the parameters that were not held; the others are to be read."""
         self._show_whole()
         if self._late and torch.cuda.is_initialized():
+            # A reader on another stream has the update enqueued here, behind the step it belongs to.
             self._stream = torch.cuda.current_stream()
         for bucket in self._late.values():
             make_unread(bucket.parameters, partial(self._bring_up_to_date, bucket))
@@ -192,6 +197,7 @@ class HeldUpdate:
                     if arrived:
                         bucket.show(position)
                 self._reducer.settle_unused(bucket)
+            # Before the update, which reads the parameters itself and must not come here again.
             del self._late[bucket.index]
             make_plain(bucket.parameters)
             with self._interrupting("optimizer"):
@@ -224,6 +230,7 @@ class HeldUpdate:
         known = {id(group): settings for group, settings in self._settings}
         try:
             for group in groups:
+                # A scheduler has moved on since; this update is of the step before.
                 group.update(known.get(id(group), {}))
                 group["params"] = [p for p in group["params"] if id(p) in mine]
             update(self._optimizer)

@@ -62,6 +62,7 @@ class OutsideWrites:
         self._has_written = False
         self._settings: list[Any] = []
         self._code = 0
+        # Signals stay in the bucket, so that nothing is written while there is nothing new to say.
         self._said: tuple[Bucket, int] | None = None
         self._staged: tuple[Tensor, torch.cuda.Event] | None = None
         self._has_heard = False
@@ -107,6 +108,7 @@ class OutsideWrites:
             self._compare(f"after step {self._num_steps}, before which it was written")
             self._has_written, self._staged = False, None
             self._next = self._num_steps + self._apart
+            # A script that writes in every step, alike on all workers, costs ever less.
             self._apart = min(2 * self._apart, MOST_APART)
 
     def allow(self, num_writes: int) -> None:
@@ -159,6 +161,7 @@ class OutsideWrites:
         signals = self._reducer.buckets[0].signals
         if not self._on_device:
             return signals.tolist()
+        # Reading the signals waits for the device, so on a GPU it is done seldom, and of long ago.
         if self._num_steps % MOST_APART:
             return None
         before, self._staged = self._staged, self._copied(signals)

@@ -109,11 +109,6 @@ class Reducer(UpdatesAtOnce):
         self._listen_to_each()
 
     @property
-    def order(self) -> tuple[str, ...]:
-        """Parameter names in the order in which the buckets expect them."""
-        return tuple(self._parameters[index][0] for index in self._layout.order)
-
-    @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The present buckets, in launch order."""
         return self._layout.buckets

@@ -29,7 +29,7 @@ class _FoundError(Exception):
 def find_non_finite(
     model: nn.Module, loss_fn: Callable[[nn.Module, Any], Tensor], batch: Any
 ) -> str | None:
-    """What first becomes NaN or infinite in one step, in words; None when everything stays finite.
+    """A description of what first becomes NaN or infinite in a step; None when everything stays finite.
 
     Looks at the batch first, then at parameters and buffers, then runs forward and backward and stops
     at the first operator whose output is not finite although its inputs are.

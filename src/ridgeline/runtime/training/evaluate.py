@@ -24,7 +24,7 @@ def evaluate(
 ) -> float:
     """Mean metric per sample over the whole data set, the same on every worker.
 
-    The model is put into eval mode for the time being; the random state is not touched by it.
+    The model is in eval mode meanwhile; the random state does not change.
 
     Args:
         model: On the worker's device.

@@ -1,4 +1,4 @@
-"""Batches out of a data set: collated, by its own `batch`, or some at once where that gives the same.
+"""Batches of a data set: collated, made by its own `batch`, or several at once where the result is the same.
 
 A batch of a few thousand bytes costs more in operators than in bytes. A data set whose `is_pure` is true says
 that a sample depends on its index alone (it draws no random numbers), and that the leaves of a batch hold its

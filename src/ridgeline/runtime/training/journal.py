@@ -1,4 +1,4 @@
-"""The journal of a run: where it is, how it went so far, and what to tell of it."""
+"""The journal of a run: its position, its history so far, and what is reported of it."""
 
 import math
 import time
@@ -46,7 +46,7 @@ class Journal:
         self._since_s = time.perf_counter()
 
     def take_up(self, course: Course) -> None:
-        """Go on where a checkpoint was made."""
+        """Continue from the position of a checkpoint."""
         position = course.position
         self.epoch, self.step_in_epoch = position.epoch, position.step_in_epoch
         self.step = position.step
@@ -55,7 +55,7 @@ class Journal:
         self._outages_before = course.outages
 
     def restart_clock(self) -> None:
-        """Training goes on now; what passed since the last reading was something else."""
+        """Measure speed from now on; the time since the last reading was not spent on training."""
         self._since_s = time.perf_counter()
 
     def count(self) -> None:
@@ -87,7 +87,7 @@ class Journal:
                 self._steps.append(point)
 
     def note_outages(self, outages: Sequence[Outage]) -> None:
-        """Keep all that workers tell of since this start of the run, in place of what they told before."""
+        """Replace the outages that workers reported since this start of the run."""
         self._outages = tuple(sorted(outages, key=lambda outage: outage.began_at))
 
     def end_epoch(self, metric: float) -> None:
@@ -104,7 +104,7 @@ class Journal:
         self._loss_sum = self._train_s = 0.0
 
     def course(self) -> Course:
-        """Everything of this that a checkpoint keeps."""
+        """The part of the journal that a checkpoint keeps."""
         return Course(
             position=Position(epoch=self.epoch, step_in_epoch=self.step_in_epoch, step=self.step),
             loss_sum=self._loss_sum,

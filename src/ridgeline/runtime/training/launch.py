@@ -1,4 +1,4 @@
-"""Starting the workers of one host, and telling what happened when one of them dies.
+"""Starting the workers of one host, and reporting what happened when one of them dies.
 
 Processes are started and watched by torch's elastic agent, once and without restarts. When a worker
 fails, the agent ends the others; the message built here names the first cause, not the broken
@@ -57,7 +57,7 @@ def launch(
 
     Args:
         module: The workers' program; it calls `worker_process` first.
-        request: A file that tells the workers what to do.
+        request: A file that says what the workers do.
         workers: Processes to start on this host.
         threads: Torch threads per worker (OMP_NUM_THREADS); 0 leaves it as it is.
         run_dir: Gets the workers' logs, and holds black boxes and checkpoints.
@@ -73,6 +73,7 @@ def launch(
         stale.unlink()
     progress = run_dir / LOGS / "progress.jsonl"
     progress.parent.mkdir(parents=True, exist_ok=True)
+    # Emptied, since its reader would take lines of an earlier start for new ones.
     progress.write_bytes(b"")
     with _Follower(progress, on_line), _quiet_agent(), _environment(threads), _own_signals():
         _run_agent(module, request, workers, run_dir)
@@ -82,7 +83,7 @@ def check_plan(plan: Plan, device: str | None = None) -> None:
     """Refuse a plan that this release cannot run, before anything is started.
 
     Args:
-        plan: For as many workers as it says.
+        plan: Its `workers` is the number of workers.
         device: `cpu` or `cuda`; None takes `cuda` where there is a GPU.
 
     Raises:
@@ -172,6 +173,7 @@ def _suspicion(code: int, told: LastWords | None) -> tuple[int, int]:
     if told is not None:
         text = f"{told.kind}: {told.message}"
         is_lost_peer = any(sign in text for sign in _LOST_PEER)
+        # Lost connections follow from another worker's end, whoever notices first.
         return (2 if is_lost_peer else 1, told.time_ns)
     return (3 if -code in (signal.SIGTERM, 0) else 0, 0)
 
@@ -211,6 +213,7 @@ class _Follower:
         with self._path.open("rb") as file:
             rest = b""
             while True:
+                # Asked before reading, so that what was written before the end is read once more.
                 is_last = self._is_over.wait(_POLL_S)
                 *lines, rest = (rest + file.read()).split(b"\n")
                 for line in lines:
@@ -236,7 +239,7 @@ def _environment(threads: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Give the signal handlers back that the agent replaces."""
+    """Restore the signal handlers that the agent replaces."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
@@ -247,7 +250,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
-    """Keep the agent's own account of a failure or signal off the terminal; ours replaces it."""
+    """Keep the agent's own report of a failure or signal off the terminal; ours replaces it."""
     from torch.distributed.elastic.agent.server import (
         api,
     )  # sets the level of its logger when imported

@@ -48,7 +48,7 @@ KEEP_CHECKPOINTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a run gives: its history, and the timeline of this worker's last steps."""
+    """The result of a run: its history, and the timeline of this worker's last steps."""
 
     history: History
     timeline: Timeline
@@ -151,7 +151,7 @@ class _Run:
             self.saver = Saver(self.directory, engine, staging, keep=KEEP_CHECKPOINTS)
 
     def start(self, *, resume: bool) -> None:
-        """Make the model and its step, as new or from the newest checkpoint."""
+        """Make the model and its step, either new or from the newest checkpoint."""
         random_state.seed_all(self.seed)
         model = move(self.task.model(), self.world.device)
         optimizer = self.task.optimizer(model)
@@ -184,7 +184,7 @@ class _Run:
         self.round = Round(self.step, self.reader, self.box, scheduler)
 
     def _take_up(self) -> Resumed | None:
-        """Go on from the newest whole checkpoint, if there is any."""
+        """Resume from the newest intact checkpoint, if there is one."""
         resumed = training_state.load(self.directory, self.trained, self.identity, self.world)
         if resumed is None:
             return None
@@ -270,7 +270,7 @@ class _Run:
             raise CheckpointError(text)
 
     def note_unsaved(self, error: BaseException) -> None:
-        """Let what is being written be finished, and where it cannot be, note that on what ends the run."""
+        """Wait for the checkpoint being written; its failure is noted on the error that ends the run."""
         if self.saver is None:
             return
         with contextlib.suppress(CheckpointError):
@@ -300,7 +300,7 @@ class _Run:
         return self.saver is not None and self.saver.failure is not None
 
     def _read(self, windows: list[Window]) -> None:
-        """Take note of losses; stop with all others if one is bad or somebody asked for it."""
+        """Record losses; stop together with all workers if one is bad or a stop was requested."""
         for window in windows:
             if window.first_bad is not None:
                 step = window.first_step + window.first_bad

@@ -1,8 +1,8 @@
-"""Why a loss stopped being finite: today's weights first, then the last ones known to be good.
+"""Why a loss stopped being finite: tried with the present weights, then with the last good ones.
 
 By the time a bad loss is seen the optimizer has usually spread it into every parameter. Then the same
-batch is run again with the weights of the last checkpoint (or the initial ones), which tells a bad
-batch or operator from weights that ran away in between.
+batch is run again with the weights of the last checkpoint (or the initial ones), which separates
+a bad batch or operator from weights that diverged in between.
 """
 
 from pathlib import Path

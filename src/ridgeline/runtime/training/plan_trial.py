@@ -1,4 +1,4 @@
-"""`try_plan`: what a plan takes on this machine, measured as a run will take it.
+"""`try_plan`: how long a step of a plan takes on this machine, measured as in a run.
 
 The trial goes through the same feed, the same readings and the same black box as a run. It lasts long enough
 for the median to be that of the steady state: a step of half a millisecond needs more than a few of them.
@@ -64,6 +64,7 @@ def try_plan(
     Raises:
         RidgelineError: the plan does not run.
     """
+    # All trials begin with the same weights and batches, so that only plans differ.
     random_state.seed_all(seed)
     watch = ProgramWatch()
     model = move(task.model(), world.device)
@@ -85,6 +86,7 @@ def try_plan(
             is_undone=True,
         ) as step:
             reader = LossReader(world)
+            # A trial pays for stepping the schedule as a run does.
             scheduler = schedule.make(task, optimizer, WARMUP_STEPS + WINDOW)
             around = Round(step, reader, box, scheduler)
 
@@ -102,12 +104,13 @@ def try_plan(
         measured = watch.noted(measured)
     everyone = gather_bytes(msgspec.json.encode(measured.steps_ns), world)
     by_worker = [msgspec.json.decode(data, type=tuple[int, ...]) for data in everyone]
+    # Step by step: a worker may be the slowest in one step and not in the next.
     slowest = tuple(max(steps) for steps in zip(*by_worker, strict=True))
     return msgspec.structs.replace(measured, steps_ns=slowest)
 
 
 def _sampled(step: PlannedStep, run: Callable[[int, int], None]) -> Timeline:
-    """The timeline of as many steps as tell the mean of a step.
+    """The timeline of enough steps to know the mean of a step.
 
     Args:
         step: Of the plan that is tried; nothing ran yet.
@@ -117,6 +120,7 @@ def _sampled(step: PlannedStep, run: Callable[[int, int], None]) -> Timeline:
     is_held = exchange_steps(sync) > 0
     if is_held:
         step.hold_exchanges()
+    # Enough to know how long a step takes, by which the rest is decided.
     first = WARMUP_STEPS + FEWEST_STEPS
     run(1, first)
     wanted, alone = _sampling(sync, step.timeline().step_ns, world)
@@ -138,7 +142,7 @@ def _sampled(step: PlannedStep, run: Callable[[int, int], None]) -> Timeline:
 
 
 def _sampling(sync: Sync, step_ns: int, world: World) -> Sampling:
-    """What is measured where a step takes so long; worker 0's word, so that all take as many."""
+    """What to measure when a step takes this long; decided by worker 0, so that all take as many steps."""
     step_s = max(1, int(share_bytes(str(step_ns).encode(), world))) * 1e-9
     least = max(TRIAL_STEPS, min(math.ceil(TRIAL_S / step_s), WINDOW))
     if least * step_s > LONGEST_S:
@@ -160,7 +164,7 @@ class Batches:
         self._whole = max(1, sampler.num_samples // batch_size)
 
     def some(self, first: int, count: int) -> Iterator[Any]:
-        """So many batches; the first is that of step `first`, counted from 1."""
+        """This many batches; the first is that of step `first`, counted from 1."""
         steps = range(first - 1, first - 1 + count)
         slices = (self._sampler.slice_of(self._order, step % self._whole) for step in steps)
         return batches(self._sampler.dataset, slices)

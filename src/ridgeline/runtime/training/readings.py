@@ -5,8 +5,8 @@ makes the mean over the workers, and both go to the host. On CUDA the copy is as
 at one window later, so that the host never waits for the device; on the CPU it is there at once. Because
 every worker sees the same means, all of them take the same decision at the same step.
 
-Windows follow a rhythm in time: short steps are read by the hundred, for a reading costs as much as a few
-operators, and whoever watches reads no faster. How long the next window is, worker 0's clock says to all.
+Windows follow a rhythm in time: short steps are read by the hundred, since a reading costs as much as a few
+operators, and people read no faster. How long the next window is, worker 0's clock says to all.
 """
 
 import math
@@ -46,7 +46,7 @@ class Window(Value, frozen=True, kw_only=True):
 
 
 class LossReader:
-    """Collects losses and gives them back by windows.
+    """Collects losses and returns them window by window.
 
     Args:
         world: This worker's place.

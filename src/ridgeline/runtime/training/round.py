@@ -10,7 +10,7 @@ from ridgeline.workers.blackbox import BlackBox
 
 
 class Round:
-    """Train on a batch, keep its loss, move the schedule on, and leave a trace for the case of a crash.
+    """Train on a batch, keep its loss, advance the schedule, and leave a trace in case of a crash.
 
     Args:
         step: Trains on a batch.

@@ -23,7 +23,9 @@ from ridgeline.workers.world import World
 
 def permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
     """The order of one epoch: int64 [num_samples], the same on every worker and machine."""
+    # Not `seed + epoch`: then epoch 1 of one seed would be epoch 0 of the next.
     digest = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
+    # On the CPU on any host, so that the order is the same with and without a GPU.
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return torch.randperm(num_samples, generator=generator, device="cpu")
 
@@ -45,6 +47,7 @@ def worker_slice(order: Tensor, step: int, *, batch_size: int, rank: int, worker
         workers: Number of workers.
     """
     begin = step * batch_size
+    # Also in the last, shorter batch all workers get as many: a mean of means is that of the batch then.
     each = min(batch_size, len(order) - begin) // workers
     return order.narrow(0, begin + rank * each, each)
 

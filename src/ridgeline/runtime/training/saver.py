@@ -45,7 +45,7 @@ class Saver:
         self.last: Path | None = None
 
     def take_up(self, path: Path, skipped: Collection[Path]) -> None:
-        """Go on from a checkpoint, and start deleting what killed runs left.
+        """Continue from a checkpoint, and start deleting what killed runs left.
 
         Args:
             path: Whole.
@@ -63,7 +63,7 @@ class Saver:
         gathered: dict[str, Tensor],
         state: dict[str, Any],
     ) -> None:
-        """Copy the state and start writing it; behind this the run may change it.
+        """Copy the state and start writing it; after this the run may change it.
 
         Args:
             position: Where the run continues.
@@ -77,6 +77,7 @@ class Saver:
 
         Cost: Waits for the checkpoint before this one, then for the device; see `Staging`.
         """
+        # One at a time: the staging memory of the checkpoint before is still being written from.
         self.finish()
         staged = self._staging.copies(tensors) | gathered
         model = {n.removeprefix(MODEL): t for n, t in staged.items() if n.startswith(MODEL)}
@@ -93,6 +94,7 @@ class Saver:
             )
             self.last = path
             self._skipped.discard(path)
+            # Only behind the new checkpoint: until then older ones are all that there is.
             self._tidy(path)
 
         self._start(write, "checkpoint")
@@ -113,7 +115,7 @@ class Saver:
             raise self._failure
 
     def _start(self, work: Callable[[], None], name: str) -> None:
-        """Have something done on the disk lane; what goes wrong is kept until the run asks."""
+        """Run a task on the disk lane; its error is kept until the run asks."""
 
         def attempt() -> None:
             try:

@@ -1,4 +1,4 @@
-"""The schedule of the learning rate in a run: made by the task, and taken up where a checkpoint left it."""
+"""The schedule of the learning rate in a run: made by the task, and resumed from checkpoints."""
 
 import inspect
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ def load(
 
 
 def settings_that_differ(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of what two schedulers' states differ in, besides how far they have come."""
+    """Names of the settings in which two schedulers' states differ; their progress is ignored."""
     names = sorted({*mine, *other} - _PROGRESS)
     return tuple(name for name in names if not _is_alike(mine.get(name), other.get(name)))
 

@@ -1,9 +1,10 @@
-"""The state of a training run, taken to and from checkpoints.
+"""The state of a training run, saved to and restored from checkpoints.
 
-Saving begins at a step boundary on all workers, for each has its own random state, and may have a part of the
-optimizer's; rank 0 gathers these and keeps the rest. Restoring reads on rank 0 and hands everything to the
-others, so that only one host needs the file, and any number of workers goes on: who has a part of something
-cuts it out. `dcp.load` would have every worker read its part, from files that all hosts must see.
+Saving begins at a step boundary on all workers, since each has its own random state, and may have a part of
+the optimizer's; rank 0 gathers these and holds the rest. Restoring reads on rank 0 and sends everything to
+the others, so that only one host needs the file, and any number of workers can continue: a worker that holds
+a part of something cuts it out. `dcp.load` would have every worker read its part, from files that all hosts
+must see.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ from ridgeline.workers.world import World
 
 
 class Identity(Value, frozen=True, kw_only=True):
-    """What must be equal for a run to be continued."""
+    """Settings that must be equal for a run to be resumed."""
 
     task: str
     batch_size: int
@@ -42,7 +43,7 @@ class Identity(Value, frozen=True, kw_only=True):
 
 
 class Course(Value, frozen=True, kw_only=True):
-    """How far a run has come, and how it went so far."""
+    """The progress and history of a run."""
 
     position: checkpoint.Position
     loss_sum: float = 0.0
@@ -65,7 +66,7 @@ class Trained:
 
 
 class _Header(Value, frozen=True, kw_only=True):
-    """What rank 0 tells the others before the tensors; `error` ends the restoring on all of them."""
+    """What rank 0 sends to the others before the tensors; `error` ends the restoring on all of them."""
 
     error: str = ""
     path: str = ""
@@ -74,7 +75,7 @@ class _Header(Value, frozen=True, kw_only=True):
 
 
 class Resumed(NamedTuple):
-    """How far the run had come.
+    """The progress of the run that is resumed.
 
     Attributes:
         course: As it was saved.
@@ -103,13 +104,14 @@ def save(
     """Gather and copy the state of all workers and start writing it; `saver` is None but on rank 0.
 
     Each worker's random state is saved, what its synchronizer remembers, and where workers train alone
-    between two exchanges, what each has come to.
+    between two exchanges, also the parameters and optimizer state of each.
 
     Raises:
         CheckpointError: some state is not plain, or the checkpoint before could not be written.
 
     Cost: Copies the state to the host; waits for the device; one gathering of random states.
     """
+    # Collectives, so all workers come here before those without a saver return.
     random_states = gather_bytes(random_state.capture(world), world)
     theirs = gathered(synchronizer, world)
     own = gathered_own(synchronizer, trained.model, trained.optimizer, world)
@@ -207,7 +209,7 @@ def load(directory: Path, trained: Trained, identity: Identity, world: World) ->
 
 
 def _differing(one: Identity, other: Identity) -> str:
-    """What a run has and the other has not, for people."""
+    """What one run has and the other has not, for messages."""
     words = {
         "task": "task",
         "batch_size": "batch size",
@@ -250,6 +252,7 @@ def _share(
                 }
                 header = _Header(path=str(found.path), state=state, specs=specs)
         except CheckpointError as error:
+            # Sent instead of raised: the others wait in the broadcast below.
             header = _Header(error=str(error))
     header = msgspec.json.decode(share_bytes(msgspec.json.encode(header), world), type=_Header)
     if header.error:

@@ -83,6 +83,7 @@ def price_execution(
             priced = _price_read(machine, workload, setting, precision, mode.form, programs)
         if (reason or not programs) and plan.memory_format == "as-is" and lays_out(workload):
             conversion = _conversion(Prices(machine, setting, precision), priced, workload)
+            # Only where it is assumed: what was read of the compiler has these kernels already.
             priced = priced._replace(forward=(conversion, *priced.forward))
     else:
         priced = price_step(machine, workload, setting, precision)
@@ -182,6 +183,7 @@ def in_parts(
     left = list(ends)
     for piece in priced.backward:
         backward.append(piece)
+        # Buckets may close at one operator: then several programs begin behind it.
         while left and piece.op > left[0]:
             left.pop(0)
             backward.append(_call(list_, "backward", piece))
@@ -255,6 +257,7 @@ class _Compiled:
             if part is None:
                 found.append(piece)
                 continue
+            # A program is called where its first operator stood; the others are inside of it.
             if part not in called:
                 called.add(part)
                 found.append(self.call(phase, piece))
@@ -282,10 +285,12 @@ class _Compiled:
         self.own_kernels += 1 + stages
         self.own_bytes += run.num_bytes
         apart_s = sum(piece.work_s for piece in members)
+        # Fusing never makes operators slower than they were apart.
         least_s = min(self._list.least_copy_seconds(run.num_bytes), apart_s)
         taken_s = least_s
         if self._list.setting.device == "cuda":
             copied_s = self._list.copy_seconds(run.num_bytes) / KERNEL_RATE
+            # What the smallest kernel takes: a second stage reduces a few numbers.
             smallest_s = self._list.copy_seconds(1) / KERNEL_RATE
             taken_s = max(least_s, min(copied_s, apart_s)) + stages * smallest_s
         return members[0]._replace(

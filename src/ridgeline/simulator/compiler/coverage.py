@@ -1,4 +1,4 @@
-"""Whether what torch's compiler made for a plan tells how the whole step is run."""
+"""Whether the code that torch's compiler made for a plan covers the whole step."""
 
 from collections import Counter
 from collections.abc import Sequence

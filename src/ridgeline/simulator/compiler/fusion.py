@@ -201,6 +201,7 @@ def _joined(
 
     def find(index: int) -> int:
         while leader[index] != index:
+            # Halving paths keeps this near to linear: steps have tens of thousands of operators.
             leader[index] = leader[leader[index]]
             index = leader[index]
         return index
@@ -226,6 +227,7 @@ def _depths(ops: Sequence[Op], joins: Sequence[dict[int, bool]]) -> list[int]:
     for before in joins:
         depth.append(max((depth[o] + (not joinable) for o, joinable in before.items()), default=0))
     for index in range(len(ops) - 1, -1, -1):
+        # One that is joined to an earlier operator stays in that kernel; moving it would break the join.
         is_follower = any(j and depth[o] == depth[index] for o, j in joins[index].items())
         if not is_follower:
             depth[index] = max(depth[index], latest.get(index, 0))

@@ -58,6 +58,6 @@ def _is_grouped(op: Op) -> bool:
 
 
 def _narrows(op: Op) -> bool:
-    """Whether the result has at most half as many channels as the image, and more than a point is seen."""
+    """Whether the result has at most half as many channels as the image, from a kernel larger than 1 x 1."""
     given, taken, *window = op.inputs[1].shape
     return 2 * given <= taken and window[0] > 1

@@ -63,6 +63,7 @@ def recomputed(
         taken = {s for i in run for s in flow.sources[i] if s and ops[s[0]].phase == "forward"}
         passed_on = {s: chains.of(s[0]) for s in taken if needs.is_passed_on(s)}
         for group in _groups({s: roots for s, roots in passed_on.items() if roots}):
+            # What backward reads anyway costs nothing to compute from.
             others = {(*source, 0) for source in taken - group.keys()}
             more = sum(map(chains.num_bytes, frozenset().union(*group.values()) - others))
             if more < sum(needs.stored_bytes(source) for source in group):
@@ -71,6 +72,7 @@ def recomputed(
             else:
                 stored |= group.keys()
     written: dict[int, int] = {}
+    # One kernel that reads it from memory is enough for it to be written.
     for source in again - stored:
         if needs.is_for_backward(source):
             written[source[0]] = written.get(source[0], 0) + _size(ops, source)

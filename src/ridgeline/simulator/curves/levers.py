@@ -113,5 +113,5 @@ def _step_s(machine: Machine, workload: Workload, plan: Plan) -> float:
 
 
 def _ratio(now_s: float, then_s: float) -> float:
-    """A step that takes no time any more is as many times as fast as nanoseconds tell."""
+    """Speed-up; a step that takes no time any more is limited to the resolution of a nanosecond."""
     return now_s / max(then_s, 1e-9) if now_s else 1.0

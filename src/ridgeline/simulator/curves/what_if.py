@@ -51,6 +51,7 @@ def parse_what_if(text: str) -> dict[str, float]:
                 MOST_FACTOR if factor.strip() == FREE else float(factor.strip().removesuffix("x"))
             )
         except ValueError:
+            # Below the least factor, so that the check that follows refuses it with the same words.
             value = 0.0
         if not _is_meant(part, value):
             raise MachineError(
@@ -74,7 +75,7 @@ def what_if(
     `compute` are the ceilings in FLOP/s, `memory` those in B/s and the tables of codecs, `dispatch` what
     issuing costs, `collectives` the tables of collectives and the links of a cluster, `links` these and the
     copies between host and device, `stragglers` how much devices differ. Operator timings follow what limits
-    the operator, which the workload tells; without one they stay.
+    the operator, which the workload knows; without one they stay.
 
     Args:
         machine: The measured machine.
@@ -167,6 +168,7 @@ def _faster_timings(
             faster.append(entry)
             continue
         place = (entry.setting, entry.key)
+        # By what limits it on the machine as measured: the faster one would have other limits.
         if place not in bounds:
             bounds[place] = op_seconds(machine, op, entry.setting).bound
         factor = rates[bounds[place]]

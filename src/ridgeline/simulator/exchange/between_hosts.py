@@ -43,6 +43,7 @@ def points_between_hosts(
         all-to-all sends from each place what its devices have for those elsewhere.
     """
     rounds = num_rounds(operation)
+    # What the table's latency says of one message between neighbours in a host.
     hop_s = latency_s / (rounds * (measured - 1)) if measured > 1 else 0.0
     hosts, in_host = crossed[0].places, crossed[0].devices
     ring_s = rounds * ((workers - hosts) * hop_s + _around(crossed))
@@ -60,7 +61,9 @@ def points_between_hosts(
     for num_bytes in sizes:
         moving_s = 0.0
         if inside:
+            # The latency is taken off: that of the larger ring or tree is added below.
             moving_s = scale * max(0.0, table_seconds(inside, num_bytes) - latency_s)
+        # Bytes inside hosts and between them move at the same time, so the slower of both counts.
         found.append((num_bytes, min(waits) + max(moving_s, num_bytes * links_s)))
     return tuple(found)
 

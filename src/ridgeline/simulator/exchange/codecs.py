@@ -68,8 +68,10 @@ class CodecPrices:
         moved = sum(codec_bytes(self._sync, num_bytes, workers))
         if timing is None:
             list_ = prices(self._machine, self._setting)
+            # One call to encode and one to decode, at least.
             return list_.copy_seconds(moved) + 2 * list_.dispatch("backward")
         table = [(float(p.num_bytes), p.seconds.value) for p in timing.table]
+        # Codecs that work on matrices take those of one shape together.
         matrices = {(s[0], math.prod(s[1:])) for s in shapes if len(s) > 1}
         found = table_seconds(table, num_bytes)
         found += timing.parameter.value * max(0, len(shapes) - 1)
@@ -79,7 +81,7 @@ class CodecPrices:
         )
 
     def encoding(self, num_bytes: int, shapes: Sequence[Shape] = ()) -> CodecCost:
-        """The same, parted as the bytes that either half moves."""
+        """The same, divided by the bytes that each half moves."""
         before, after = codec_bytes(self._sync, num_bytes, self._setting.workers)
         seconds = self.seconds(num_bytes, shapes)
         before_s = seconds * before / max(1, before + after)

@@ -98,6 +98,7 @@ def table_cost(table: CostTable, num_bytes: float) -> CommunicationCost:
     """Seconds for `num_bytes` by a table from `find_table`."""
     seconds = table_seconds(table.points, num_bytes)
     if table.factor_ratio != 1.0 or table.hop_ratio != 1.0:
+        # Latency grows with the messages, the rest with the bytes that cross a link: scaled one by one.
         moving = max(0.0, seconds - table.latency_s)
         seconds = table.latency_s * table.hop_ratio + moving * table.factor_ratio
     return CommunicationCost(seconds, table.note)
@@ -106,6 +107,7 @@ def table_cost(table: CostTable, num_bytes: float) -> CommunicationCost:
 def _scaled(found: Sequence[Collective], setting: Setting) -> CostTable:
     same = [entry for entry in found if entry.setting.workers == setting.workers]
     if same:
+        # Threads change a collective far less than the number of workers does.
         entry = min(same, key=lambda e: abs(e.setting.threads - setting.threads))
         note = ""
         if entry.setting.threads != setting.threads:
@@ -198,6 +200,7 @@ def overlap_slowdown(
             "overlap was not measured: assumed that computing and communicating do not slow each other"
         )
     total_s = sum(kernels_s)
+    # Weighted by time: a moment picked at random falls into a long kernel more often than into a short one.
     usual_s = sum(length**2 for length in kernels_s) / total_s if total_s else 0.0
     entry = min(known[nearest], key=partial(_distance, usual_s))
     slowdown: dict[Lane, float] = {

@@ -1,8 +1,8 @@
 """Held buckets in the next forward pass: which operator waits for each, and what its late update costs.
 
-A parameter of a held bucket is updated by who reads it first (see `synchronisation.holding`). The trace tells
-who that is: the first operator of the forward pass with a parameter of that shape among its inputs, in the
-module that owns the parameter; where none is in that module, the first one anywhere.
+A parameter of a held bucket is updated by its first reader (see `synchronisation.holding`). The trace says
+which operator that is: the first operator of the forward pass with a parameter of that shape among its
+inputs, in the module that owns the parameter; where none is in that module, the first one anywhere.
 """
 
 from bisect import bisect_left
@@ -55,6 +55,7 @@ def late_reads(
     found = []
     for number in reversed(range(len(buckets) - held, len(buckets))):
         members = [gradients[index] for index in buckets[number]]
+        # A bucket is waited for as a whole, by whoever needs any of its parameters first.
         first = min(_first_reader(p, readers, len(workload.ops)) for p in members)
         share = sum(p.num_bytes for p in members) / total if total else 0.0
         update = _update(optimizer, share, f"bucket/{number}")
@@ -93,6 +94,7 @@ def _first_reader(parameter: Parameter, readers: _Readers, never: int) -> int:
     """The operator that reads a parameter first; `never`, behind all, where none does."""
     alike = readers.get(parameter.shape, ())
     owner = parameter.name.rpartition(".")[0]
+    # By module first: parameters of one shape are common, as in equal layers.
     own = [index for index, module in alike if module == owner]
     return min(own or [index for index, _ in alike], default=never)
 

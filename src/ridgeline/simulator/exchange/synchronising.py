@@ -1,7 +1,7 @@
 """What exchanging the gradients costs on a machine: collectives, the codec's work beside them, bytes sent.
 
-What a bucket needs is told by the entries of the plan's `Sync` (see `synchronisation`); what that takes, by
-the machine's size tables and its memory bandwidth.
+The entries of the plan's `Sync` say what a bucket needs (see `synchronisation`); the machine's size tables
+and its memory bandwidth say how long that takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from ridgeline.simulator.exchange.codecs import CodecCost, CodecPrices
 from ridgeline.simulator.exchange.communication import (
     CommunicationCost,
     CostTable,
+    collective_seconds,
     find_table,
     overlap_slowdown,
     table_cost,
@@ -61,7 +62,8 @@ class BucketPrices:
         """Seconds on the communication lane, with encoding where a CPU does it there; arguments as in `cost`.
 
         Raises:
-            MachineError: no table of a collective was measured, or nothing that tells what encoding takes.
+            MachineError: no table of a collective was measured, or nothing from which the cost of
+                encoding follows.
         """
         seconds = self.cost(num_bytes, element_bytes).seconds
         if self._setting.device == "cuda":
@@ -87,7 +89,7 @@ class BucketPrices:
         )
 
     def gathering_cost(self, num_bytes: int) -> CommunicationCost:
-        """The cost of bringing the updated parameters of a bucket of so many bytes to all workers.
+        """The cost of bringing the updated parameters of a bucket of `num_bytes` to all workers.
 
         Raises:
             MachineError: no table of a collective was measured.
@@ -135,7 +137,8 @@ def communication_seconds(
             seconds[name] += prices(machine, setting).copy_seconds(moved)
         notes[note] = None
     for part in flags_of(plan.sync, sum(len(cut.shapes) for cut in cuts)):
-        cost = table_cost(find_table(machine, part.operation, setting), part.num_bytes)
+        cost = collective_seconds(machine, part.operation, part.num_bytes, setting)
+        # Flags of all buckets travel with the last one, as in `Reducer._exchange`.
         seconds[frame_names(plan, len(cuts))[-1]] += cost.seconds
         notes[cost.note] = None
     if shards_update(plan.sync):
@@ -145,7 +148,7 @@ def communication_seconds(
         seconds[GATHERING] = copying_s + sum(cost.seconds for cost in gathered)
         notes |= dict.fromkeys(cost.note for cost in gathered)
     if buffer_bytes:
-        cost = table_cost(find_table(machine, "broadcast", setting), buffer_bytes)
+        cost = collective_seconds(machine, "broadcast", buffer_bytes, setting)
         seconds["broadcast_buffers"] = cost.seconds
         notes[cost.note] = None
     if rows:
@@ -164,7 +167,7 @@ def _rows_seconds(
     """
     sent = [one.to_send for one in rows]
     costs = [
-        table_cost(find_table(machine, part.operation, setting), part.num_bytes)
+        collective_seconds(machine, part.operation, part.num_bytes, setting)
         for part in rows_traffic(sent, plan.workers)
     ]
     copying_s = prices(machine, setting).copy_seconds(rows_memory_bytes(sent, plan.workers))
@@ -218,6 +221,7 @@ def local_steps_seconds(
     if delay:
         travelling_s = sum(seconds[name] for name in frame_names(plan, len(cuts)))
         slowdown, told = overlap_slowdown(machine, setting, kernels_s, plan.sync)
+        # Each fragment travels behind steps of its own, so they hide one by one.
         shares = [travelling_s * share for share in fragment_shares(plan.sync, cuts)]
         parts = [hidden_behind(share_s, delay * computing_s, slowdown) for share_s in shares]
         beside = Beside(sum(p.hidden_s for p in parts), sum(p.lost_s for p in parts))
@@ -254,6 +258,7 @@ def hidden_behind(travelling_s: float, steps_s: float, slowdown: Mapping[Lane, f
         slowdown: How many times as long computing and communicating take beside each other.
     """
     compute, communication = (slowdown.get(lane, 1.0) for lane in ("compute", "communication"))
+    # While both go on each is slowed; whichever ends first ends that.
     both_s = min(travelling_s * communication, steps_s * compute)
     return Beside(both_s / communication, both_s * (1.0 - 1.0 / compute))
 
@@ -312,11 +317,12 @@ def decoding_pieces(
 def _codec_piece(
     machine: Machine, setting: Setting, name: str, num_bytes: int, number: int
 ) -> tuple[Piece, ...]:
-    """One kernel that moves so many bytes; on a CPU the communication lane has it, see `encodings`."""
+    """One kernel that moves `num_bytes`; on a CPU the communication lane has it, see `encodings`."""
     if not num_bytes or setting.device == "cpu":
         return ()
     list_ = prices(machine, setting)
     piece = memory_piece(list_, name, f"bucket/{number}", num_bytes)
+    # Issued operator by operator, so it costs the host one dispatch.
     return (piece._replace(host_s=list_.dispatch("forward")),)
 
 

@@ -43,7 +43,7 @@ class Intensity(Value, frozen=True, kw_only=True):
 
     @property
     def better(self) -> Way | None:
-        """The way with the higher intensity; None where both send as much, or there is nothing to split."""
+        """The way with the higher intensity; None if both send the same, or nothing can be split."""
         if not self.layer.is_split or self.data_bytes == self.model_bytes:
             return None
         return "data" if self.data_bytes < self.model_bytes else "model"
@@ -129,7 +129,7 @@ def intensities(workload: Workload, workers: int, machine: Machine | None = None
 
 
 class _Limits(NamedTuple):
-    """What was measured of a worker while so many work."""
+    """What was measured of a worker while this many work."""
 
     rates: dict[str, float]
     link_bytes_per_s: float | None

@@ -189,9 +189,11 @@ class Prices:
 
     def _price(self, op: Op, key: str) -> Cost:
         dtype = self._dtype(op)
+        # A timing is of the traced dtype, and says nothing of another precision.
         seconds = self._timings.get(key) if dtype == op.dtype else None
         num_bytes = op.bytes_moved
         if dtype in ("bfloat16", "float16") and op.dtype == "float32":
+            # Traced in float32: under autocast the operands of the kernel have half the bytes.
             num_bytes //= 2
         try:
             compute_s, peak_s, has_curve, note = self._compute(op, dtype)

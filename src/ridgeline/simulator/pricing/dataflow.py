@@ -1,4 +1,4 @@
-"""Which operator's result each input of an operator is, as far as a workload tells.
+"""Which operator's result each input of an operator is, as far as a workload shows.
 
 A workload has edges between operators, and the shapes of their inputs and outputs, but not which output
 an input is. That is found by size and role: an edge that orders (written after it was read) finds nothing.
@@ -21,7 +21,7 @@ class DataFlow(NamedTuple):
     """Edges of a step without its views, which move nothing.
 
     `waits[i]` are the operators that `i` comes after, `sources[i]` for each of its inputs the output that
-    it is (None: it was there before the step, or nothing tells), `users` the operators that take an output.
+    it is (None: it was there before the step, or is unknown), `users` the operators that take an output.
     """
 
     waits: tuple[tuple[int, ...], ...]

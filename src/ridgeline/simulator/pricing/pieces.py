@@ -311,7 +311,7 @@ def _sending(list_: Prices, name: str, module: str, num_bytes: int) -> Piece:
 
 
 def memory_piece(list_: Prices, name: str, module: str, num_bytes: int) -> Piece:
-    """What the runtime does that reads and writes so many bytes in all.
+    """Work of the runtime that reads and writes `num_bytes` in total.
 
     Raises:
         MachineError: no ceiling in bytes per second was measured.

@@ -25,7 +25,7 @@ class SparseGradient(NamedTuple):
 
     Attributes:
         parameter: Whose gradient it is.
-        num_rows: At most so many different rows; 0 where something else than its layer makes it dense.
+        num_rows: Different rows at most; 0 where something else than its layer makes it dense.
         is_layers: Whether it is the weight of a layer with `sparse=True`; the runtime knows no others.
     """
 

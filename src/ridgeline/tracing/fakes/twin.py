@@ -32,8 +32,10 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTens
     _refuse(model, optimizer)
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
+        # Before anything is copied: `deepcopy` takes from the memo what is in it.
         memo[id(tensor)] = fake = mode.from_tensor(tensor)
         fake.grad = None
+    # Constants to the fake mode, which then knows their values where an optimizer reads them.
     for setting in _scalar_settings(optimizer):
         memo[id(setting)] = mode.fake_tensor_converter.from_real_tensor(
             mode, setting.detach().clone(), make_constant=True
@@ -41,6 +43,7 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTens
     try:
         with _FakeCopies(mode, memo):
             twin = _copied(model, memo)
+            # Not by its constructor: what arguments the class takes is unknown.
             stepper = object.__new__(type(optimizer))
             memo[id(optimizer)] = stepper
             stepper.__dict__.update(copy.deepcopy(vars(optimizer), memo))
@@ -104,6 +107,7 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(model, memo)
     twin = Undistributed(copy.deepcopy(model.module, memo))
     twin.training = model.training
+    # Whoever refers to the wrapped model in what is copied gets the twin, too.
     memo[id(model)] = twin
     return twin
 

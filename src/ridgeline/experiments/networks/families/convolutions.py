@@ -87,8 +87,8 @@ def grouped_network(width: int, groups: int, repeats: int, classes: int) -> nn.M
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
 
 
-def video_network(width: int, classes: int) -> nn.Module:
-    """Convolutions over time, height and width: [N, 3, T, H, W] to logits."""
+def video_network(width: int) -> nn.Module:
+    """Convolutions over time, height and width: [N, 3, T, H, W] to [N, 10]."""
     layers: list[nn.Module] = []
     inputs = 3
     for outputs in (width, 2 * width, 4 * width):
@@ -99,7 +99,7 @@ def video_network(width: int, classes: int) -> nn.Module:
             nn.MaxPool3d(2),
         ]
         inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(inputs, classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(inputs, 10))
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _video(scale: Scale) -> Parts:
     width, count, frames, side = (32, 16, 16, 112) if scale == "gpu" else (4, 2, 8, 16)
 
     draw = labelled(count, 3, frames, side, side, classes=10)
-    return Parts(lambda: video_network(width, 10), draw, cross_entropy)
+    return Parts(lambda: video_network(width), draw, cross_entropy)
 
 
 def _vit(scale: Scale) -> Parts:

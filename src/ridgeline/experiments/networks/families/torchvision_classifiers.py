@@ -111,8 +111,6 @@ def _classifier(
     batch: int,
     small: Make,
     *,
-    published: Make | None = None,
-    small_images: tuple[int, int] = (4, 32),
     make_optimizer: MakeOptimizer = sgd,
     several_workers: bool = False,
 ) -> Network:
@@ -120,10 +118,12 @@ def _classifier(
 
     def parts(scale: Scale) -> Parts:
         if scale == "gpu":
-            make = published or (lambda: getattr(models(), name)(num_classes=CLASSES))
-            return Parts(make, images(batch, SIDE, CLASSES), cross_entropy)
-        count, side = small_images
-        return Parts(small, images(count, side, FEW), cross_entropy)
+            return Parts(
+                lambda: getattr(models(), name)(num_classes=CLASSES),
+                images(batch, SIDE, CLASSES),
+                cross_entropy,
+            )
+        return Parts(small, images(4, 32, FEW), cross_entropy)
 
     return Network(
         name=name,

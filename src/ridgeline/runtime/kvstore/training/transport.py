@@ -4,7 +4,11 @@ Each parameter is a key, and a bucket is one call. Which of its gradients no wor
 push, for a push is an update: so where workers wait for each other its flags are added up first.
 """
 
+import contextlib
+import secrets
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +18,6 @@ from torch.futures import Future
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.runtime.kvstore.kinds import make_shelf
 from ridgeline.runtime.kvstore.serving.joining.gathering import Wanted
-from ridgeline.runtime.kvstore.training.run_folder import own_folder, remove_own
 from ridgeline.runtime.kvstore.training.store import TrainingStore
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
@@ -27,6 +30,7 @@ from ridgeline.synchronisation.serving import (
     STALENESS,
     is_synchronous,
 )
+from ridgeline.workers.agree import share_bytes
 from ridgeline.workers.world import World
 
 
@@ -157,3 +161,26 @@ def _check_whole_job(world: World, kind: str) -> None:
             f"wanted all {everyone} workers of the job for sync.options[{KIND.name!r}]="
             f"{kind!r}, got {world.size} of them; train over all, or use another kind"
         )
+
+
+def own_folder(parent: str, world: World) -> str:
+    """A new name in a folder, the same on all workers; empty where there is to be none.
+
+    Cost: Waits for all workers.
+    """
+    if not parent:
+        return ""
+    name = share_bytes(f"run-{secrets.token_hex(8)}".encode(), world).decode()
+    return str(Path(parent) / name)
+
+
+def remove_own(folder: str, rank: int) -> None:
+    """Remove what the server beside a worker has written, and the folder once that of all others is gone.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    for own in Path(folder).glob(f"server-{rank}-of-*"):
+        shutil.rmtree(own)
+    with contextlib.suppress(OSError):  # others have theirs in it, or have removed it
+        Path(folder).rmdir()

@@ -61,7 +61,7 @@ class CollectiveShelf(HeldValues):
             KVStoreError: the workers name other keys, shapes or types.
         """
         told = {key: Held(value.shape, value.dtype) for key, value in values.items()}
-        self._agree("init", ", ".join(f"{key!r}: {held}" for key, held in told.items()))
+        self._agree(", ".join(f"{key!r}: {held}" for key, held in told.items()))
         for key, value in values.items():
             copy = value.to(self._device, copy=True, memory_format=torch.contiguous_format)
             dist.broadcast(copy.view(-1), group=self._group, group_src=0)
@@ -190,6 +190,7 @@ class CollectiveShelf(HeldValues):
             [part_of(self.values[key], part) for key, part in self._of(parts, place)]
             for place in range(self.num_workers)
         ]
+        # Beside the values, so that a failed update needs no collective of its own.
         flag = like.new_full((1,), has_failed)
         mine = torch.cat([flag, *(view.reshape(-1) for view in views[self.rank])])
         sizes = [[1, *(view.numel() for view in one)] for one in views]
@@ -215,22 +216,24 @@ class CollectiveShelf(HeldValues):
         for key, parts in self._parts.items():
             for part in parts:
                 loads[part.place] += part_of(self.values[key], part).numel()
+        # Else an updater has to see the whole value, on one worker.
         is_divided = self.updater is None or self.updater.by_element
         shapes = {key: tuple(self.values[key].shape) for key in keys}
         self._parts |= placed(shapes, loads, dict.fromkeys(keys, is_divided))
 
-    def _agree(self, action: str, said: str) -> None:
-        """See that all workers say the same.
+    def _agree(self, said: str) -> None:
+        """See that all workers initialise the same.
 
         Raises:
             KVStoreError: names the first worker that does not, and what it says.
         """
         digest = hashlib.sha256(said.encode()).digest()
+        # Digests first: they are short, and nearly always all the same.
         if len({*exchange_bytes(digest, self._group, self._device)}) == 1:
             return
         heard = [one.decode() for one in exchange_bytes(said.encode(), self._group, self._device)]
         other = next(rank for rank, one in enumerate(heard) if one != heard[0])
         raise KVStoreError(
-            f"wanted the same {action} on all workers, got on worker 0: {heard[0]}; on worker {other}: "
+            f"wanted the same init on all workers, got on worker 0: {heard[0]}; on worker {other}: "
             f"{heard[other]}"
         )

@@ -150,6 +150,7 @@ class StepBody:
         losses: list[Tensor] = []
 
         def closure() -> Tensor:
+            # `step()` runs under no_grad, and not every optimizer lifts that for its closure.
             with torch.enable_grad():
                 told = Recorder(HostClock(), starts=False) if losses else recorder
                 losses.append(self._checked_gradients(batch, told))
@@ -157,6 +158,7 @@ class StepBody:
 
         if begins_with_gradients(self.optimizer):
             closure()
+        # The closure may have run already: what counts is whether the step itself calls it.
         num_before = len(losses)
         self.optimizer.step(closure)  # type: ignore[arg-type] - torch means a number or a tensor
         if len(losses) == num_before:
@@ -212,6 +214,7 @@ class StepBody:
         parts = split(batch, self.plan.accumulate)
         total: Tensor | None = None
         self.overhead_ns = time.perf_counter_ns() - begin
+        # Not armed: these gradients add up on the worker, and only the last backward pass sends them.
         for index, (part, share) in enumerate(parts[:-1]):
             recorder.mark(f"micro/{index}")
             loss = self._weighted_loss(part, share)

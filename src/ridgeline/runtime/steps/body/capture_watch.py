@@ -43,6 +43,7 @@ class CaptureWatch:
         self._stores = hooks = [
             vars(module)[kind] for module in self._model.modules for kind in MODULE_HOOKS
         ]
+        # Hooks for all modules are kept by torch, not by any module.
         hooks += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
         hooks += step_hooks(body.optimizer)
         self._parameters = [*body.model.parameters()]

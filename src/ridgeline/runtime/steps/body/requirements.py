@@ -220,6 +220,7 @@ def check_gradients(model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         WorkloadError: no parameter of it is the model's or got a gradient.
     """
+    # Gradients may come from parameters that the model does not register, so either is enough.
     known = set(model.parameters())
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if not any(p.grad is not None or p in known for p in held):
@@ -237,6 +238,7 @@ def is_clip_norm(value: object) -> bool:
     """
     if value is None:
         return True
+    # `True` is an int to Python, and would clip to a norm of 1.
     return isinstance(value, int | float) and value is not True and 0.0 < value < math.inf
 
 
@@ -261,6 +263,7 @@ def check_seconds(seconds: object) -> None:
     """
     if seconds is None:
         return
+    # `True` is an int to Python.
     is_number = isinstance(seconds, int | float) and seconds is not True
     if not (is_number and 0.0 < seconds < math.inf):
         raise PlanError(

@@ -111,6 +111,7 @@ def check_replay(
     Cost: Two steps a perturbation, up to a dozen where rounding may explain a difference; `KeptRuns` and
         three copies of what is trained and written.
     """
+    # Before anything runs: what an iterator or a file gave cannot be taken back.
     refuse_streams(body.model, body.loss_fn, body.optimizer)
     originals = [tensor.detach().clone() for tensor in inputs]
     start = Start(body, inputs, repeats_python=runs_python)

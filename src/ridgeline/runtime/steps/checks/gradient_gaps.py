@@ -77,6 +77,7 @@ def gradient_gaps(before: Outcome, wanted: Outcome, got: Outcome) -> list[float]
     kept = zip(wanted.state, got.state, strict=True)
     if any(len(a) != len(b) for a, b in kept):
         return [math.inf] * len(_compared(wanted))
+    # A NaN compares as neither larger nor smaller, so it would pass every limit: it counts as infinite.
     gaps = relative_gaps(_triples(before, wanted, got))
     return [math.inf if math.isnan(gap) else gap for gap in gaps]
 
@@ -134,6 +135,7 @@ def settled(
     """
     found = gradient_gaps(before, wanted, got)
     seen = Moves([0.0] * len(found))
+    # `largest` asks all workers, so that they decide alike: the further runs hold collectives.
     while largest((judged := worst(found, seen, wanted, limit))[0]) > 1.0:
         if limit is EXACT and not largest(are_directed(before, wanted, got, found, seen, limit)):
             limit = ROUNDED

@@ -180,6 +180,7 @@ class PerturbedRuns(NamedTuple):
         def watched() -> Tensor:
             before = capture(self.world)
             loss = self._eager()
+            # The generators' states, not the result: a step may draw and throw away.
             found.append(capture(self.world) != before)
             return loss
 
@@ -202,6 +203,7 @@ class PerturbedRuns(NamedTuple):
         Each `number` is another place, so that 16 bits round otherwise: the distance between both runs is
         chance, and one may be small.
         """
+        # A factor, so that each parameter moves by as much of its own size.
         nudge = 1.0 + (1 + number) * ROUNDED_APART
 
         def run() -> list[Outcome]:
@@ -248,6 +250,7 @@ class PerturbedRuns(NamedTuple):
                 which all have the same ones more or less.
             num_roundings: Places nearby at which the plan's precision is set beside single precision.
         """
+        # Cheap explanations first: whoever asks stops at the one that suffices.
         yield before, eager, self.again(shift)
         for number in range(num_draws):
             yield before, eager, self.with_other_draws(shift, number)
@@ -287,6 +290,7 @@ class PerturbedRuns(NamedTuple):
         return found
 
     def _narrowly_moved(self, before: Outcome, shift: int) -> list[Outcome]:
+        # Only the user's own casts can show this, so the step is watched as it is written.
         watch = NarrowTypes()
         with self.body.as_written(), watch:
             self._run(self._eager, shift)
@@ -335,6 +339,7 @@ class PerturbedRuns(NamedTuple):
         seed_all(_SEED + shift + seed)  # Python's and NumPy's too: what they decide may be baked in
         self.start.make_dropout_states()
         self.rates.scale(factor)
+        # Waits for the device, so that what is read below is what this step left.
         loss = float(step())
         self.rates.scale(1.0 / factor)
         return outcome(loss, self.body.model, self.body.optimizer, self.start.written())

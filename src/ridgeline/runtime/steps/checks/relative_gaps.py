@@ -44,6 +44,7 @@ def relative_gaps(compared: Sequence[Compared]) -> list[float]:
     for indices in alike.values():
         norms |= zip(indices, _norms_of_all([compared[i] for i in indices]), strict=True)
     for index, (distance, change, whole) in at_once(norms).items():
+        # A parameter that hardly moved would show the rounding of its last bit as a large relative gap.
         size = max(change, RESOLUTION * whole)
         found[index] = distance / size if size else distance
     return found
@@ -58,6 +59,7 @@ def alignment(one: Compared) -> float:
     """
     if not one.before.shape == one.wanted.shape == one.got.shape:
         return 1.0
+    # Differences of numbers that nearly agree: what float32 rounds off would be most of the angle.
     wide = torch.complex128 if one.wanted.is_complex() else torch.float64
     wanted = one.wanted.to(wide).flatten()
     gap, change = (wanted - other.to(wide).flatten() for other in (one.got, one.before))
@@ -84,6 +86,7 @@ def _is_plain(one: Compared) -> bool:
 
 def _norms_of_all(compared: Sequence[Compared]) -> list[Tensor]:
     before, wanted, got = ([getattr(c, name) for c in compared] for name in Compared._fields[:3])
+    # One kernel for hundreds of parameters: one by one, launching would take longer than the arithmetic.
     gaps, changes = (torch._foreach_sub(wanted, other) for other in (got, before))  # noqa: SLF001
     norms = torch._foreach_norm  # noqa: SLF001 - optimizers of torch use these, too
     found = [norms(tensors, 2, dtype=torch.float64) for tensors in (gaps, changes, wanted)]

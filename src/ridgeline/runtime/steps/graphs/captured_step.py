@@ -68,6 +68,7 @@ class CapturedStep:
         self.batch = pytree.tree_unflatten(
             [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
         )
+        # The optimizer may hold parameters of the loss, which the model does not list.
         held = {p for group in body.optimizer.param_groups for p in group["params"]}
         parameters = dict.fromkeys((*body.model.parameters(), *held))
         # No step clears these: the graph adds to what is there, so there must be something.
@@ -81,6 +82,7 @@ class CapturedStep:
         if has_stamps:
             clock = DeviceClock(external=True) if body.synchronizer is None else BranchClock()
         recorder = Recorder(clock, starts=False)
+        # The capture runs the step's Python once; what that changed has to be renewed beside each replay.
         before = Undo(body.model, body.loss_fn, values=False)
         self.dropout = DropoutStates(Reach(body.model, body.loss_fn).modules)
         self.graph = torch.cuda.CUDAGraph()
@@ -102,6 +104,7 @@ class CapturedStep:
         for parameter in parameters:
             shown.attribute(parameter, "grad")
         self._shows_gradients = shown.compiled()
+        # Nobody clears these between steps, so a replay has to continue from the user's present gradient.
         self._added_to = [(p, g) for p, g in self._gradients if p not in held and g is not None]
         self._record = recorder.current
         if not has_optimizer:

@@ -72,6 +72,7 @@ class CheckedRunner:
         if not (why or self._is_checked()):
             self._check(batch)
         loss = self._run(batch)
+        # The compiler compiles again inside of the call, so its tally is all that shows it.
         if _num_graphs() != self._num_graphs:
             self._count_recompilation()
         return loss
@@ -180,6 +181,7 @@ def check_compiled(
     Cost: See `check_replay`, and compiling.
     """
     flat, structure = pytree.tree_flatten(batch)
+    # The check writes perturbed values into these; the user's batch must stay as it is.
     copies = [own_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in flat]
     example = pytree.tree_unflatten(copies, structure)
     silent = Recorder(HostClock())

@@ -67,6 +67,7 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
         lint = _without_constants(lint, body, batch, world)
     dynamic = [one for one in lint.findings if one.rule == "dynamic-shape"]
     body.findings.value_shapes[:] = [f"{one.op} at {one.line}" for one in dynamic]
+    # Before anybody raises: workers that go on would wait in this exchange for one that left.
     is_refused = largest_of_workers(float(bool(lint.findings)), world)
     check_capturable(lint.findings, is_compiled=is_whole)
     if is_refused:

@@ -39,6 +39,7 @@ class BoundStep:
         Args:
             inputs: Tensors of a batch of the compiled shapes; used as they are where their strides fit.
         """
+        # A copy, since the program may empty the list that it is given.
         flat = self._state.copy()
         for tensor, strides in zip(inputs, self._strides, strict=True):
             if tensor.stride() == strides and not (tensor.requires_grad or is_noted(tensor)):
@@ -79,6 +80,7 @@ class ReplayedStep:
         arguments = [*state, *self._inputs]
         stream = torch.cuda.Stream()
         self._graph = torch.cuda.CUDAGraph()
+        # Warm-up calls train; what they wrote is put back before anybody sees it.
         with preserved([*state]), on_stream(stream), torch.no_grad():
             for _ in range(WARMUP_CALLS):
                 call(arguments.copy())

@@ -133,6 +133,7 @@ def compile_file(program: StepProgram) -> ProgramFile:
     try:
         with accepted("compiled"), torch.no_grad(), config.patch(compiler_settings(program)):
             path = compile_program(program.graph, program.arguments(), Path(directory.name))
+            # In a child: a wrong native program may end the process that loads it.
             try_package(path, program.arguments())
     except BaseException:
         directory.cleanup()

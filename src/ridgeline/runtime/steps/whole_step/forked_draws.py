@@ -25,6 +25,7 @@ def refusing_forked_draws() -> Iterator[None]:
     Source: torch/utils/checkpoint.py, releases 2.11 to 2.13, which puts state back in `fork_rng` alone.
     """
     right: Callable[..., Any] = torch.random.fork_rng
+    # A list, since the function below is called by torch and cannot return it.
     forked = [0]
 
     @contextlib.contextmanager

@@ -50,6 +50,7 @@ class StepGuards:
         for group, settings in zip(self._optimizer.param_groups, self._settings, strict=True):
             for key, value in settings:
                 now = group.get(key)
+                # Identity first: it is true nearly always, and equality of tuples costs more.
                 if now is not value and now != value:
                     return f"the optimizer's {key} changed"
         why = self._model.changed()

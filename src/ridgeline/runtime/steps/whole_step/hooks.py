@@ -59,6 +59,7 @@ class HookGuard:
         stores = [vars(module)[kind] for module in modules for kind in MODULE_HOOKS]
         stores += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
         self._parameters = list(parameters)
+        # Kept apart, since most have no hooks, and `any` over empty dictionaries costs least.
         self._present = Entries(store for store in stores if store)
         self._empty = [store for store in stores if not store] + step_hooks(optimizer)
 

@@ -80,6 +80,8 @@ class LiftedState:
         self._buffer_entries = Entries(module._buffers for module in model.modules())  # noqa: SLF001
         self._originals: list[Tensor] = []
         self.entries = tuple(self._list())
+        # Besides the objects: `.data =` and `set_` move a tensor to other memory while it stays the same
+        # object.
         self._addresses = [*map(Tensor.data_ptr, self._originals)]
 
     def _state(self) -> tuple[list[tuple[Tensor, str]], dict[tuple[Tensor, str], Any]]:
@@ -157,6 +159,7 @@ class LiftedState:
             return False
         if not all(map(is_, chain(*groups), chain(*self._groups))):
             return False
+        # A replaced parameter is not adopted: the optimizer would go on to update the old one.
         if not self._parameter_entries.hold():
             return False
         if not self._buffer_entries.hold() and not self._adopt_buffers():
@@ -165,6 +168,7 @@ class LiftedState:
         is_same = self._optimizer_entries.same_stores(state.values())
         if not (is_same and self._optimizer_entries.hold()) and not self._adopt_state():
             return False
+        # Last, since adopting buffers puts the listed tensors back first.
         return [*map(Tensor.data_ptr, self._originals)] == self._addresses
 
     def _adopt_buffers(self) -> bool:
@@ -178,6 +182,7 @@ class LiftedState:
             return False
         shared = Counter(map(id, entries.values))
         pairs = [(change.before, change.store.get(change.key)) for change in changes]
+        # All of them are checked before the first is copied: a refusal leaves the model as it was.
         if not entries.same_sizes() or not all(_fits(mine, theirs) for mine, theirs in pairs):
             return False
         if any(shared[id(mine)] > 1 for mine, _ in pairs):  # one of its names only: no longer tied
@@ -235,6 +240,7 @@ class LiftedState:
         try:
             result = call_with(_Caller(self.model), named, (run,))
             with torch.no_grad():
+                # Inside the trace, so that the copies become part of the program.
                 placed.write_back()
                 for name, tensor in of_model.items():
                     if named[f"model.{name}"] is not tensor:  # a buffer that forward assigned again

@@ -70,6 +70,7 @@ def check_kept(*roots: Any) -> None:
     Raises:
         CaptureError: there is a tensor without data in what they can get at.
     """
+    # Only a trace makes tensors without data, so any that can still be reached was left there by it.
     kept = next((t for t in Reach(*roots).tensors if isinstance(t, FakeTensor)), None)
     if kept is not None:
         raise CaptureError(
@@ -135,6 +136,7 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
+        # Only AccumulateGrad, the node that writes into `.grad` of a leaf, has this attribute.
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, Tensor):
             yield leaf

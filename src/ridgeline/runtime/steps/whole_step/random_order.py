@@ -32,6 +32,7 @@ def draw_in_memory_order(graph: fx.Graph) -> int:
         mask = node.args[0]
         value = mask.meta["val"]
         is_contiguous = value.is_contiguous()
+        # Memory that something else sees as well has to be filled in place.
         is_fresh = mask.target in _FRESH and [*mask.users] == [node]
         if not is_fresh or (is_contiguous and value.device.type != "cpu"):
             continue
@@ -46,6 +47,7 @@ def draw_in_memory_order(graph: fx.Graph) -> int:
         drawn.meta.update(node.meta)
         node.replace_all_uses_with(drawn)
         graph.erase_node(node)
+        # Its only user was the node erased above.
         graph.erase_node(mask)
         turned += not is_contiguous
     return turned

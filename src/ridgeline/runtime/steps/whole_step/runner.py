@@ -128,6 +128,7 @@ class StepGraphRunner:
         found = self._find(batch)
         if self._num_eager < EAGER_STEPS:
             self._num_eager += 1
+            # Only so that this shape is counted; the step runs eagerly in any case.
             self._shapes.is_usual(batch)
             return self._body(batch, self._recorder)
         if found is None and self._prepare(batch):
@@ -185,6 +186,7 @@ class StepGraphRunner:
                 "wanted a compiled step to save, got none before the second call, or the second one after a "
                 "change; run two steps first"
             )
+        # The first is of the usual shape, which is what the file will serve.
         prepared = self._prepared[0]
         prepared.program.lifted.rates.refresh()
         return save_step(path, prepared.program, file=prepared.file)
@@ -258,6 +260,7 @@ class StepGraphRunner:
         except CaptureError as error:
             if not self._prepared:
                 raise
+            # The usual shape trains on; trying again would compile for minutes in vain.
             self._refused.add(batches.signature(batch))
             self._note(f"{OTHER_SHAPES}: {error}")
             return None
@@ -273,6 +276,7 @@ class StepGraphRunner:
         batch = batches.apart(batch)  # as it is in the program
         reads = StepReads(body, batch, self._world.device.type, is_lifted=True)
         reads.check_writes()
+        # All shapes share the lifted state, so that their programs write the same tensors.
         program = trace_body(body, batch, self._lifted)
         file = None
         if self._packaged:

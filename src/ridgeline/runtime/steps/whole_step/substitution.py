@@ -37,6 +37,7 @@ class OptimizerSubstitution:
         self._optimizer = optimizer
         self._state = optimizer.state
         self._groups = [dict(group) for group in optimizer.param_groups]
+        # As torch has it: optimizers read the state of a parameter before they know that there is any.
         inner: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
         for parameter, values in optimizer.state.items():
             if parameter in stand_ins:
@@ -46,16 +47,19 @@ class OptimizerSubstitution:
             inner[stand_ins[parameter]][key] = tensor.double() if is_wide else tensor
         self._targets = {(stand_ins[p], key): tensor for p, key, tensor in state}
         self._constants = {p: _without_tensors(values) for p, values in inner.items()}
+        # Some optimizers count in an attribute; one that changes in the trace would be baked in.
         self._attributes = _numbers(vars(optimizer))
         optimizer.state = inner
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["params"] = [stand_ins[p] for p in group["params"]]
             group["lr"] = rate
             if "capturable" in group:
+                # The form that reads step counts from tensors; the other one would bake in a Python number.
                 group["capturable"] = True
             if "foreach" in group:
                 group["foreach"] = not group.get("differentiable", False)
             if "fused" in group:
+                # A fused kernel is one operator that cannot be compiled together with the rest.
                 group["fused"] = False
 
     def write_back(self) -> None:

@@ -47,6 +47,7 @@ def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) 
         raise CaptureError(_refusal(error)) from error
     finally:
         torch.clear_autocast_cache()  # inside autocast it may hold casts without data
+    # Where a tensor of the outside is read, tracing does not fail but leaves the operator in the graph.
     for node in graph.graph.nodes:
         if str(node.target) == _READS_A_VALUE:
             raise CaptureError(
@@ -93,6 +94,7 @@ def _tracing() -> Iterator[None]:
         # cuDNN's batch norm hides that it writes its running statistics; the plain one is a decomposition.
         torch.backends.cudnn.flags(enabled=False),
         _without_onednn(),
+        # Modes that trace are of one thread, and backward would run operators on another.
         torch.autograd.set_multithreading_enabled(False),
         torch.enable_grad(),
     ):

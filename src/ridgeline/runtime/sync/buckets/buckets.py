@@ -64,12 +64,14 @@ class Bucket:
         for parameter in self.parameters:
             offsets.append(end)
             end += aligned_elements(parameter.numel(), first.element_size())
+        # Each worker updates an equal part, so the payload has to divide by their number.
         if num_parts > 1:
             end = num_parts * update_shard_elements(end, first.element_size(), num_parts)
         num_flags = len(self.parameters)
         self.flat = allocate(end + num_flags + num_signals, first.dtype, first.device)
         self.payload, self.behind = self.flat[:end], self.flat[end:]
         self.flags, self.signals = self.behind[:num_flags], self.behind[num_flags:]
+        # Copied to `behind` in the same launch as the gradients, which costs less than writing flags apart.
         self._said = torch.ones_like(self.behind)
         self.sent_signals = self._said[num_flags:]
         self.sent_signals.zero_()
@@ -101,6 +103,7 @@ class Bucket:
         parameter, view = self.parameters[position], self.views[position]
         gradient = parameter.grad
         assert gradient is not None
+        # Scaled on the way: a sum of scaled values cannot overflow where that of plain ones would.
         torch.mul(gradient.detach(), scale, out=view)
         self.show(position)
 

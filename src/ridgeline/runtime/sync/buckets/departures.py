@@ -60,6 +60,7 @@ class Departures:
             return None
         told = ready.look_up(gradient)
         is_moved = _memory(gradient) in self._buckets and not is_at(gradient, view)
+        # The program wrote it to the place of another parameter by last step's order.
         if self._is_captured and is_moved:
             raise CaptureError(
                 "wanted the captured step to compute its gradients in the order of the steps before, got "

@@ -65,13 +65,17 @@ class PowerSGD(Codec):
         _, rights = _means(own, exchange, 0)
         for position, place, found in zip(plain, dense, dense_means, strict=True):
             bucket.place(position, mean).copy_(found)
+            # Sent without loss: nothing is left for the next step.
             place.zero_()
         for group, left, mine, common in zip(groups, lefts, own, rights, strict=True):
             for number, position in enumerate(group.positions):
+                # This worker's own factor, not the mean: so what all workers have left adds up to what the
+                # mean lacks.
                 product = left[number], mine[number].mT
                 _change(bucket.place(position, values), lambda m, p=product: m.addmm_(*p, alpha=-1))
                 product = left[number], common[number].mT
                 _change(bucket.place(position, mean), lambda m, p=product: torch.mm(*p, out=m))
+            # In place: `self._rights`, and what `state_dict` gave out, are views of this memory.
             group.rights.copy_(_fit_to_start(common, group.rights))
 
     def arranged(self, buckets: Sequence[Bucket]) -> None:
@@ -123,6 +127,7 @@ class PowerSGD(Codec):
 
 def _first(name: str, columns: int, rank: int) -> Tensor:
     """Where the iteration for a parameter begins: random, and the same on all workers."""
+    # Not `hash`, which Python salts anew in every process.
     generator = torch.Generator("cpu").manual_seed(zlib.crc32(name.encode()))
     return torch.randn((columns, rank), generator=generator, device="cpu")
 
@@ -139,6 +144,7 @@ def _means(
     """The means of some tensors over the workers, in one exchange: of the first ones, and of the others."""
     if not parts:
         return [], []
+    # One message for all: matrices are many and their factors small, so each alone would be mostly latency.
     flat = torch.cat([part.flatten() for part in parts])
     exchange.mean(flat)
     pieces = flat.split([part.numel() for part in parts])

@@ -47,6 +47,7 @@ class TopK(RowCodec):
         kept = kept_elements(rows.shape[1], self.density)
         positions = torch.topk(rows.abs(), kept, dim=1, sorted=False).indices
         values = rows.gather(1, positions)
+        # Bits of floats beside int32 positions: one tensor of one type, so one collective sends both.
         return (torch.stack((values.view(torch.int32), positions.int()), 1),)
 
     def decode(self, parts: Parts, num_elements: int) -> Tensor:
@@ -72,6 +73,7 @@ class TopK(RowCodec):
             mean.index_add_(0, row_positions, row_values)
         mean.div_(exchange.size)
         positions = encoded[0, 1].long()
+        # What stays in `values` is what was not sent; the next step adds its gradients to it.
         values.index_fill_(0, positions, 0.0)
         if self._momenta is not None:
             self._momenta.of(bucket).index_fill_(0, positions, 0.0)
@@ -108,10 +110,12 @@ class TopK(RowCodec):
     def _accelerate(self, values: Tensor, bucket: Bucket, momenta: Tensor) -> None:
         """Add to what is waiting to be sent what momentum does in this step."""
         held = [(p, bucket.place(p, momenta).clone()) for p in bucket.missing]
+        # `values` has this step's payload already, so only the momentum of earlier steps is added to it.
         momenta.mul_(self._momentum)
         for position, _ in held:
             bucket.place(position, momenta).zero_()
         values.add_(momenta)
+        # A NaN or an infinity would stay in the momenta for all later steps, however small the factor.
         momenta.add_(bucket.payload).nan_to_num_(0.0, 0.0, 0.0)
         for position, before in held:  # as an optimizer leaves what has no gradient
             bucket.place(position, momenta).copy_(before)

@@ -99,6 +99,7 @@ class LocalSteps(UpdatesAtOnce):
         transport.arranged(self.buckets)
         self._flights = Flights(transport, world.device, is_beside=self._delay > 0)
         self._recorder: Recorder | None = None
+        # A tensor, since state that snapshots and checkpoints keep is of tensors.
         self._count = torch.zeros(1, dtype=torch.int64, device=world.device)
         self.num_steps = self.num_exchanges = 0
         self._held_at = 0
@@ -147,6 +148,7 @@ class LocalSteps(UpdatesAtOnce):
                     self._start(self._fragments[due])
                 if landing is not None:
                     self._land(self._fragments[landing])
+                    # Buffers and frozen parameters follow once a period, with the last fragment of it.
                     if landing == self._num_fragments - 1:
                         self._broadcast_buffers()
                         self._frozen.follow()
@@ -194,6 +196,7 @@ class LocalSteps(UpdatesAtOnce):
         Cost: Waits for what is on its way.
         """
         self._count.fill_(self.num_steps)
+        # What is on its way belongs to the state: without it a run that continues would miss an exchange.
         flying = self._flights.state_dict(self._on_their_way())
         held = {**self._outer.state_dict(), **self._transport.state_dict()}
         return {COUNT: self._count, **held, **flying}

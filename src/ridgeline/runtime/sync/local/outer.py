@@ -70,8 +70,10 @@ class OuterOptimizer:
         """
         common, change = self._common[bucket.index], bucket.payload
         if self._momentum:
+            # Momentum sums up many small changes, which half precision would swallow.
             change = change.to(common.dtype)
             speed = self._speed[bucket.index].mul_(self._momentum).add_(change)
+            # Not in place: the bucket keeps what arrived, and momentum its own sum.
             change = change.add(speed, alpha=self._momentum)
         common.sub_(change, alpha=self._rate)
         for position, parameter in enumerate(bucket.parameters):

@@ -53,6 +53,7 @@ def cut_state(optimizer: Optimizer, shards: Mapping[nn.Parameter, ParameterShard
     for parameter, own in shards.items():
         if parameter not in state:
             continue
+        # Popped, so that the whole of a parameter is given back before that of the next is cut.
         whole = state.pop(parameter)
         if own.part is not None:
             state[own.part] = {

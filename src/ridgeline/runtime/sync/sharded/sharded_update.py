@@ -60,6 +60,7 @@ class ShardedUpdate(UpdatesAtOnce):
         self._shards: dict[nn.Parameter, ParameterShard] = {}
         self._whole: list[list[Any]] = []
         self.overhead_ns = 0
+        # A script's own `optimizer.state_dict()` would save this worker's part as if it were all.
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(refuse_shards)
 
     @property
@@ -182,6 +183,7 @@ class ShardedUpdate(UpdatesAtOnce):
             for shard in members
             if shard.part is not None
         ]
+        # The payload is free: its gradients were used by the update.
         _copy(pairs)
         self._transport.gather(bucket.payload)
         _copy([(p.detach(), view) for p, view in zip(bucket.parameters, bucket.views, strict=True)])

@@ -72,6 +72,7 @@ class SparseExchange:
         by_rows: list[int] = []
         for index, parameter in enumerate(self._parameters):
             said = [counts[index] for counts in told]
+            # Decided by what all said, so that every worker comes to the same collective.
             if _DENSE in said:
                 self._average_dense(parameter)
             elif max(said) != _ABSENT:
@@ -90,6 +91,7 @@ class SparseExchange:
             return _ABSENT
         if not gradient.is_sparse or gradient.sparse_dim() != 1:
             return _DENSE
+        # Each row once: what is summed up below must not depend on how a layer repeated it.
         whole = gradient.detach().coalesce()
         return Rows(whole.indices()[0], whole.values() * self._scaling.factor)
 
@@ -109,6 +111,7 @@ class SparseExchange:
         """
         numbers = self._gathered([rows.numbers for rows in own], counts)
         values: list[Sequence[Tensor]] = [()] * len(own)
+        # One message for each type, however many parameters have it.
         for dtype in dict.fromkeys(rows.values.dtype for rows in own):
             places = [place for place, rows in enumerate(own) if rows.values.dtype == dtype]
             part = [[row[place] for place in places] for row in counts]

@@ -129,6 +129,7 @@ class SparseGradients(UpdatesAtOnce):
 
         Cost: See `SparseExchange.exchange`: waits for the device.
         """
+        # Dense ones first, on every worker: two collectives in another order would wait for each other.
         self._reducer.finish()
         recorder = self._recorder
         start = recorder.clock.stamp() if recorder.current.is_sampled else None

@@ -146,6 +146,7 @@ def average_by_copies(peers: CopyPeers, scaling: Scaling) -> None:
     fetched = peers.fetched[: (size - 1) * len(mine)].view(size - 1, len(mine))
     for place, other in enumerate(others):
         fetched[place].copy_(peers.shared[other][shares[rank]])
+    # Before the first addition: sums of values that were not scaled could leave the range of the type.
     mine.mul_(scaling.factor)
     for one in fetched:
         mine.add_(one, alpha=scaling.factor)

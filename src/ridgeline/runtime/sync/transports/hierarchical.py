@@ -53,6 +53,7 @@ class Hierarchical(SummingTransport):
         check_hosts(hosts)
         self._inside = next(host for host in hosts if self.rank in host)
         self._place = self._inside.index(self.rank)
+        # Workers in the same place of their hosts end up with the same share, and form one ring across.
         self._between = [host[self._place] for host in hosts]
 
     def scratch_elements(self, num_elements: int) -> int:
@@ -64,7 +65,9 @@ class Hierarchical(SummingTransport):
         size, place = len(self._inside), self._place
         pieces = num_pieces(values, size, self.options)
         cut = Cut.of(values.numel(), size, pieces)
+        # Sums are scaled once, between the hosts; both halves of the ring inside leave them as they are.
         self._run(values, self._inside, adding_moves(cut, place, size), pieces, UNSCALED)
+        # After the adding half, the share of the next place is the one that is complete here.
         begin, _ = cut.span((place + 1) % size, 0)
         _, end = cut.span((place + 1) % size, pieces - 1)
         mine = values[begin:end]

@@ -136,6 +136,7 @@ def run_laps(laps: Sequence[Lap], pieces: int, scaling: Scaling, messages: Messa
 
     def name(ended: int) -> None:
         nonlocal named
+        # In order: both ends match messages by the order in which they are named.
         while named < num_moves and (laps[0].moves[named].slot is None or named < ended + pieces):
             arriving[named] = messages.receive(_receives(laps, named))
             named += 1

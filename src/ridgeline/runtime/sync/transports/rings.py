@@ -47,6 +47,7 @@ class Rings(SummingTransport):
     def add_up(self, values: Tensor) -> None:
         """All rings move by move, once around to add and once around to distribute."""
         parts = self._parts(values.numel())
+        # All rings have as many pieces, since they run move by move.
         largest = max(parts, key=lambda part: part[1] - part[0])
         pieces = num_pieces(values[slice(*largest)], self.size, self.options)
         scratch, used = self.scratch(values), 0

@@ -32,6 +32,7 @@ class Tree(SummingTransport):
         """Up to the root and down again."""
         exchange, parent = self._messages.exchange, self._parent
         beside = self.scratch(values)
+        # Small subtrees first: they are ready first.
         for child in self._children:
             exchange([Message(beside, child)], [])
             values.add_(beside)
@@ -46,6 +47,7 @@ class Tree(SummingTransport):
 
 def place_in_tree(rank: int, size: int) -> tuple[int | None, tuple[int, ...]]:
     """The parent of a worker in a binomial tree, None for the root; its children, small subtrees first."""
+    # The lowest bit that is set: a worker's subtree has as many members.
     lowest = rank & -rank if rank else 1 << size.bit_length()
     steps = (1 << k for k in range(lowest.bit_length() - 1))
     children = tuple(rank + step for step in steps if rank + step < size)

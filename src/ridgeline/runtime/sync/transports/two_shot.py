@@ -89,6 +89,7 @@ class TwoShot(SummingTransport):
         needed = _aligned(num_elements, values.dtype)
         shared = self._shared.get(values.dtype)
         if shared is None or shared.numel() < needed or _num_bytes(values) > self._most_bytes:
+            # Sizes and types are the same on all workers, so all of them choose NCCL here or none does.
             dist.all_reduce(values.mul_(factor), group=self.group)
         elif num_elements:
             shared = shared[:needed]
@@ -96,6 +97,8 @@ class TwoShot(SummingTransport):
             if needed == num_elements and values.data_ptr() % ALIGNED == 0:
                 self._sum_up(shared, values)
             else:
+                # The kernels want the same number of elements on both sides, and aligned memory: where
+                # `values` has fewer, or begins in between, sums need room of their own.
                 sums = torch.empty_like(shared)
                 self._sum_up(shared, sums)
                 values.copy_(sums[:num_elements])

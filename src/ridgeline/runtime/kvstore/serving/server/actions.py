@@ -120,6 +120,7 @@ class Actions:
         present, self._optimizer = self._optimizer, made
         if present is None or present.name != made.name:
             self._slots.set_updater(made.another)
+        # The same optimizer with other settings, of a scheduler say, keeps its momenta.
         elif not made.is_set_as(present):
             self._slots.set_later_updater(made.another)
             for updater in self._slots.updaters().values():

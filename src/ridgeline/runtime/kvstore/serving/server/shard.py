@@ -87,6 +87,7 @@ class Shard:
         done = self._done.get(sender, 0)
         if call.number > done + 1:
             return []
+        # A call shows that the worker is there, also one whose lease had run out.
         self.slots.join(call.worker)
         if call.number <= done:
             return self._again(sender, call, frames)
@@ -122,6 +123,7 @@ class Shard:
     def _come(self, worker: int) -> None:
         """A worker that joins has come to as many barriers as the slowest of the others."""
         self.slots.join(worker)
+        # With fewer, all others would wait at the next barrier for one that it never reaches.
         others = [self._barriers.get(other, 0) for other in self.slots.present - {worker}]
         passed = max(self._barriers.get(worker, 0), min(others, default=0))
         self._barriers[worker] = passed
@@ -223,6 +225,7 @@ class Shard:
     def _refused(self, sender: Sender, call: Call, error: Exception) -> Reply:
         text = str(error) if isinstance(error, KVStoreError) else _told(error)
         self._failed[sender, call.number] = text
+        # As many as a connection's window: no call before these may come again.
         for other in [key for key in self._failed if key[0] == sender][:-16]:
             del self._failed[other]
         return Reply(sender, Answer(call.number, text))

@@ -274,6 +274,7 @@ class Slots:
             if not who or not all(one.waiting.get(w) for w in here if one.clock(w) <= done):
                 return
             totals = [one.waiting[worker].popleft() for worker in who]
+            # In the order of the workers, so that a sum has the same bits in every run.
             total = merged(totals, one.value.device, borrows=True)
             try:
                 apply(one.updater, slot.key, total, one.value)

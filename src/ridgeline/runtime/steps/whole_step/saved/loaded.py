@@ -71,6 +71,8 @@ class LoadedStep:
         """
         inputs = self._pattern.tensors(batch)
         if inputs is None:
+            # Only where the pattern did not fit as it is: a batch on the device costs no look at every
+            # leaf.
             moved = batches.to_device(batch, self.device)
             inputs = self._pattern.tensors(moved)
             if inputs is None:
@@ -137,6 +139,7 @@ class LoadedStep:
                 in `.pt2`.
             OSError: the file cannot be written; what was there is untouched.
         """
+        # The native code is not kept in memory, so it is copied from the file that it came from.
         origin = read_package(self._path)
         if origin.metadata.checksums != self.metadata.checksums:
             raise PackageError(

@@ -118,6 +118,7 @@ def load_step(package: Package) -> LoadedStep:
     state = package.state()
     if len(details.roles) != len(state):
         raise _unusable(package.path, f"{len(details.roles)} roles for {len(state)} tensors")
+    # Before the generators are set: on a GPU the calls before the capture draw from them.
     step = LoadedStep(package, details, structure, state)
     try:
         details.random.apply(package.device)

@@ -1,9 +1,10 @@
-"""The report's table of what reading and writing files costs."""
+"""What files cost and what a machine does to a training step, in the report's section on the machine."""
 
 from collections.abc import Sequence
 
 from ridgeline import units
 from ridgeline.machine.storage import Storage
+from ridgeline.reporting.effects.effects import Effect
 from ridgeline.reporting.page.html import Content, Markup, join, table, tag
 from ridgeline.reporting.page.sections import as_sentence, sentence
 
@@ -31,3 +32,25 @@ def storage_tables(storage: Sequence[Storage]) -> Markup | None:
         parts.append(sentence(as_sentence(f"{one.place}; {one.meaning}")))
         parts.append(table(head, rows, caption=caption, numeric=range(1, 7)))
     return join(parts)
+
+
+def effect_tables(effects: Sequence[Effect]) -> Markup | None:
+    """A table and a sentence for each effect that was measured; None without any."""
+    boxes = [
+        join(
+            (
+                tag("h3", effect.title),
+                sentence(effect.reading),
+                table(
+                    effect.head,
+                    effect.rows,
+                    caption=effect.title,
+                    numeric=range(1, len(effect.head)),
+                )
+                if effect.rows
+                else "",
+            )
+        )
+        for effect in effects
+    ]
+    return tag("div", *(tag("div", box) for box in boxes), class_="grid2") if boxes else None

@@ -27,7 +27,7 @@ import ridgeline.runtime.steps.graphs.graph  # noqa: F401
 from ridgeline.callables.calls import graph as call_graphs
 from ridgeline.capture import mask_looks
 from ridgeline.capture.capturing import told_of_capture
-from ridgeline.execution import MODES
+from ridgeline.execution import MODES, Mode
 from ridgeline.lint import lint
 from ridgeline.model_graphs import inspection
 from ridgeline.optimizers.fused_limits import sharing
@@ -207,6 +207,11 @@ def _offered(_purpose: str, _device: str) -> tuple[str, ...]:
     return tuple(MODES)
 
 
+def _checks_values_on(mode: Mode, _device: str) -> bool:
+    """As on a GPU, of which the device of an emulation, a CPU, knows nothing."""
+    return not (mode.is_compiled or mode.is_captured)
+
+
 def _form_on_a_gpu(
     parameters: list[torch.Tensor], differentiable: bool, **_more: Any
 ) -> tuple[bool, bool]:
@@ -254,6 +259,7 @@ def emulated_graphs() -> Iterator[None]:
             if name in vars(optimizer):
                 stack.enter_context(mock.patch.object(optimizer, name, fake))
         stack.enter_context(mock.patch("ridgeline.execution.offered", _offered))
+        stack.enter_context(mock.patch.object(Mode, "checks_values_on", _checks_values_on))
         stack.enter_context(mock.patch.object(call_graphs, "_stream_of", return_value=0))
         for watching in (lint, inspection):  # what they watch goes the way of a capture on a GPU
             told = functools.partial(_as_if_capturing, watching.as_if_capturing)

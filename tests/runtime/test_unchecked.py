@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
+from emulated_graphs import emulated_graphs
 from ridgeline.capture.unchecked import NOTE, unchecked
 from ridgeline.lint.lint import inspect_step
 from ridgeline.plan import Execution, Plan
@@ -14,6 +15,7 @@ from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.whole_step.program import trace_body
+from ridgeline.session import TrainStep
 
 
 def likelihood(model: nn.Module, batch: Any) -> Tensor:
@@ -99,3 +101,23 @@ def test_a_graph_finds_no_obstacle_in_them(execution: Execution, rules: list[str
     body._checks_values = execution == "eager"  # on a host without a GPU no step is captured
     lint = inspect_step(body, torch.ones(4, 1), device="cpu")
     assert sorted({one.rule for one in lint.findings}) == rules
+
+
+@pytest.mark.parametrize("execution", ["graph", "model-graph"])
+def test_a_step_with_distributions_is_captured(execution: Execution) -> None:
+    """Its replays find the losses of steps that were not captured, and it is said what they leave out."""
+    batch = torch.linspace(-1.0, 1.0, 4)[:, None]
+    body = make_body("eager", [])
+    initial = {name: value.clone() for name, value in body.model.state_dict().items()}
+    plain = [body(batch, Recorder(HostClock())).item() for _ in range(6)]
+    body.model.load_state_dict(initial)
+    with (
+        emulated_graphs(),
+        TrainStep(
+            body.model, likelihood, body.optimizer, Plan(execution=execution), device="cpu"
+        ) as step,
+    ):
+        replayed = [step(batch).item() for _ in range(6)]
+        notes = step.notes
+    assert replayed == pytest.approx(plain, rel=1e-5)
+    assert NOTE in notes

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ridgeline.capture.capturing import capturing, on_stream, release
 from ridgeline.capture.dropout_states import DropoutStates
@@ -85,7 +84,8 @@ class CapturedModel:
         """One call; the results are connected with arguments and parameters for a backward pass.
 
         Raises:
-            CaptureError: later, in a backward pass that comes twice, or after another call.
+            CaptureError: later, in a backward pass that comes twice, after another call, or with
+                `create_graph=True`.
 
         Cost: Two launches, and a copy of each argument and result.
         """
@@ -184,10 +184,16 @@ class _Replayed(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(  # type: ignore[override]
         ctx: Any, *grad_outputs: Any
     ) -> tuple[Tensor | None, ...]:
+        # `once_differentiable` looks at the seeds alone: the parameters' part would be missing, unsaid.
+        if torch.is_grad_enabled():
+            raise CaptureError(
+                "wanted one backward pass through the captured model, got one to be differentiated again, "
+                "create_graph=True, and the graph that is replayed has none for that; use execution='graph' "
+                "or 'eager'"
+            )
         return (None, *ctx.captured.backward(ctx.serial, grad_outputs))
 
 

@@ -111,7 +111,7 @@ def check_replay(
     Cost: Two steps a perturbation, up to a dozen where rounding may explain a difference; `KeptRuns` and
         three copies of what is trained and written.
     """
-    refuse_streams(body.model, body.loss_fn, body.optimizer)
+    refuse_streams(body.model, body.loss_fn, body.optimizer, batch)
     originals = [tensor.detach().clone() for tensor in inputs]
     start = Start(body, inputs, repeats_python=runs_python)
     runs = PerturbedRuns(body, batch, start, rates, replay, stream, world, KeptRuns(world))

@@ -26,6 +26,7 @@ from ridgeline.runtime.steps.checks.step_difference import Outcome, Written, mov
 from ridgeline.state.random_state import capture, seed_all
 from ridgeline.state.snapshot import Snapshot
 from ridgeline.workers.agree import largest_of_workers
+from ridgeline.tensors.batch import rebuilt
 from ridgeline.workers.world import World
 
 LEARNING_RATE_FACTORS = (1.0, 0.5, 2.0)
@@ -315,9 +316,9 @@ class PerturbedRuns(NamedTuple):
     def _eager(self) -> Tensor:
         silent = Recorder(HostClock())
         if self.stream is None:
-            return self.body(self.batch, silent)
+            return self.body(rebuilt(self.batch), silent)
         with on_stream(self.stream):
-            return self.body(self.batch, silent)
+            return self.body(rebuilt(self.batch), silent)
 
     def _run(
         self,

@@ -25,8 +25,8 @@ from ridgeline.runtime.steps.checks.narrow_rounding import NarrowTypes, move_wit
 from ridgeline.runtime.steps.checks.step_difference import Outcome, Written, moved_to, outcome
 from ridgeline.state.random_state import capture, seed_all
 from ridgeline.state.snapshot import Snapshot
-from ridgeline.workers.agree import largest_of_workers
 from ridgeline.tensors.batch import rebuilt
+from ridgeline.workers.agree import largest_of_workers
 from ridgeline.workers.world import World
 
 LEARNING_RATE_FACTORS = (1.0, 0.5, 2.0)

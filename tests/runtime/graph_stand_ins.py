@@ -50,6 +50,7 @@ class Captured:
         self.log.append(name if has_optimizer else f"{name} without optimizer")
         self.body, self.batch, self.inputs = body, batch, []
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        self.written: list[int] = []
         self.strides, self.repeats = [tensor.stride() for tensor in tensors], repeats(tensors)
         self.graph, self.has_stamps, self.pattern = self, has_stamps, BatchPattern(batch)
 

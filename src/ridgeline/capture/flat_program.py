@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -112,6 +113,8 @@ def flatten_program(
         outputs, returned["tree"] = pytree.tree_flatten(output)
         returned["constants"] = {i: o for i, o in enumerate(outputs) if not isinstance(o, Tensor)}
         tensors = [output for output in outputs if isinstance(output, Tensor)]
+        if gradients:
+            _check_computed(tensors)
         taken = take_grads(stand_ins.used, given)
         returned["grads"] = tuple(taken)
         if "is_differentiable" not in returned:  # once: it uses up what backward needs
@@ -160,6 +163,15 @@ def _tracing(gradients: bool) -> Iterator[None]:
         fresh_casts(),
     ):
         yield
+
+
+def _check_computed(tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        if not isinstance(tensor, FakeTensor):
+            raise CaptureError(
+                f"wanted results that are computed, got a tensor of shape {tuple(tensor.shape)} that the "
+                "function holds itself (a parameter, a buffer); return a clone of it, or read it there"
+            )
 
 
 def _is_differentiable(tensors: list[Tensor]) -> bool:

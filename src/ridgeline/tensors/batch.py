@@ -57,6 +57,15 @@ def apart(batch: Any) -> Any:
     return pytree.tree_unflatten(copied, structure)
 
 
+def rebuilt(batch: Any) -> Any:
+    """The batch in containers of its own, so that code may put entries into it or take some away."""
+    return pytree.tree_map(_itself, batch)
+
+
+def _itself(leaf: Any) -> Any:
+    return leaf
+
+
 def num_samples(batch: Any) -> int:
     """The leading dimension that all tensors with dimensions share.
 

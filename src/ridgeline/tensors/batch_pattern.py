@@ -80,11 +80,12 @@ def _tensor_pattern(example: Tensor) -> Match:
 
 
 def _dict_pattern(example: dict[Any, Any]) -> Match:
-    parts = [(key, _pattern(part)) for key, part in example.items()]
+    """Keys stand in the order of the example: code may go through them."""
+    keys, parts = [*example], [*map(_pattern, example.values())]
 
     def match_dict(batch: Any, found: list[Tensor]) -> bool:
-        if type(batch) is not dict or len(batch) != len(parts):
+        if type(batch) is not dict or [*batch] != keys:
             return False
-        return all(key in batch and part(batch[key], found) for key, part in parts)
+        return all(part(value, found) for part, value in zip(parts, batch.values(), strict=True))
 
     return match_dict

@@ -64,6 +64,8 @@ class _Unpacking:
         keys = value if kind is dict else range(len(value))
         if not all(type(key) in (int, str) for key in keys):
             return False
+        if kind is dict and len(value) > 1:  # code may go through them in their order
+            self._require(f"[*{name}] == {[*keys]!r}")
         parts = [(self._variable(f"{name}[{key!r}]"), value[key]) for key in keys]
         return all(self.takes(part, held) for part, held in parts)
 

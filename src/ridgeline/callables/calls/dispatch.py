@@ -33,6 +33,10 @@ from ridgeline.tensors.batch import signature
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
 OTHER_KIND = "calls with arguments of another structure or dtype than the example ran eagerly"
 SPECIAL = "calls with subclasses of Tensor ran eagerly"
+TWICE = (
+    "calls with one tensor in two places, among the arguments or in the callable itself, ran eagerly, since "
+    "code may ask whether two are one; give a clone to have them captured"
+)
 WRITING = "calls that change more than the values of tensors, such as those that fill a cache, ran eagerly"
 REPLACED = "parameters, modules, hooks or objects were replaced after the capture: captured again"
 MOST_READINGS = 32
@@ -192,6 +196,8 @@ class CallDispatch:
             self._count_eager(f"calls {why}")
         elif any(map(is_special, pytree.tree_leaves(inputs))):
             self._count_eager(SPECIAL)
+        elif self._has_one_twice(inputs):
+            self._count_eager(TWICE)
         elif _kind(inputs) != self._kind:
             self._count_eager(OTHER_KIND)
         else:
@@ -201,6 +207,12 @@ class CallDispatch:
             if item is not None:
                 return item.call(*inputs)
         return self.eager(*inputs)
+
+    def _has_one_twice(self, inputs: tuple[Any, ...]) -> bool:
+        """Whether an argument is another one, too, or is read by the callable itself."""
+        given = [id(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        own = {id(tensor) for item in self._captured for tensor in item.reads.tensors}
+        return len(set(given)) < len(given) or not own.isdisjoint(given)
 
     def _capture(self, inputs: tuple[Any, ...]) -> Captured | None:
         """A captured program for these arguments, made now; None if this call has to run eagerly."""

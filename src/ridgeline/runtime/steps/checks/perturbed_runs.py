@@ -25,6 +25,7 @@ from ridgeline.runtime.steps.checks.narrow_rounding import NarrowTypes, move_wit
 from ridgeline.runtime.steps.checks.step_difference import Outcome, Written, moved_to, outcome
 from ridgeline.state.random_state import capture, seed_all
 from ridgeline.state.snapshot import Snapshot
+from ridgeline.tensors.batch import rebuilt
 from ridgeline.workers.agree import largest_of_workers
 from ridgeline.workers.world import World
 
@@ -319,9 +320,9 @@ class PerturbedRuns(NamedTuple):
     def _eager(self) -> Tensor:
         silent = Recorder(HostClock())
         if self.stream is None:
-            return self.body(self.batch, silent)
+            return self.body(rebuilt(self.batch), silent)
         with on_stream(self.stream):
-            return self.body(self.batch, silent)
+            return self.body(rebuilt(self.batch), silent)
 
     def _run(
         self,

@@ -18,6 +18,7 @@ from ridgeline.reach.undo import Undo
 from ridgeline.recording.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.recording.recorder import Recorder, StepRecord, step_spans
 from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.tensors.batch import rebuilt
 from ridgeline.tensors.batch_pattern import BatchPattern
 from ridgeline.tensors.copies import copier, copies_of, repeats
 from ridgeline.tensors.sameness import Sameness
@@ -39,6 +40,7 @@ class CapturedStep:
 
     Attributes:
         load: Copies the tensors of a batch to where the graph reads them.
+        written: Places of those tensors that the step writes in place; see `give_back`.
         usual: Recognises the batches that it is mostly called with, once there was one.
 
     Raises:
@@ -63,6 +65,7 @@ class CapturedStep:
         self.repeats = repeats(tensors)
         self.inputs = copies_of(tensors)
         self.load = copier(self.inputs)
+        versions = [tensor._version for tensor in self.inputs]  # noqa: SLF001
         self.usual: BatchReader | None = None
         static = iter(self.inputs)
         self.batch = pytree.tree_unflatten(
@@ -88,12 +91,18 @@ class CapturedStep:
         self.graph = torch.cuda.CUDAGraph()
         with capturing(self.graph, "the step", stream=stream, pool=pool):
             recorder.current = StepRecord(clock.stamp())
-            self._loss = (body if has_optimizer else body.gradients)(self.batch, recorder)
+            step = body if has_optimizer else body.gradients
+            self._loss = step(rebuilt(self.batch), recorder)
             # An event that the graph records must live as long as the graph does.
             if has_optimizer:
                 recorder.current.end = clock.stamp()
             if isinstance(clock, DeviceClock):
                 clock.join()
+        self.written = [
+            place
+            for place, (tensor, version) in enumerate(zip(self.inputs, versions, strict=True))
+            if tensor._version != version  # noqa: SLF001 - how often it was written
+        ]
         self._renewals = renewals(before)
         self.pattern = BatchPattern(self.batch)
         for parameter in empty:
@@ -141,6 +150,12 @@ class CapturedStep:
             if self.has_stamps:
                 self._record.end.record()  # type: ignore[union-attr]
         return self._loss
+
+    def give_back(self, tensors: Sequence[Tensor]) -> None:
+        """Write into a batch what the replay has written into its copies of it."""
+        with torch.no_grad():
+            for place in self.written:
+                tensors[place].copy_(self.inputs[place])
 
     def frames(self) -> tuple[Span, ...]:
         """The frames of the last replay of a graph that has stamps.

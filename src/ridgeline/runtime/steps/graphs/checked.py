@@ -22,7 +22,7 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.equivalence import check_replay
 from ridgeline.runtime.steps.checks.failed_attempts import compiler_refusal, is_of_compiler
-from ridgeline.tensors.batch import leaves
+from ridgeline.tensors.batch import leaves, rebuilt
 from ridgeline.tensors.copies import own_copy
 from ridgeline.tensors.tensor_types import TensorTypes
 from ridgeline.workers.world import World
@@ -188,7 +188,7 @@ def check_compiled(
 
     def compiled() -> Tensor:
         with contextlib.nullcontext() if stream is None else on_stream(stream):
-            return body(example, silent)
+            return body(rebuilt(example), silent)
 
     with without_step_hooks(body.optimizer):
         check_replay(

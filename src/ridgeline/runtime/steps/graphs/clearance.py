@@ -60,7 +60,7 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
     Cost: Two steps, undone; a doubt starts a process, which takes seconds.
     """
     check_gradient_hooks(body)
-    refuse_streams(body.model, body.loss_fn, body.optimizer)
+    refuse_streams(body.model, body.loss_fn, body.optimizer, batch)
     lint = inspect_step(body, batch, device=world.device)
     is_whole = MODES[body.plan.execution].form == "compiled"
     if is_whole:

@@ -117,8 +117,7 @@ class GraphRunner:
             return self._warm_up(batch, begin)
         step = self._last
         tensors = None if step is None else step.pattern.tensors(batch)
-        if tensors is not None and any(map(cannot_be_loaded, tensors)):
-            tensors = None
+        tensors = None if any(map(cannot_be_loaded, tensors or ())) else tensors
         if step is None or tensors is None:
             step = self._step_for(batch, begin)
             begin = time.perf_counter_ns()  # a capture happens once; it is no cost of a step
@@ -152,6 +151,8 @@ class GraphRunner:
         step.load(tensors)
         self._body.overhead_ns = time.perf_counter_ns() - begin
         loss = step.replay()
+        if step.written:
+            step.give_back(tensors)
         self._num_replays += 1  # frames are read after 1, 2, 4, 8, ... of them
         if step.has_stamps and self._num_replays & (self._num_replays - 1) == 0:
             self._recorder.add_frames(step.frames())
@@ -159,9 +160,8 @@ class GraphRunner:
 
     def _warm_up(self, batch: Any, begin: int) -> Tensor:
         """One of the steps before the capture, and before the first all that must be known for it."""
-        before = None
+        before = known = None
         if self._num_eager == 0:
-            known = None
             if self._optimizer.is_inside:
                 known = cleared.cleared_before(self._body, batch, self._world)
             if known is None and not self._has_waited:
@@ -343,7 +343,7 @@ class GraphRunner:
         """Find what the code of the first captured step takes for granted.
 
         Raises:
-            CaptureError: its code cannot be read, so that changes of what that reads would go unnoticed.
+            CaptureError: its code changes the batch, or cannot be read, so that changes would go unnoticed.
         """
         try:
             self._reads = refused_unread(
@@ -354,6 +354,7 @@ class GraphRunner:
                 is_lifted=False,
                 has_idle_draws=bool(self._clearance.idle_draws),
             )
+            self._reads.check_batch_kept()
         except RidgelineError:
             self.close()
             raise

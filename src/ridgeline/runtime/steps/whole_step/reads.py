@@ -12,11 +12,13 @@ from ridgeline.errors import CaptureError
 from ridgeline.guards.guards import Guards
 from ridgeline.guards.host_draws import host_draws_read
 from ridgeline.guards.layouts import LayoutReads
+from ridgeline.guards.reading import Write
 from ridgeline.guards.spoken import spoken
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
 from ridgeline.tensors.batch import split
 
 _BUFFERS = re.compile(r"L\['model'\](\._modules\['\w+'\])*\._buffers$")
+_BATCH = "L['batch']"
 
 
 def loss_program(loss_fn: LossFunction, model: nn.Module, batch: Any) -> Tensor:
@@ -73,14 +75,15 @@ class StepReads(LayoutReads):
         Raises:
             CaptureError: names what it changes.
         """
-        written = [w for w in self.guards[0].writes if not _BUFFERS.match(w.what)]
-        if written:
-            listed = ", ".join(f"{spoken(w.what)} (a {w.kind})" for w in written)
-            raise CaptureError(
-                f"wanted a step that changes tensors only, got one that changes {listed}, which one program "
-                "would never do again; do it after each training step, or use execution='compiled' or "
-                "'eager'"
-            )
+        _refuse([w for w in self.guards[0].writes if not _BUFFERS.match(w.what)])
+
+    def check_batch_kept(self) -> None:
+        """Refuse a step that puts something into its batch, or takes something from it.
+
+        Raises:
+            CaptureError: names what it changes.
+        """
+        _refuse([w for w in self.guards[0].writes if w.what.startswith(_BATCH)])
 
     def serves(self, batch: Any) -> bool:
         """Whether the program computes the step of this batch, see `fit`."""
@@ -119,3 +122,12 @@ class StepReads(LayoutReads):
 
     def _brought(self, batch: Any) -> dict[str, Any]:
         return {"batch": split(batch, self._accumulate)[0][0] if self._accumulate > 1 else batch}
+
+
+def _refuse(written: Sequence[Write]) -> None:
+    if written:
+        listed = ", ".join(f"{spoken(w.what)} (a {w.kind})" for w in written)
+        raise CaptureError(
+            f"wanted a step that changes tensors only, got one that changes {listed}, which one program "
+            "would never do again; do it after each training step, or use execution='compiled' or 'eager'"
+        )

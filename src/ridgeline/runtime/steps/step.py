@@ -153,7 +153,7 @@ class PlannedStep(Closing):
         )
         check_supported(self.plan, self.world)
         check_training(optimizer, self.plan, clip_norm)
-        check_same_plan(self.plan, self.world)
+        check_same_plan(self.plan, self.world, clip_norm=clip_norm)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
         self.name = name

@@ -54,7 +54,9 @@ def test_collectives_that_are_pending_when_the_interpreter_ends_are_named() -> N
     )
 
 
-def test_a_thread_that_comes_back_from_a_callback_when_the_interpreter_ends_does_not_abort_it() -> None:
+def test_a_thread_that_comes_back_from_a_callback_when_the_interpreter_ends_does_not_abort_it() -> (
+    None
+):
     """Where it is kept from a core just then, say: the work was done, and so is the process, with status 0."""
     program = textwrap.dedent("""
         import threading

@@ -261,7 +261,7 @@ def test_who_waits_while_another_thread_closes_is_told_the_end(has_closer_inside
     else:
         closer = threading.Thread(target=batches.close)
         closer.start()
-        while not batches._is_closed:  # noqa: SLF001 - the closer is where it waits for the loader
+        while not batches._is_closed:
             pass
         is_let.set()
         closer.join()

@@ -1,8 +1,8 @@
 """Callbacks that threads of torch are on their way back from, for which the end of the interpreter waits.
 
-A collective of gloo ends in a thread of torch's, which calls Python and then gives the callback up. An interpreter
-that ends meanwhile ends that thread where it asks for Python next, inside of C++, and so the process with SIGABRT
-("terminate called without an active exception"), although all its work was done.
+A collective of gloo ends in a thread of torch's, which calls Python and then gives the callback up. An
+interpreter that ends meanwhile ends that thread where it asks for Python next, inside of C++, and so the
+process with SIGABRT ("terminate called without an active exception"), although all its work was done.
 """
 
 import atexit
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 LIMIT_S = 10.0
-"""So long the end of the interpreter waits: a thread takes microseconds, on a crowded host as long as it is kept
-from a core."""
+"""So long the end of the interpreter waits: a thread takes microseconds, on a crowded host as long as it is
+kept from a core."""
 _POLL_S = 0.001
 
 _returning: "weakref.WeakSet[Returning]" = weakref.WeakSet()

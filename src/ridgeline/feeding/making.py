@@ -30,7 +30,7 @@ def feed(
 
     Args:
         loader: Any iterable of nests of tensors, such as a DataLoader. Iterated in another thread:
-            random numbers that a data set draws there (none in worker processes) are drawn between the step's,
+            random numbers that a data set draws there (none in worker processes) come between the step's,
             in no fixed order; `depth=0` keeps that of a plain loop.
         device: Where the batches go; None takes the current GPU, or the CPU where there is none.
         depth: Batches prepared ahead; 0 does everything in the caller's thread.

@@ -36,7 +36,10 @@ class Returning:
     def __call__(self, future: Any) -> None:
         """Pass it on."""
         _returning.add(self)
-        self._call(future)
+        call = self._call
+        # The traceback of a lost peer holds this frame, and would seem to be on its way for ever.
+        del self
+        call(future)
 
 
 def _wait() -> None:

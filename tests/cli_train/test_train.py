@@ -270,6 +270,12 @@ def test_resume_without_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path
         f"ridgeline: wanted a run to resume, got no request.json in {tmp_path}; leave out --resume to start "
         "one there\n"
     )
+    (tmp_path / "notes.txt").touch()  # none is started where something lies
+    assert main(["train", "mlp", "--resume", "-o", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"ridgeline: wanted a run to resume, got no request.json in {tmp_path}; name the directory of a run "
+        "with -o, or start one in a new directory\n"
+    )
 
 
 def test_resume_without_a_checkpoint(

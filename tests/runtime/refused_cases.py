@@ -119,6 +119,14 @@ def other_plans(world: World) -> None:
     PlannedStep(model, loss_fn, optimizer, Plan(workers=2, accumulate=1 + world.rank, sync=sync))
 
 
+def other_clipping(world: World) -> None:
+    """The plan is the same, and one worker clips its gradients."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    clip_norm = 0.5 if world.rank else None
+    PlannedStep(model, loss_fn, optimizer, Plan(workers=2, accumulate=2), clip_norm=clip_norm)
+
+
 def train(
     model: nn.Module,
     world: World,
@@ -137,7 +145,11 @@ def train(
 def messages_of(world: World) -> dict[str, str]:
     """The message of each case."""
     messages = {}
-    for case in (other_plans, other_strides, unfrozen, twice, late, outside, replaced, interrupted):
+    cases = (
+        *(other_plans, other_clipping, other_strides, unfrozen, twice),
+        *(late, outside, replaced, interrupted),
+    )
+    for case in cases:
         torch.manual_seed(0)
         try:
             case(world)

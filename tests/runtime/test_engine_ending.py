@@ -52,3 +52,33 @@ def test_collectives_that_are_pending_when_the_interpreter_ends_are_named() -> N
         "got one with 1 unfinished tasks and collectives among them, which are dropped"
         in done.stderr
     )
+
+
+def test_a_thread_that_comes_back_from_a_callback_when_the_interpreter_ends_does_not_abort_it() -> (
+    None
+):
+    """Where it is kept from a core just then, say: the work was done, and so is the process, with status 0."""
+    program = textwrap.dedent("""
+        import threading
+        import torch
+        from ridgeline.engine import Engine
+        from ridgeline.engine.lanes.lanes import WorkLane
+
+        done, main = WorkLane._done, threading.main_thread()
+
+        def slowly(self, task, future):
+            done(self, task, future)
+            main.join()
+            sum(range(10**7))
+
+        WorkLane._done = slowly
+        engine = Engine(lanes={"communication": WorkLane})
+        sent, future = engine.variable(), torch.futures.Future()
+        engine.push(lambda: future, writes=(sent,), lane="communication")
+        threading.Thread(target=future.set_result, args=(None,), daemon=True).start()
+        engine.wait(sent)
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -231,3 +231,40 @@ def test_epochs_of_a_distributed_sampler(workers: int) -> None:
         if "spawn_main" in " ".join(child.cmdline())
     ]
     assert workers_left == []
+
+
+@pytest.mark.parametrize("has_closer_inside", [False, True])
+def test_who_waits_while_another_thread_closes_is_told_the_end(has_closer_inside: bool) -> None:
+    """Neither a batch that was given up, nor an error of the engine inside; also where the loader closes."""
+    is_asked, is_let = threading.Event(), threading.Event()
+
+    def loaded() -> Iterator[int]:
+        yield 0
+        is_asked.set()
+        is_let.wait()
+        if has_closer_inside:
+            batches.close()
+        yield 1
+        yield 2
+
+    batches = feed(loaded(), "cpu", 1)
+    got: list[object] = []
+
+    def use() -> None:
+        got.extend(batches)
+
+    user = threading.Thread(target=use)
+    user.start()
+    is_asked.wait()
+    if has_closer_inside:
+        is_let.set()
+    else:
+        closer = threading.Thread(target=batches.close)
+        closer.start()
+        while not batches._is_closed:
+            pass
+        is_let.set()
+        closer.join()
+    user.join()
+    batches.close()
+    assert got == [0]

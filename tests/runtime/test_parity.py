@@ -130,6 +130,10 @@ def test_what_cannot_be_synchronised_is_refused(listens: str, two_workers: dict[
             "sync.algorithm='ring' on rank 1 and 'all_reduce' on rank 0; sync.bucket_bytes=[64] on rank 1 and "
             "[4194304, 26214400] on rank 0; give every worker the same plan"
         ),
+        "other_clipping": (
+            "wanted the same plan and clip_norm on all 2 workers, got clip_norm=0.5 on rank 1 and None on "
+            "rank 0; give every worker the same plan and clip_norm"
+        ),
         "other_strides": (
             "wanted the same model on all 2 workers, got other parameters or buffers on rank 1 than on rank "
             "0 (here 2 tensors); build the same model on every worker"

@@ -102,3 +102,12 @@ def test_a_negative_depth_is_refused() -> None:
         PlanError, match=r"wanted a whole depth >= 0, got -1 in to_host\(\.\.\.\); 2 serves"
     ):
         to_host([], -1)
+
+
+def test_what_cannot_be_iterated_is_refused() -> None:
+    """By name, as `feed` refuses it."""
+    with pytest.raises(PlanError) as refused:
+        to_host(3)  # type: ignore[arg-type]
+    assert str(refused.value) == (
+        "wanted an iterable of results, got int in to_host(...); pass a generator or a list"
+    )

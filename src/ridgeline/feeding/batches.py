@@ -5,7 +5,9 @@ pinned memory and enqueues the transfer into a ring of device memory, on a strea
 consumer's stream waits for it on the device, and the ring waits, likewise, for the consumer's stream.
 """
 
+import contextlib
 import functools
+import threading
 import time
 import weakref
 from collections import deque
@@ -120,6 +122,8 @@ class FeedStream(Stream):
             self._source.load(slot)
         else:
             self._engine.wait(slot.variable)
+        if self._is_closed:  # by another thread, meanwhile: what was loaded has not been kept
+            raise StopIteration
         waited_s = time.perf_counter() - begin
         self._waited_s += waited_s
         TALLY.waited_ns += round(waited_s * 1e9)
@@ -174,10 +178,14 @@ class FeedStream(Stream):
     def close(self) -> None:
         """End the loading and its thread; batches that are held stay valid. Safe to call twice."""
         self._is_closed = self._is_over = True
-        if self._closing is not None:
-            self._closing()
-        self._ahead.clear()
-        self._lent.clear()
+        self._source.is_over = True  # so that a thread that waits for a batch waits for no other
+        # Who asks for a batch has it first, or is told the end; the loader itself must not wait for that.
+        is_loading = self._source.thread == threading.get_ident()
+        with contextlib.nullcontext() if is_loading else self._turn:
+            if self._closing is not None:
+                self._closing()
+            self._ahead.clear()
+            self._lent.clear()
 
     def _begin_again(self) -> None:
         """Make way for a new pass."""

@@ -37,8 +37,8 @@ def to_host(tensors: Iterable[Any], depth: int = 2) -> "ToHost":
         `close()` and `report()`. A result stays valid as long as it, or a view of it, is referenced.
 
     Raises:
-        PlanError: `depth` is no whole number or negative; in the iteration: results come from several
-            GPUs, or in memory whose copy is not over yet.
+        PlanError: `tensors` cannot be iterated; `depth` is no whole number or negative; in the iteration:
+            results come from several GPUs, or in memory whose copy is not over yet.
         Exception: in the iteration, whatever the iterable raises, unchanged, at its place.
 
     Cost: `depth + 2` results of pinned memory, and one more for each that is held: to keep many large
@@ -47,6 +47,11 @@ def to_host(tensors: Iterable[Any], depth: int = 2) -> "ToHost":
     if not isinstance(depth, int) or depth < 0:
         raise PlanError(
             f"wanted a whole depth >= 0, got {depth!r} in to_host(...); 2 serves most programs"
+        )
+    if not isinstance(tensors, Iterable) and not hasattr(tensors, "__getitem__"):
+        raise PlanError(
+            f"wanted an iterable of results, got {type(tensors).__name__} in to_host(...); pass a generator "
+            "or a list"
         )
     return ToHost(tensors, depth)
 

@@ -15,8 +15,14 @@ MAY_DIFFER = ("threads", "feed", "choices")
 MOST_NAMED = 3
 
 
-def check_same_plan(plan: Plan, world: World) -> None:
-    """Every worker must have the same plan, but for `MAY_DIFFER`.
+def check_same_plan(plan: Plan, world: World, *, clip_norm: float | None = None) -> None:
+    """Every worker must have the same plan, but for `MAY_DIFFER`, and clip to the same norm.
+
+    Args:
+        plan: Of this worker.
+        world: Of those that train together.
+        clip_norm: Total norm that gradients are clipped to; None leaves them. Another one on one worker would
+            make its updates others, and show as state that differs, whose cause is hard to see.
 
     Raises:
         PlanError: on all workers, naming what differs from the first one.
@@ -26,6 +32,7 @@ def check_same_plan(plan: Plan, world: World) -> None:
     mine = msgspec.to_builtins(plan)
     for name in MAY_DIFFER:
         mine.pop(name, None)
+    mine["clip_norm"] = clip_norm
     everyone = [
         msgspec.json.decode(told) for told in gather_bytes(msgspec.json.encode(mine), world)
     ]
@@ -40,9 +47,10 @@ def check_same_plan(plan: Plan, world: World) -> None:
         if differing:
             more = len(differing) - MOST_NAMED
             got = "; ".join(differing[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+            same = "plan and clip_norm" if "clip_norm" in differing[-1] else "plan"
             raise PlanError(
-                f"wanted the same plan on all {world.size} workers, got {got}; give every worker the "
-                "same plan"
+                f"wanted the same {same} on all {world.size} workers, got {got}; give every worker the "
+                f"same {same}"
             )
 
 

@@ -62,9 +62,13 @@ def of_run(task: str, given: Path | None) -> Path:
     """
     path = given or newest(task)
     if not (path / REQUEST).is_file():
-        raise CheckpointError(
-            f"wanted a run to resume, got no {REQUEST} in {path}; leave out --resume to start one there"
+        is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+        advice = (
+            "leave out --resume to start one there"
+            if is_free
+            else "name the directory of a run with -o, or start one in a new directory"
         )
+        raise CheckpointError(f"wanted a run to resume, got no {REQUEST} in {path}; {advice}")
     return path
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
 
+from ridgeline.engine.lanes.returning import Returning
 from ridgeline.engine.task import EngineTask, here
 from ridgeline.engine.variable import events_before, touches_streams
 from ridgeline.errors import EngineError
@@ -203,7 +204,7 @@ class WorkLane(InOrderLane):
             self._finish(task, EngineError(f"{wrong}; return work.get_future()"))
             return
         if not future.done():
-            future.add_done_callback(partial(self._done, task))
+            future.add_done_callback(Returning(partial(self._done, task)))
         # One that is done by now may call back here and now, where torch would drop an interrupt.
         if future.done():
             self._done(task, future)

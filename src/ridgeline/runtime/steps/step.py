@@ -154,7 +154,7 @@ class PlannedStep(Closing):
         check_supported(self.plan, self.world)
         check_training(optimizer, self.plan, clip_norm)
         # The first exchange: with other plans workers would meet in other collectives and hang.
-        check_same_plan(self.plan, self.world)
+        check_same_plan(self.plan, self.world, clip_norm=clip_norm)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
         self.name = name

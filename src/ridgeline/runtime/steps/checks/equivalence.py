@@ -19,6 +19,7 @@ from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.reach.side_effects import refuse_streams, refusing_writes
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.allowed_gaps import Gap, agreement_text, few, refusal_text
+from ridgeline.runtime.steps.checks.fitting_inputs import judged
 from ridgeline.runtime.steps.checks.gradient_gaps import EXACT, ROUNDED, settled
 from ridgeline.runtime.steps.checks.kept_runs import KeptRuns
 from ridgeline.runtime.steps.checks.perturbed_runs import (
@@ -124,9 +125,7 @@ def check_replay(
             if is_first:  # else one run sets it up, which looks like chance
                 runs.eager(shifts[0])
             for shift in shifts:
-                runs.kept.forget()
-                perturb_inputs(inputs, originals, shift)
-                gaps += trial.gaps(shift)
+                gaps += judged(trial.gaps, inputs, originals, shift, world, notes)
     finally:
         perturb_inputs(inputs, originals, 0)
         start.restore()
@@ -148,6 +147,7 @@ class _Trial(NamedTuple):
         Raises:
             EquivalenceError: the step as written leaves what is no number, on any worker.
         """
+        self.runs.kept.forget()
         before = self.runs.begun(shift)
         eager = self.runs.eager(shift)
         if self._largest(0.0 if eager.is_finite() else 1.0):

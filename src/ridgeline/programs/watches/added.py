@@ -22,6 +22,7 @@ from torch._dynamo import polyfills
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
+from ridgeline.programs.watches.caches import leaves_caches_alone
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 
@@ -62,6 +63,7 @@ def with_guards(compile_piece: Backend) -> Backend:
             guards.update({Guard(source, _require_environment) for source in sources[:1]})
         return compile_piece(graph, inputs)
 
+    leaves_caches_alone(backend)
     return backend
 
 

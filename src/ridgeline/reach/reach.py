@@ -198,6 +198,8 @@ class Reach:
                 self._add_module(found, names)
             else:
                 self._add_cell(function.__globals__, name, found)
+        for name in names & sys.modules.keys():  # it may import them itself
+            self._add_module(sys.modules[name], names)
 
     def _add_module(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """Of a user's module what the code names."""

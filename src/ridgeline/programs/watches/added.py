@@ -3,7 +3,8 @@
 To it -0.0 equals 0.0, and a tuple cannot change, whatever lists, dictionaries and sets are in it. Nor does
 it compare what is missing: a key that a method looks for and does not find (so in `os.environ`), or an
 attribute in `vars(x)`, or one whose `AttributeError` code catches. And it takes for granted which hooks of
-all modules there are, and settings that choose kernels; torch 2.11 also which methods an object holds itself.
+all modules there are, which module an `import` gives, and settings that choose kernels; torch 2.11 also
+which methods an object holds itself.
 """
 
 import builtins
@@ -24,6 +25,7 @@ from torch._guards import Guard, TracingContext
 
 from ridgeline.programs.watches.caches import leaves_caches_alone
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
+from ridgeline.programs.watches.imports import Import, are_current, follow_imports, imports_of
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 
 Backend = Callable[..., Callable[..., Any]]
@@ -50,7 +52,8 @@ def with_guards(compile_piece: Backend) -> Backend:
     @functools.wraps(compile_piece)
     def backend(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         # The compiler builds its guards when its backend is done.
-        guards = InstructionTranslator.current_tx().output.guards
+        output = InstructionTranslator.current_tx().output
+        guards = output.guards
         code = tuple(TracingContext.get().traced_code)
         named = {guard.name: guard.originating_source for guard in guards if guard.name}
         kinds, sources = [*_required(code)], [*named.values()]
@@ -59,11 +62,15 @@ def with_guards(compile_piece: Backend) -> Backend:
         if settings := settings_of(operators_of(graph)):
             require = functools.partial(_require_settings, settings)
             guards.update({Guard(source, require) for source in sources[:1]})
+        if imports := imports_of(code, output.import_sources, output.global_scope):
+            current = functools.partial(_require_imports, imports)
+            guards.update({Guard(source, current) for source in sources[:1]})
         if _has_names(code, _ENVIRONMENT):
             guards.update({Guard(source, _require_environment) for source in sources[:1]})
         return compile_piece(graph, inputs)
 
     leaves_caches_alone(backend)
+    follow_imports()
     return backend
 
 
@@ -163,6 +170,17 @@ def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
         return True
 
     what = "a setting that chooses kernels changed"
+    builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
+
+
+def _require_imports(imports: tuple[Import, ...], builder: Any, _: Guard) -> None:
+    """A `Guard` on which modules names mean that code imports, whatever it is about."""
+
+    def is_same(_: Any) -> bool:
+        return are_current(imports)
+
+    names = ", ".join(one.name for one in imports)
+    what = f"a module was replaced that is imported ({names})"
     builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
 
 

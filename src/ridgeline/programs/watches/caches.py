@@ -21,7 +21,23 @@ from ridgeline.reach.owners import is_users
 
 _MARK = "_ridgeline_leaves_caches_alone"
 _PURE = frozenset(
-    "abs all any bool complex divmod enumerate float int len max min pow range reversed round str sum tuple zip".split()
+    (
+        *(
+            "abs",
+            "all",
+            "any",
+            "bool",
+            "complex",
+            "divmod",
+            "enumerate",
+            "float",
+            "int",
+            "len",
+            "max",
+            "min",
+        ),
+        *("pow", "range", "reversed", "round", "str", "sum", "tuple", "zip"),
+    )
 )
 """Functions of Python that give the same for the same, and nothing that can be changed."""
 _INNER = ("compiler_fn", "__wrapped__")

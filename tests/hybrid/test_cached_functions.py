@@ -186,7 +186,6 @@ def test_a_cache_that_changes_no_result_is_read() -> None:
         (_root, True),
         (_scale, False),
         (_table, False),
-        (_listed, False),
         (_held, False),
         (len, False),
     ],

@@ -212,6 +212,7 @@ class Reach:
         if not is_users_class(kind):
             return
         self.classes.append(kind)
+        self._open.append(type(kind))
         for name, value in [*vars(kind).items()]:
             if not (name.startswith("__") and isinstance(value, (*_ATOMS, dict, list, tuple))):
                 function = value.fget if isinstance(value, property) else value

@@ -31,6 +31,7 @@ from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.steps.body import requirements
 from ridgeline.runtime.steps.step import CLOSED, PlannedStep, move
 from ridgeline.simulator.step import simulate
+from ridgeline.tensors.batch import rebuilt
 from ridgeline.timeline import Timeline
 from ridgeline.tracing.capture import trace
 from ridgeline.verdict import Verdict, verify
@@ -172,7 +173,7 @@ class TrainStep(Closing):
         if self._step is None:
             self.prepare(batch)
         if self._example is _NONE_YET:
-            self._example = batch
+            self._example = rebuilt(batch)
         if self._revisions is not None:
             self._revise(self._revisions, batch)
         try:
@@ -194,7 +195,7 @@ class TrainStep(Closing):
         if self._is_closed:
             raise PlanError(CLOSED)
         self.world.check_open()
-        self._example = batch
+        self._example = rebuilt(batch)
         if self._step is None:
             with attendance.phase("the choice of a plan", self.world):
                 # Parameters and buffers will be rank 0's; the optimizer's state is not sent.
@@ -337,7 +338,7 @@ class TrainStep(Closing):
             self.model,
             self.loss_fn,
             self.optimizer,
-            self._example,
+            rebuilt(self._example),
             name=self.name,
             precisions=tuple(dict.fromkeys((*allowed, *own))),
             memory_formats=("channels_last",),
@@ -395,6 +396,5 @@ class TrainStep(Closing):
             forms=self._forms,
             clip_norm=self._clip_norm,
         )
-        self.ranking = choice.rank(self._example)
-        self.machine = choice.machine
+        self.ranking, self.machine = choice.rank(self._example), choice.machine
         return choice

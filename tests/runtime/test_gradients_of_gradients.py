@@ -1,31 +1,183 @@
-"""A penalty on gradients, as critics have: a captured model has none of its gradients, and says so."""
+"""Penalties on gradients, as critics have: forms without gradients of gradients are refused by name."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import functional as of_autograd
 
+from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.errors import CaptureError
-from ridgeline.plan import Plan
+from ridgeline.execution import MODES
+from ridgeline.plan import Execution, Plan
+from ridgeline.reach.second_gradients import second_gradients
 from ridgeline.session import TrainStep
+
+WITHOUT: tuple[Execution, ...] = (
+    "compiled", "regional", "compiled+graph", "regional+graph", "model-graph", "compiled+model-graph",
+)  # fmt: skip
+
+
+class Block(nn.Module):
+    """Occurs twice, so that there are regions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x))
+
+
+def critic() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block(), nn.Linear(3, 1))
+
+
+def slopes(model: nn.Module, batch: Tensor) -> Tensor:
+    points = batch.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(model(points).sum(), points, create_graph=True)
+    return slope.norm(dim=1)
 
 
 def penalty(model: nn.Module, batch: Tensor) -> Tensor:
     """What keeps the slope of a critic near one."""
-    points = batch.clone().requires_grad_(True)
-    (slope,) = torch.autograd.grad(model(points).sum(), points, create_graph=True)
-    return (slope.norm(dim=1) - 1).square().mean() + model(batch).mean()
+    return (slopes(model, batch) - 1).square().mean() + model(batch).mean()
+
+
+class Lazily:
+    """A penalty in each third step only."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: nn.Module, batch: Tensor) -> Tensor:
+        self.calls += 1
+        return model(batch).mean() if self.calls % 3 else self.regularized(model, batch)
+
+    def regularized(self, model: nn.Module, batch: Tensor) -> Tensor:
+        return slopes(model, batch).square().mean() + model(batch).mean()
+
+
+@pytest.mark.parametrize("execution", WITHOUT)
+@pytest.mark.parametrize("make", [lambda: penalty, Lazily], ids=["always", "lazily"])
+def test_forms_without_them_are_refused_before_a_step(
+    execution: Execution, make: Callable[[], Any]
+) -> None:
+    """A lazy penalty failed in the middle of training, by an error of torch, after parts of the step."""
+    model, loss_fn = critic(), make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with emulated_graphs(), interpreted(), pytest.raises(CaptureError) as raised:
+        TrainStep(model, loss_fn, optimizer, Plan(execution=execution), device="cpu").__call__(
+            torch.ones(5, 3)
+        )
+    assert str(raised.value) == (
+        f"wanted a step without gradients of gradients for execution={execution!r}, got create_graph=True or "
+        "torch.autograd.functional in slopes (test_gradients_of_gradients.py:40); use "
+        "execution='step-graph', 'graph' or 'eager'"
+    )
+    assert getattr(loss_fn, "calls", 0) == 0
+
+
+@pytest.mark.parametrize("execution", [name for name in MODES if name not in (*WITHOUT, "script")])
+def test_the_other_forms_have_them(execution: Execution) -> None:
+    """As exactly as the eager step."""
+    ends = []
+    for name in ("eager", execution):
+        model = critic()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with (
+            emulated_graphs(),
+            interpreted(),
+            TrainStep(model, penalty, optimizer, Plan(execution=name), device="cpu") as step,
+        ):
+            losses = [step(torch.ones(5, 3) * index) for index in range(1, 5)]
+        ends.append([*losses, *model.parameters()])
+    for mine, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_a_captured_model_is_not_differentiated_twice() -> None:
-    """Autograd would take what was replayed for constants, and leave a part of the gradients out."""
+    """Where the code did not show it: autograd would take what was replayed for constants."""
+    key = "_".join(("create", "graph"))
+
+    def hidden(model: nn.Module, batch: Tensor) -> Tensor:
+        points = batch.clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(model(points).sum(), points, **{key: True})
+        return (slope.norm(dim=1) - 1).square().mean() + model(batch).mean()
+
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with (
         emulated_graphs(),
-        TrainStep(model, penalty, optimizer, Plan(execution="model-graph"), device="cpu") as step,
+        TrainStep(model, hidden, optimizer, Plan(execution="model-graph"), device="cpu") as step,
         pytest.raises(
             CaptureError, match="create_graph=True, and the graph that is replayed has none"
         ),
     ):
         [step(torch.ones(5, 3)) for _ in range(6)]
+
+
+class Field(nn.Module):
+    """A potential whose forces are its slopes, as in models of molecules."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forces(x)
+
+    def forces(self, x: Tensor) -> Tensor:
+        return torch.autograd.grad(x.sum(), x, create_graph=self.training)[0]
+
+
+class Unused(nn.Module):
+    """Has a method that no step calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def forces(self, x: Tensor) -> Tensor:
+        return torch.autograd.grad(x.sum(), x, create_graph=True)[0]
+
+
+def plain(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).mean()
+
+
+def backwards(model: nn.Module, batch: Tensor) -> Tensor:
+    model(batch).mean().backward(create_graph=True)
+    return model(batch).mean()
+
+
+def given_later(model: nn.Module, batch: Tensor) -> Tensor:
+    settings = {"create_graph": True}
+    return torch.autograd.grad(model(batch).mean(), batch, **settings)[0].mean()
+
+
+def products(model: nn.Module, batch: Tensor) -> Tensor:
+    return of_autograd.vhp(lambda x: model(x).sum(), batch, batch)[1].mean()
+
+
+def written_out(model: nn.Module, batch: Tensor) -> Tensor:
+    return torch.autograd.functional.vhp(lambda x: model(x).sum(), batch, batch)[1].mean()
+
+
+def once(model: nn.Module, batch: Tensor) -> Tensor:
+    (slope,) = torch.autograd.grad(
+        model(batch).mean(), batch, create_graph=False, retain_graph=True
+    )
+    return model(batch).mean() + slope.mean()
+
+
+@pytest.mark.parametrize("loss_fn", [backwards, given_later, products, written_out])
+def test_each_way_to_ask_for_them_is_found(loss_fn: Callable[..., Tensor]) -> None:
+    assert second_gradients(critic(), loss_fn).startswith(f"{loss_fn.__name__} (")
+    assert second_gradients(critic(), lambda model, batch: loss_fn(model, batch))
+
+
+def test_methods_count_where_they_are_called() -> None:
+    assert second_gradients(Field(), plain).startswith("forces (")
+    assert second_gradients(nn.Sequential(Field()), plain).startswith("forces (")
+    assert not second_gradients(Unused(), plain)
+    assert not second_gradients(critic(), once)

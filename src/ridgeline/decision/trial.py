@@ -37,6 +37,7 @@ from ridgeline.planner.trials.trial_steps import (
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.reach.undo import undone
 from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.tensors.batch import rebuilt
 from ridgeline.timeline import Timeline
 from ridgeline.workers.agree import gather_bytes, share_text
 from ridgeline.workers.world import World
@@ -181,7 +182,8 @@ def _run(
         What an exchange was measured in parts with; None where all steps exchange, or whole periods ran.
     """
     is_limited = math.isfinite(left())
-    batches = itertools.cycle(examples)
+    # A loss may take entries out of its batch: each step has containers of its own, as from a loader.
+    batches = map(rebuilt, itertools.cycle(examples))
     # Compilers make a program for the second shape that serves the others; each is met twice.
     least = first_steps(step.plan) + 2 * (len(examples) - 1)
     is_held = exchange_steps(step.plan.sync) > 0

@@ -303,3 +303,27 @@ def many_variants() -> Iterator[None]:
         _limits.recompile_limit = limit
         for name in trusted:
             setattr(_limits, name, True)
+
+
+@contextlib.contextmanager
+def failing_parts_as_written() -> Iterator[None]:
+    """Inside, a part of a program that torch's compiler fails on runs as it was written.
+
+    Parts before it have run by then (those before a graph break, other blocks), so that an error would leave a
+    step half done, which nobody can take again. Backward passes are compiled with their forward passes.
+
+    Cost: 5 us.
+    """
+    suppresses, lowers = _limits.suppress_errors, autograd_config.force_non_lazy_backward_lowering
+    _limits.suppress_errors = autograd_config.force_non_lazy_backward_lowering = True
+    try:
+        yield
+    finally:
+        _limits.suppress_errors = suppresses
+        autograd_config.force_non_lazy_backward_lowering = lowers
+
+
+def num_failed() -> int:
+    """Functions and parts of them in this process that torch's compiler left as they were written."""
+    frames = torch._dynamo.utils.counters["frames"]  # noqa: SLF001 - its only tally
+    return frames["total"] - frames["ok"]

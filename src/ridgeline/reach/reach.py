@@ -160,6 +160,8 @@ class Reach:
         own = getattr(tensor, "__dict__", None)
         if own:
             self._open.append(own)
+        if tensor.is_leaf and tensor.requires_grad:
+            self._open += _hooks(tensor)
 
     def _add_hooks(self, leaf: Tensor) -> None:
         """What backward passes call with the gradient of a tensor."""
@@ -243,6 +245,19 @@ class Reach:
             self._named.add((id(owner), name))
             self.cells.append(Cell(owner, name, label or name))
             self._open.append(value)
+
+
+def _hooks(leaf: Tensor) -> list[Any]:
+    """What its gradient is given to; what the user's part of torch's own hooks is lies in their closures."""
+    found: list[Any] = []
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        for hook in (getattr(leaf, name, None) or {}).values():
+            found.append(hook)
+            # `register_multi_grad_hook` registers functions of torch around the user's.
+            if (getattr(hook, "__module__", None) or "").startswith("torch."):
+                cells = getattr(hook, "__closure__", None) or ()
+                found += [cell.cell_contents for cell in cells if callable(cell.cell_contents)]
+    return found
 
 
 def methods_of(kind: type) -> list[tuple[str, types.CodeType]]:

@@ -150,6 +150,8 @@ class Undo:
         for array, saved in self._arrays:
             if array.flags.writeable:
                 numpy.copyto(array, saved)
+        # Where the caller is inside of autocast, it keeps casts of what the weights were meanwhile.
+        torch.clear_autocast_cache()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import msgspec
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
@@ -49,6 +50,7 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
     try:
         with older_objects_set_aside():
             attempt = _attempt(step, name, mode, may_fail=may_fail)
+            torch.clear_autocast_cache()  # where the caller is inside of autocast, it lasts until the end of that
             is_kept = bool(left_fakes(mode))
     finally:
         before.restore()

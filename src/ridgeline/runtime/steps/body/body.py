@@ -26,6 +26,7 @@ from ridgeline.reach.loss import scalar_loss
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.ownership import clip_gradients
+from ridgeline.runtime.steps.body.differentiable import check_differentiable
 from ridgeline.runtime.steps.body.requirements import check_gradients
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.tensors.batch import split, to_device
@@ -57,7 +58,8 @@ class StepBody:
         overhead_ns: Host time of the last step that a plain loop would not have spent.
 
     Raises:
-        CaptureError: the plan compiles by region and the model repeats no block.
+        CaptureError: the plan compiles by region and the model repeats no block, or its form has no gradients
+            of gradients and the code asks for some.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class StepBody:
         self._plain = Form(loss_fn)
         self._notes = [] if notes is None else notes
         mode = MODES[plan.execution]
+        check_differentiable(model, loss_fn, plan)
         is_replayed = mode.is_replayed_on(device.type)
         is_cut = synchronizer is not None and is_compiled_in_parts(plan, device.type)
         self._checks_values = mode.checks_values_on(device.type)

@@ -105,6 +105,7 @@ class Start:
         self._optimizer.restore()
         self._snapshot.restore()
         self._at_end.close()
+        torch.clear_autocast_cache()  # of the weights of the last run
 
     def written(self) -> dict[str, Written]:
         """What a step wrote besides what it trains: buffers, other networks, tensors in the loss's reach."""

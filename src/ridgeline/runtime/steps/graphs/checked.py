@@ -16,19 +16,22 @@ from ridgeline.lint.child_trial import try_step_in_child
 from ridgeline.lint.child_worker import is_trial
 from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.optimizers.step_hooks import without_step_hooks
+from ridgeline.programs.compiling import failing_parts_as_written, num_failed
 from ridgeline.reach.reach import Reach
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.equivalence import check_replay
-from ridgeline.runtime.steps.checks.failed_attempts import compiler_refusal, is_of_compiler
 from ridgeline.tensors.batch import leaves, rebuilt
 from ridgeline.tensors.copies import own_copy
 from ridgeline.tensors.tensor_types import TensorTypes
 from ridgeline.workers.world import World
 
 OF_OTHER_CLASSES = "steps on batches with subclasses of Tensor ran as they were written"
-ANEW = "the step again for what has changed since its check"
+AS_WRITTEN = (
+    "torch's compiler left a part of the step as it was written when it compiled anew for what had changed "
+    "since the check; if it failed there, its log says how"
+)
 
 
 class CheckedRunner:
@@ -63,7 +66,6 @@ class CheckedRunner:
 
         Raises:
             EquivalenceError: the compiled step differs from the eager one.
-            CaptureError: the compiler fails where the step is compiled again; nothing of it has run.
         """
         replays_model = MODES[self._body.plan.execution].replays_model
         why = watched() if replays_model else _watches_compiled(batch)
@@ -90,12 +92,13 @@ class CheckedRunner:
         return self._types is not None and self._types.hold()
 
     def _run(self, batch: Any) -> Tensor:
-        try:
-            return self._body(batch, self._recorder)
-        except Exception as error:
-            if not is_of_compiler(error):
-                raise
-            raise compiler_refusal(self._body, ANEW, error) from error
+        """The step; what the compiler cannot compile again runs as it was written, since others ran before."""
+        num_before = num_failed()
+        with failing_parts_as_written():
+            loss = self._body(batch, self._recorder)
+        if num_failed() != num_before and AS_WRITTEN not in self._notes:
+            self._notes.append(AS_WRITTEN)
+        return loss
 
     def _run_as_written(self, batch: Any, why: str) -> Tensor:
         self._recorder.count("eager_steps")

@@ -1,0 +1,132 @@
+"""Where a step's code has gradients computed that are differentiated again, as penalties on gradients are.
+
+A step may do so every k-th time only (the lazy penalty of StyleGAN2), so no trial of some steps shows it: the
+code says. It is followed by name, from the loss function and `forward` of the modules through what they call.
+"""
+
+import dis
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from ridgeline.reach.reach import Reach, methods_of, names_in
+
+_KEYWORD = "create_graph"
+_FUNCTIONAL = "torch.autograd.functional"
+"""Its functions compute most of their results by a backward pass through another."""
+_ROOTS = frozenset({"forward", "__call__"})
+
+
+def second_gradients(model: nn.Module, loss_fn: Any) -> str:
+    """The place that asks for gradients of gradients, `penalty (loss.py:12)`; empty if none does.
+
+    What passes `create_graph=False` asks for none. A positional argument of `torch.autograd.grad` is not
+    seen, nor code that only runs by a name made at run time.
+
+    Args:
+        model: Its modules' classes are looked into, those of torch left out.
+        loss_fn: The loss of a step.
+
+    Cost: Walks what they can reach, see `Reach`: milliseconds, more for models of thousands of modules.
+    """
+    reach = Reach(model, loss_fn)
+    methods = _methods(reach)
+    functions = [function for function in reach.functions if not _is_torchs(function.__module__)]
+    codes = [(function.__code__, function.__globals__) for function in functions]
+    open_names, known = set(_ROOTS), set[str]()
+    seen: set[types.CodeType] = set()
+    while codes or open_names:
+        if not codes:
+            name = open_names.pop()
+            known.add(name)
+            codes += methods.get(name, [])
+            continue
+        code, names = codes.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        place = _asks(code, names)
+        if place:
+            return place
+        open_names |= names_in(code) - known
+        codes += _called(code, names)
+    return ""
+
+
+def _methods(reach: Reach) -> dict[str, list[tuple[types.CodeType, dict[str, Any]]]]:
+    """Code of the classes that a step can reach, by the name of the method; libraries' modules included."""
+    found: dict[str, list[tuple[types.CodeType, dict[str, Any]]]] = {}
+    kinds = {kind for module in reach.modules for kind in type(module).__mro__}
+    for kind in {*kinds, *reach.classes}:
+        if _is_torchs(kind.__module__) or kind is object:
+            continue
+        for name, code in methods_of(kind):
+            names = getattr(_function(vars(kind)[name]), "__globals__", {})
+            found.setdefault(name, []).append((code, names))
+    return found
+
+
+def _function(value: Any) -> Any:
+    value = value.fget if isinstance(value, property) else value
+    return getattr(value, "__func__", value)
+
+
+def _is_torchs(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == "torch"
+
+
+def _called(
+    code: types.CodeType, names: dict[str, Any]
+) -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
+    """Functions that the globals of code name, also as parts of a module."""
+    used = names_in(code)
+    for name in used & names.keys():
+        value = names[name]
+        parts = [value]
+        if isinstance(value, types.ModuleType) and not _is_torchs(value.__name__):
+            parts = [vars(value)[part] for part in used & vars(value).keys()]
+        for part in parts:
+            if isinstance(part, types.FunctionType) and not _is_torchs(part.__module__):
+                yield part.__code__, part.__globals__
+
+
+def _asks(code: types.CodeType, names: dict[str, Any]) -> str:
+    """Where code, or a function written inside of it, asks for them."""
+    if _passes_keyword(code) or _names_functional(code, names):
+        return f"{code.co_name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
+    inner = (_asks(part, names) for part in code.co_consts if isinstance(part, types.CodeType))
+    return next(filter(None, inner), "")
+
+
+def _passes_keyword(code: types.CodeType) -> bool:
+    """Whether a call passes the keyword, as anything but `False`, or a dictionary has it as a key."""
+    if _KEYWORD in code.co_consts:
+        return True
+    before: list[dis.Instruction] = []
+    for step in dis.get_instructions(code):
+        # Python 3.11 does not resolve the names of a call.
+        keywords = code.co_consts[step.arg or 0] if step.opname == "KW_NAMES" else step.argval
+        if isinstance(keywords, tuple) and _KEYWORD in keywords:
+            value = before[keywords.index(_KEYWORD) - len(keywords)]
+            values = before[keywords.index(_KEYWORD) - len(keywords) :]
+            # Other values than constants and variables take several instructions: then it is not known.
+            is_simple = all(each.opname.startswith(("LOAD_CONST", "LOAD_FAST")) for each in values)
+            if not (is_simple and value.opname == "LOAD_CONST" and value.argval is False):
+                return True
+        before.append(step)
+    return False
+
+
+def _names_functional(code: types.CodeType, names: dict[str, Any]) -> bool:
+    """Whether it names a function of `torch.autograd.functional`."""
+    used = names_in(code)
+    if {"autograd", "functional"} <= used and "torch" in used:
+        return True
+    found = (names[name] for name in used & names.keys())
+    return any(
+        getattr(value, "__name__", "") == _FUNCTIONAL
+        or (isinstance(value, types.FunctionType) and value.__module__ == _FUNCTIONAL)
+        for value in found
+    )

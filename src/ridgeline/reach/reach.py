@@ -155,24 +155,11 @@ class Reach:
         self.tensors.append(tensor)
         if tensor.is_leaf and tensor.grad is not None:
             self._open.append(tensor.grad)
-        if tensor.is_leaf and tensor.requires_grad:
-            self._add_hooks(tensor)
         own = getattr(tensor, "__dict__", None)
         if own:
             self._open.append(own)
         if tensor.is_leaf and tensor.requires_grad:
             self._open += _hooks(tensor)
-
-    def _add_hooks(self, leaf: Tensor) -> None:
-        """What backward passes call with the gradient of a tensor."""
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            for hook in (getattr(leaf, name, None) or {}).values():
-                self._open.append(hook)
-                code = getattr(hook, "__code__", None)
-                if code is not None and code.co_filename == _HOOKS_OF_MANY:
-                    cells = getattr(hook, "__closure__", None) or ()
-                    held = [getattr(cell, "cell_contents", None) for cell in cells]
-                    self._open += filter(callable, held)
 
     def _add_object(self, value: Any) -> None:
         """Attributes of an object, and of its class where that is the user's."""
@@ -253,10 +240,12 @@ def _hooks(leaf: Tensor) -> list[Any]:
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         for hook in (getattr(leaf, name, None) or {}).values():
             found.append(hook)
-            # `register_multi_grad_hook` registers functions of torch around the user's.
-            if (getattr(hook, "__module__", None) or "").startswith("torch."):
+            # `register_multi_grad_hook` registers functions of torch around the user's, under its name.
+            code = getattr(hook, "__code__", None)
+            if code is not None and code.co_filename == _HOOKS_OF_MANY:
+                # An empty cell has no contents at all.
                 cells = getattr(hook, "__closure__", None) or ()
-                found += [cell.cell_contents for cell in cells if callable(cell.cell_contents)]
+                found += filter(callable, [getattr(cell, "cell_contents", None) for cell in cells])
     return found
 
 

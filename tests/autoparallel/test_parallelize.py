@@ -264,6 +264,31 @@ def test_an_input_that_is_written_state_is_not_traced() -> None:
         assert parallel.report.counters == {"other_shapes": 1}
 
 
+class Counted(torch.autograd.Function):
+    """Counts its calls, which the compiler does not read."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Twice the input."""
+        Counted.count += 1
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Twice the gradient."""
+        return grads[0] * 2
+
+
+def test_a_refused_function_has_changed_nothing() -> None:
+    """What the trace counted is undone."""
+    Counted.count = 0
+    with pytest.raises(CaptureError):
+        parallelize(lambda x: Counted.apply(x) * len(type(x).__name__), torch.ones(3))
+    assert Counted.count == 0
+
+
 def test_wrong_use_is_refused(inputs: tuple[Tensor, Tensor]) -> None:
     """Unknown modes, lanes below one, foreign devices and calls after close() are named."""
 

@@ -27,6 +27,7 @@ def clean() -> Iterator[None]:
     from torch._inductor import config
 
     os.environ.pop(VARIABLE, None)
+    Meta.factor = 1.0
     torch._dynamo.reset()  # it keeps what it compiled by code, which all cases share
     with config.patch(compile_threads=1):
         yield
@@ -68,6 +69,16 @@ def _tripled(_: Any, x: Tensor) -> Tensor:
 
 def _scaled(box: Any, x: Tensor) -> Tensor:
     return x * box.by
+
+
+class Meta(type):
+    """What a class finds in it is no variable of its own."""
+
+    factor = 1.0
+
+
+class Made(metaclass=Meta):
+    """Finds it there."""
 
 
 class Held:
@@ -182,6 +193,10 @@ CASES: dict[str, tuple[Callable[[Held, Tensor], Tensor], Change]] = {
             h.module, "other", types.MethodType(_scaled, types.SimpleNamespace(by=3.0))
         ),
     ),
+    "variable of a metaclass": (
+        lambda h, x: x * Made.factor,
+        lambda h: setattr(Meta, "factor", 2.0),
+    ),
     "buffer of a module": (
         lambda h, x: x * _late_or_one(h.module),
         lambda h: h.module.register_buffer("late", torch.tensor(2.0)),
@@ -251,7 +266,14 @@ class Net(nn.Module):
 
 
 ends = pytest.mark.parametrize(
-    "name", ["sign of a zero", "list in a tuple", "environment, get", "error caught"]
+    "name",
+    [
+        "sign of a zero",
+        "list in a tuple",
+        "environment, get",
+        "error caught",
+        "variable of a metaclass",
+    ],
 )
 asks = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.autoparallel.parallelize import parallelize
-from ridgeline.callables.calls.dispatch import TWICE
+from ridgeline.callables.calls.dispatch import OWN
 from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import CaptureError, SideEffectError
 from ridgeline.plan import Execution, Plan
@@ -147,12 +147,35 @@ class Comparing(nn.Module):
         return y - 7.0 if z is self.weight else y
 
 
+class Attending(nn.Module):
+    """Attention of several heads to any two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self.attention(query, key, value, need_weights=False)[0]
+
+
 @pytest.mark.parametrize("mode", ["compiled", "script", "graph"])
 def test_code_may_ask_whether_two_arguments_are_one(mode: Execution) -> None:
-    """Calls with one tensor in two places run as written, and say so."""
+    """One tensor at two places is a program of its own; a weight that is given runs as written, and is noted."""
     model, x, z = Comparing(), x_of(0), x_of(1)
     with hybridize(model, (x, z), mode=mode) as fast, torch.no_grad():
         for given in ((x, z), (x, x), (x, model.weight), (x, z.clone())):
             torch.testing.assert_close(fast(*given), model(*given))
-        assert fast.report.counters["eager_calls"] == 2
-        assert TWICE in fast.report.notes
+        assert fast.report.counters == {"eager_calls": 1, "shapes": 2, "rebuilds": 0}
+        assert OWN in fast.report.notes
+
+
+@pytest.mark.parametrize("mode", ["compiled", "script", "packaged"])
+def test_attention_to_itself_is_captured(mode: Execution) -> None:
+    """However often it is called, by shapes and by which arguments are one."""
+    model = Attending().eval()
+    with hybridize(model, (x_of(0),) * 3, mode=mode, max_shapes=4) as fast, torch.no_grad():
+        for index in range(40):
+            x, z = (torch.randn(3 + index % 2, 4) for _ in range(2))
+            for given in ((x, x, x), (x, z, z)):
+                torch.testing.assert_close(fast(*given), model(*given), rtol=1e-4, atol=1e-5)
+        assert fast.report.counters == {"eager_calls": 0, "shapes": 4, "rebuilds": 0}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from replayed_models import Net, batch_of, loss_fn, make, run
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ridgeline.errors import ObstacleError
 from ridgeline.lint.lint import check_capturable
@@ -157,3 +158,24 @@ def test_a_loss_may_count_for_itself() -> None:
         run(form, model, batch_of(0))
         assert loss.count == number
     assert (stand_in.num_captures, stand_in.num_replays) == (1, 2)
+
+
+def test_reentrant_checkpoints_are_refused_and_others_are_not() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self, is_reentrant: bool) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 4)
+            self.is_reentrant = is_reentrant
+
+        def forward(self, x: Tensor) -> Tensor:
+            inner = checkpoint(self.last, self.first(x), use_reentrant=self.is_reentrant)
+            return self.last(inner)
+
+    with pytest.raises(ObstacleError) as caught:
+        lint_of(Checkpointed(True), batch_of(0)[0])
+    assert str(caught.value) == (
+        "wanted activation checkpoints that a graph of Checkpointed can hold, got torch.utils.checkpoint with "
+        "use_reentrant=True, which takes a backward pass of its own; give it use_reentrant=False, or use "
+        "another execution mode"
+    )
+    assert lint_of(Checkpointed(False), batch_of(0)[0]).findings == ()

@@ -22,6 +22,7 @@ from ridgeline.errors import PlanError
 from ridgeline.guards.guards import Guards
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.machine import Machine
+from ridgeline.reach.undo import Undo
 from ridgeline.timeline import Timeline
 
 
@@ -98,13 +99,16 @@ def parallelize(
 def _read_and_traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Guards, Program]:
     """What a function reads, and its program; one that changes something in Python is never run.
 
-    Where neither can be had, the trace knows better why.
+    Where neither can be had, the trace knows better why. What tracing did in Python is undone.
     """
+    before = Undo(fn, args, values=False)  # a trace computes nothing
     try:
         return read_function(fn, args), trace_program(fn, args)
     except UnreadableError:
         trace_program(fn, args)
         raise
+    finally:
+        before.restore()
 
 
 class Parallel(Closing):

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.callables.calls.dispatch import CallDispatch
 from ridgeline.callables.calls.forms import capturing, name_of
 from ridgeline.callables.calls.reads import CallReads, check_shapes, device_of
+from ridgeline.callables.calls.repeated import map_each
 from ridgeline.callables.calls.report import HybridReport, ModeRow
 from ridgeline.callables.calls.search import search
 from ridgeline.closing import Closing
@@ -82,7 +84,8 @@ def hybridize(
     check_shapes(fn_or_module)
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     # Captures rely on the example's strides, so what is expanded or lazily conjugated is written out first.
-    args = pytree.tree_map_only(Tensor, _example, args)
+    # With `static_io` each argument is a tensor of its own, which the caller writes.
+    args = (partial(pytree.tree_map_only, Tensor) if static_io else map_each)(_example, args)
     dispatch = CallDispatch(fn_or_module, args, static_io=static_io, max_shapes=max_shapes)
     try:
         with contextlib.ExitStack() as until_made:
@@ -159,7 +162,8 @@ class Hybrid(Closing):
         """
         from ridgeline.packages.callables import save_callable
 
-        return save_callable(self._dispatch.fn, self._dispatch.args, path)
+        args = pytree.tree_map_only(Tensor, torch.detach, self._dispatch.args)  # each by itself
+        return save_callable(self._dispatch.fn, args, path)
 
     def close(self) -> None:
         """Give up graphs and compiled programs; calls afterwards are errors. Results stay valid.

@@ -5,7 +5,7 @@ or wait for the device, as a step that is one graph cannot.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -157,18 +157,24 @@ class CapturedModel:
 def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
     """The tensors in which a backward pass from results would add gradients."""
     found: dict[int, Tensor] = {}
-    nodes = [out.grad_fn for out in outputs if out.grad_fn is not None]
+    for node in nodes_behind(outputs):
+        if type(node).__name__ == "AccumulateGrad":
+            # Found from the results, since parameters may be kept where no module lists them.
+            found[id(node.variable)] = node.variable
+    return [*found.values()]
+
+
+def nodes_behind(outputs: Sequence[Tensor]) -> Iterator[Any]:
+    """The nodes of autograd's graph from which tensors were made, each once."""
+    nodes: list[Any] = [out.grad_fn for out in outputs if out.grad_fn is not None]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        if type(node).__name__ == "AccumulateGrad":
-            # Found from the results, since parameters may be kept where no module lists them.
-            found[id(node.variable)] = node.variable  # type: ignore[attr-defined]
+        yield node
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 nodes.append(following)
-    return [*found.values()]
 
 
 class _Replayed(torch.autograd.Function):

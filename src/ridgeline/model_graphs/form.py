@@ -22,6 +22,7 @@ from ridgeline.lint.lint import check_capturable
 from ridgeline.model_graphs.captured import CapturedModel
 from ridgeline.model_graphs.inspection import changed_by_loss, inspect_model, model_kept
 from ridgeline.model_graphs.known_call import Captured, KnownCall
+from ridgeline.model_graphs.written_parameters import written_parameters
 from ridgeline.programs.compiling import Form, LossFunction, many_variants
 from ridgeline.programs.watches.class_watch import ClassWatch
 from ridgeline.reach.undo import Undo
@@ -30,7 +31,9 @@ OTHER_CALLS = (
     "calls of the model in another shape or setting than the captured one ran as they were written"
 )
 
-Capture = Callable[[nn.Module, Captured, Captured, list[Tensor]], Captured]
+FIRST_CALLS = "calls in which the model first wrote into its parameters ran as they were written"
+
+Capture = Callable[[nn.Module, Captured, Captured, list[Tensor]], Captured | None]
 
 
 class ModelGraphForm(Form):
@@ -45,7 +48,8 @@ class ModelGraphForm(Form):
         call: Calls the model, compiled or not; None as it was written.
         notes: Receives what ran otherwise.
         capture: Makes the captured call from the model, the call to capture as a function of tensors, the
-            same as it was written, and examples of those tensors.
+            same as it was written, and examples of those tensors; None for a call like no other, which is
+            to run as it was written.
 
     Raises:
         ObstacleError: when called; the model cannot be captured, or is not called.
@@ -118,6 +122,8 @@ class ModelGraphForm(Form):
             known = None
         if known is None:
             known = self._known = self._captured(leaves, structure)
+            if known is None:
+                return self._as_written(FIRST_CALLS, args, kwargs)
             fits = True
         if not fits:
             return self._as_written(OTHER_CALLS, args, kwargs)
@@ -143,7 +149,7 @@ class ModelGraphForm(Form):
                 f"{what}; hand it over as an argument, or use another execution mode"
             )
 
-    def _captured(self, leaves: list[Any], structure: pytree.TreeSpec) -> KnownCall:
+    def _captured(self, leaves: list[Any], structure: pytree.TreeSpec) -> KnownCall | None:
         known = KnownCall(self._model, leaves, structure)
         if self._classes is None:
             self._classes = ClassWatch(self._model)
@@ -157,23 +163,31 @@ class ModelGraphForm(Form):
             return run
 
         self._is_waiting = True  # a model that calls itself does so inside of the capture
-        known.call = self._capture(
+        captured = self._capture(
             self._model, of_tensors(self._call), of_tensors(self._plain), known.tensors(leaves)
         )
+        if captured is None:
+            return None
+        known.call = captured
         return known
 
 
 def capture_on_gpu(
     model: nn.Module, run: Captured, plain: Captured, tensors: list[Tensor]
-) -> Captured:
+) -> Captured | None:
     """The call as CUDA graphs, once nothing was found in it that they cannot hold.
+
+    None for a call that sets parameters up, as the next one does not (a scale taken from the first batch).
 
     Raises:
         ObstacleError: names what they cannot hold, or what cannot be judged by looking.
         CaptureError: the capture failed.
     """
     with left_as_found(model), fresh_casts():
-        lint = inspect_model(model, plain, tensors, device=next(model.parameters()).device)
+        with written_parameters(model) as writes:
+            inspected = writes.watched(plain)
+            device = next(model.parameters()).device
+            lint = inspect_model(model, inspected, tensors, device=device)
         check_capturable(lint.findings)
         if lint.doubts:
             listed = "; ".join(str(doubt) for doubt in lint.doubts)
@@ -181,6 +195,8 @@ def capture_on_gpu(
                 f"wanted a model of which all is known to fit a CUDA graph, got doubts: {listed}; use an "
                 "execution mode without a graph"
             )
+        if writes.are_first():
+            return None
         # The backward pass is compiled by the first call as well: its own threads cannot be stopped.
         before = Undo(model, spared=(*model.parameters(), *model.buffers()))
         with model_kept(model), autograd_config.patch(force_non_lazy_backward_lowering=True):

@@ -18,12 +18,14 @@ from ridgeline.lint.lint import (
 )
 from ridgeline.lint.lint_observer import Observation, watching
 from ridgeline.lint.python_state import changed_in_python
-from ridgeline.model_graphs.captured import gradients_of
+from ridgeline.model_graphs.captured import gradients_of, nodes_behind
 from ridgeline.reach.generators import random_state_kept
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.copies import own_copy
 
 Run = Callable[..., tuple[Tensor, ...]]
+_REENTRANT = "CheckpointFunctionBackward"
+"""The node of a reentrant checkpoint, which raises where gradients are returned and not accumulated."""
 
 
 def inspect_model(
@@ -41,7 +43,8 @@ def inspect_model(
         device: What is to be captured, `cuda`; `cpu` to lint on a host without a GPU.
 
     Raises:
-        ObstacleError: the model changes an argument in place, or no result depends on its parameters.
+        ObstacleError: the model changes an argument in place, no result depends on its parameters, or it has
+            reentrant activation checkpoints.
 
     Cost: Two calls with backward passes, the watched one some ten times slower, and a copy of the buffers.
     """
@@ -129,6 +132,12 @@ def _check(model: nn.Module, given: Sequence[Tensor], outputs: Sequence[Tensor])
         raise ObstacleError(
             f"wanted a model with a result that depends on its parameters, got none from "
             f"{type(model).__name__}; use an execution mode without a graph"
+        )
+    if any(type(node).__name__ == _REENTRANT for node in nodes_behind(outputs)):
+        raise ObstacleError(
+            f"wanted activation checkpoints that a graph of {type(model).__name__} can hold, got "
+            "torch.utils.checkpoint with use_reentrant=True, which takes a backward pass of its own; give it "
+            "use_reentrant=False, or use another execution mode"
         )
 
 

@@ -24,6 +24,7 @@ from ridgeline.programs.inductor import FAILURES, ignore_advice, require_written
 from ridgeline.programs.permutations import narrow_permutations
 from ridgeline.programs.reshaping import reshaping
 from ridgeline.programs.watches.hooks_of_all import no_hooks_of_all_modules
+from ridgeline.programs.zero_products import keep_zero_products
 from ridgeline.reach.generators import random_state_kept
 
 SETTINGS: dict[str, str | int | bool] = {
@@ -73,6 +74,7 @@ def compile_program(
     try:
         with torch.no_grad(), _compiler_warnings_ignored(), no_hooks_of_all_modules():
             exported = _exported(program, inputs)
+            keep_zero_products(exported.graph)
             settings = {**_settings_for(exported), "cpp.cxx": (compiler,)}
             key = kept_programs.key_of(exported, settings)
             if key is None or not kept_programs.recall(key, Path(name)):

@@ -17,6 +17,7 @@ from ridgeline.errors import BatchError, PackageError
 from ridgeline.packages.metadata import TensorMetadata
 from ridgeline.packages.package import Run
 from ridgeline.tensors.copies import is_noted, written
+from ridgeline.tensors.nests import builder
 
 
 class ProgramCall:
@@ -143,10 +144,12 @@ def _output_builder(
     if not constants and tree == pytree.tree_structure((0,) * tree.num_leaves):
         return tuple
 
+    build_nest = builder(tree)
+
     def build(outputs: list[Tensor]) -> Any:
         tensors = iter(outputs)
         leaves = [constants[i] if i in constants else next(tensors) for i in range(tree.num_leaves)]
-        return pytree.tree_unflatten(leaves, tree)
+        return build_nest(leaves)
 
     return build
 

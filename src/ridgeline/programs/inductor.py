@@ -46,6 +46,8 @@ NOTED = (
 def plain_options(*, owns_random: bool = False) -> Options:
     """The compiler's defaults, but that gradients are right where forward writes what backward reads.
 
+    And that products with 0 are what they are as written, see `zero_products`.
+
     What `resizing` puts into programs may be cached.
 
     Args:
@@ -54,8 +56,10 @@ def plain_options(*, owns_random: bool = False) -> Options:
     """
     # It imports the compiler, which takes a second.
     from ridgeline.programs.forward_writes import SaveWrites
+    from ridgeline.programs.zero_products import KeepZeroProducts
 
     options: Options = {
+        "joint_custom_pre_pass": KeepZeroProducts(),
         "joint_custom_post_pass": SaveWrites(),
         "unsafe_marked_cacheable_functions": CACHEABLE,
     }

@@ -47,6 +47,8 @@ _SYSTEM = (
 _SCREENS = (sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__, sys.__stdin__)
 _WRITER = ("flush", "close")
 """Methods of what writes somewhere: logs of metrics, files of other formats."""
+_HOOKS_OF_MANY = torch.autograd.graph.__file__
+"""Where the code of hooks lies that call another one once the gradients of several tensors are there."""
 _OPEN_LIBRARIES = ("builtins", "collections", "types", "functools", "dataclasses", "__main__")
 
 
@@ -153,11 +155,24 @@ class Reach:
         self.tensors.append(tensor)
         if tensor.is_leaf and tensor.grad is not None:
             self._open.append(tensor.grad)
+        if tensor.is_leaf and tensor.requires_grad:
+            self._add_hooks(tensor)
         own = getattr(tensor, "__dict__", None)
         if own:
             self._open.append(own)
         if tensor.is_leaf and tensor.requires_grad:
             self._open += _hooks(tensor)
+
+    def _add_hooks(self, leaf: Tensor) -> None:
+        """What backward passes call with the gradient of a tensor."""
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            for hook in (getattr(leaf, name, None) or {}).values():
+                self._open.append(hook)
+                code = getattr(hook, "__code__", None)
+                if code is not None and code.co_filename == _HOOKS_OF_MANY:
+                    cells = getattr(hook, "__closure__", None) or ()
+                    held = [getattr(cell, "cell_contents", None) for cell in cells]
+                    self._open += filter(callable, held)
 
     def _add_object(self, value: Any) -> None:
         """Attributes of an object, and of its class where that is the user's."""
@@ -200,6 +215,8 @@ class Reach:
                 self._add_module(found, names)
             else:
                 self._add_cell(function.__globals__, name, found)
+        for name in names & sys.modules.keys():  # it may import them itself
+            self._add_module(sys.modules[name], names)
 
     def _add_module(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """Of a user's module what the code names."""
@@ -212,6 +229,7 @@ class Reach:
         if not is_users_class(kind):
             return
         self.classes.append(kind)
+        self._open.append(type(kind))
         for name, value in [*vars(kind).items()]:
             if not (name.startswith("__") and isinstance(value, (*_ATOMS, dict, list, tuple))):
                 function = value.fget if isinstance(value, property) else value

@@ -1,32 +1,73 @@
 """What a step puts under names: an attribute, a list's element, shown to later readers.
 
-A replay writes into the tensors of the capture, and puts nothing under a name. Where a step ran without that
-graph in between, or other code put something else there, the name shows another tensor.
+A replay writes into the tensors of the capture, and puts nothing under a name. What is under names after it
+are copies, since readers may keep it (a history of logged losses), and the next replay writes there again.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.reach.reach import Reach
-from ridgeline.reach.undo import Undo
+from ridgeline.reach.undo import StateChange, Undo
 
 
 def renewals(before: Undo) -> list[Callable[[], object]]:
-    """Calls that put what is under names now there again, for names under which a step has put tensors.
+    """A call that puts copies of what is under names now there again, where a step has put tensors.
+
+    One tensor under two names stays one, and tuples, lists, dictionaries and dataclasses around tensors are
+    made anew, too. Other objects of a class of the user's stay, with the tensors of the capture in them.
 
     Args:
         before: The state before the step.
 
-    Cost: Holds those tensors, so that their memory is not reused.
+    Returns:
+        The call, to be made after each replay; nothing where there is no such name.
+
+    Cost: Holds those tensors, so that their memory is not reused; each call copies them.
     """
-    return [
-        partial(change.put, change.now)
+    shown = [
+        change
         for change in before.changes()
         if change.put is not None and Reach(change.now).tensors
     ]
+    return [partial(_renew, shown, before)] if shown else []
+
+
+def _renew(shown: Sequence[StateChange], before: Undo) -> None:
+    copies: dict[int, Tensor] = {}
+    # What autograd knows of the tensors of the capture it knows of their copies.
+    with torch.enable_grad():
+        for change in shown:
+            assert change.put is not None
+            change.put(_copied(change.now, before, copies))
+
+
+def _copied(value: Any, before: Undo, copies: dict[int, Tensor]) -> Any:
+    """The value with copies of the tensors that were not there before, of each one."""
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            if before.has(leaf):
+                return leaf
+            if id(leaf) not in copies:
+                copies[id(leaf)] = leaf.clone()
+            return copies[id(leaf)]
+        if not is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        made = copy.copy(leaf)
+        for field in fields(leaf):
+            held = getattr(leaf, field.name, None)
+            object.__setattr__(made, field.name, _copied(held, before, copies))
+        return made
+
+    return pytree.tree_map(copied, value)
 
 
 def letting_go(before: Undo) -> Callable[[], None]:

@@ -85,6 +85,11 @@ class Undo:
             if not isinstance(g, torch.Generator) and g not in _GLOBAL_GENERATORS
         ]
         self._random = Generators()
+        self._reached = {id(tensor): tensor for tensor in reach.tensors}
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a tensor could be reached."""
+        return id(tensor) in self._reached
 
     def changes(self) -> "Iterator[StateChange]":
         """Variables, entries and containers that hold something else now, and generators that were used."""

@@ -23,6 +23,7 @@ from ridgeline.autoparallel.graphs.segments import (
 from ridgeline.capture.flat_program import FlatProgram, flatten_program
 from ridgeline.capture.split_backward import split_backward
 from ridgeline.errors import CaptureError
+from ridgeline.tensors.nests import builder
 
 
 def trace_program(fn: Callable[..., Any], example_inputs: Any) -> "Program":
@@ -83,6 +84,7 @@ class Program:
         self.grads = flat.grads
         self.is_differentiable = flat.is_differentiable
         self._input_tree, self._output_tree = flat.input_tree, flat.output_tree
+        self._build = builder(flat.output_tree)
         self._constants = flat.constants
         self._num_results = len(flat.outputs)
         self.slot_of = {node: slot for slot, node in enumerate(graph.nodes)}
@@ -170,7 +172,7 @@ class Program:
             self._constants[leaf] if leaf in self._constants else next(remaining)
             for leaf in range(num_leaves)
         ]
-        return pytree.tree_unflatten(leaves, self._output_tree)
+        return self._build(leaves)
 
     def segment(
         self,

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.callables.calls.sources import can_redirect, redirections
 from ridgeline.capture.capturing import capturing
 from ridgeline.tensors.copies import copy_into, is_noted
+from ridgeline.tensors.nests import builder
 
 _num_holders = torch._C._storage_Use_Count  # noqa: SLF001 - what torch's own graph trees use
 
@@ -62,12 +63,13 @@ class CallCapture:
             self.launch = _redirecting(redirections(self.graph, copied), copied, replay)
         else:
             self.launch = _copying(targets, replay)
-        self._leaves, self._structure = pytree.tree_flatten(result)
+        self._leaves, structure = pytree.tree_flatten(result)
+        self._build = builder(structure)
         self.tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self._storages = list({t.untyped_storage()._cdata for t in self.tensors})  # noqa: SLF001
         # Counted now, while nobody but this object holds them.
         self._holders = [_num_holders(storage) for storage in self._storages]
-        self._is_single = self._structure.is_leaf() and len(self.tensors) == 1
+        self._is_single = structure.is_leaf() and len(self.tensors) == 1
         self._result = result
 
     def replayer(self) -> Callable[[], Any]:
@@ -96,7 +98,7 @@ class CallCapture:
         """A tensor that the result holds twice is one tensor there, too."""
         made = {id(tensor): change(tensor) for tensor in self.tensors}
         leaves = [made.get(id(leaf), leaf) for leaf in self._leaves]
-        return pytree.tree_unflatten(leaves, self._structure)
+        return self._build(leaves)
 
 
 def _redirecting(

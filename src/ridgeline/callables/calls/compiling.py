@@ -24,6 +24,7 @@ from ridgeline.errors import CaptureError, first_line
 from ridgeline.programs.inductor import FAILURES, require_written
 from ridgeline.programs.module_call import call_with, places
 from ridgeline.tensors.copies import strided_copy
+from ridgeline.tensors.nests import builder
 
 SETTINGS: dict[str, Any] = {
     "fallback_random": True,  # the compiler's own random numbers differ from those of the eager program
@@ -144,17 +145,17 @@ class TracedFunction:
         )
         if is_flat and self._is_tensor == [True] and self._result_structure.is_leaf():
             return _single(run, state)
-        leaves, is_tensor, structure = self._result_leaves, self._is_tensor, self._result_structure
+        leaves, is_tensor = self._result_leaves, self._is_tensor
+        build = builder(self._result_structure)
 
         def call(*args: Any) -> Any:
             given = args if is_flat else pytree.tree_leaves(args)
             tensors = iter(run([*state, *(leaf for leaf in given if isinstance(leaf, Tensor))]))
-            return pytree.tree_unflatten(
+            return build(
                 [
                     next(tensors) if tensor else leaf
                     for leaf, tensor in zip(leaves, is_tensor, strict=True)
-                ],
-                structure,
+                ]
             )
 
         return call

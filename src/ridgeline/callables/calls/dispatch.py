@@ -20,6 +20,7 @@ from ridgeline.callables.calls.forms import (
 )
 from ridgeline.callables.calls.front import front_of
 from ridgeline.callables.calls.reads import CallReads, device_of
+from ridgeline.callables.calls.repeated import map_each, repeats_of
 from ridgeline.capture.casts import casting
 from ridgeline.capture.interception import intercepted, is_special
 from ridgeline.capture.unchecked import NOTE
@@ -33,9 +34,9 @@ from ridgeline.tensors.batch import signature
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
 OTHER_KIND = "calls with arguments of another structure or dtype than the example ran eagerly"
 SPECIAL = "calls with subclasses of Tensor ran eagerly"
-TWICE = (
-    "calls with one tensor in two places, among the arguments or in the callable itself, ran eagerly, since "
-    "code may ask whether two are one; give a clone to have them captured"
+OWN = (
+    "calls with a parameter or buffer of the callable as an argument ran eagerly, since code may ask whether "
+    "it is given its own; give a clone to have them captured"
 )
 WRITING = "calls that change more than the values of tensors, such as those that fill a cache, ran eagerly"
 REPLACED = "parameters, modules, hooks or objects were replaced after the capture: captured again"
@@ -113,7 +114,13 @@ class CallDispatch:
             self._note(NOTE)
         with capturing():
             return Entry(
-                self.mode, self.fn, args, reads.tensors, reads.device, static_io=self.static_io
+                self.mode,
+                self.fn,
+                args,
+                reads.tensors,
+                reads.device,
+                static_io=self.static_io,
+                repeats=repeats_of(args),
             )
 
     def make_unread(self, args: tuple[Any, ...], why: str) -> Entry:
@@ -196,8 +203,8 @@ class CallDispatch:
             self._count_eager(f"calls {why}")
         elif any(map(is_special, pytree.tree_leaves(inputs))):
             self._count_eager(SPECIAL)
-        elif self._has_one_twice(inputs):
-            self._count_eager(TWICE)
+        elif self._takes_its_own(inputs):
+            self._count_eager(OWN)
         elif _kind(inputs) != self._kind:
             self._count_eager(OTHER_KIND)
         else:
@@ -208,11 +215,10 @@ class CallDispatch:
                 return item.call(*inputs)
         return self.eager(*inputs)
 
-    def _has_one_twice(self, inputs: tuple[Any, ...]) -> bool:
-        """Whether an argument is another one, too, or is read by the callable itself."""
-        given = [id(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    def _takes_its_own(self, inputs: tuple[Any, ...]) -> bool:
+        """Whether an argument is a tensor that the callable itself reads, too."""
         own = {id(tensor) for item in self._captured for tensor in item.reads.tensors}
-        return len(set(given)) < len(given) or not own.isdisjoint(given)
+        return not own.isdisjoint(map(id, pytree.tree_leaves(inputs)))
 
     def _capture(self, inputs: tuple[Any, ...]) -> Captured | None:
         """A captured program for these arguments, made now; None if this call has to run eagerly."""
@@ -222,7 +228,7 @@ class CallDispatch:
             self._count_eager(self._most_shapes())
             return None
         self._num_readings += 1
-        args = pytree.tree_map_only(Tensor, torch.detach, inputs)
+        args = map_each(torch.detach, inputs)
         try:
             reads = self.read(args)
         except WritingError as error:
@@ -235,7 +241,8 @@ class CallDispatch:
             self._unread.add(kind)
             self._count_eager(f"another shape or setting ran eagerly: {error}")
             return None
-        same = next((c.entry for c in self._captured if c.entry and _serves(c.reads, reads)), None)
+        entries = (c.entry for c in self._captured if c.entry and _serves(c.reads, reads))
+        same = next((entry for entry in entries if entry.repeats == repeats_of(args)), None)
         if same is not None:
             item = Captured(same, reads, same.run)
         elif len({id(item.entry) for item in self._captured}) >= self._max_shapes:
@@ -296,7 +303,8 @@ class CallDispatch:
         """What arguments look like: calls that could not be read are known by it."""
         leaves = pytree.tree_leaves(inputs)
         strides = tuple(x.stride() if isinstance(x, Tensor) else None for x in leaves)
-        return signature(inputs), strides, casting(), torch.is_inference_mode_enabled()
+        settings = casting(), torch.is_inference_mode_enabled()
+        return signature(inputs), strides, repeats_of(inputs), *settings
 
     def _most_shapes(self) -> str:
         return (

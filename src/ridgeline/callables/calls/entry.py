@@ -16,6 +16,7 @@ from ridgeline.callables.calls.forms import (
     name_of,
     without_gradients,
 )
+from ridgeline.callables.calls.repeated import Repeats
 from ridgeline.errors import BatchError, CaptureError
 from ridgeline.execution import MODES, Form
 from ridgeline.plan import Execution
@@ -37,8 +38,10 @@ class Entry:
         device: Where it runs.
         static_io: Read from `inputs`, and let the next call overwrite results.
         forms: Forms of the same callable and signature that exist already; made ones are added.
+        repeats: How the arguments repeat tensors, where what is captured is given each of them once.
 
     Attributes:
+        repeats: As given.
         inputs: With `static_io` the tensors to write into, in the structure of the arguments.
         notes: What was done differently, and why.
         run: Calls it with arguments of the example's shapes.
@@ -61,7 +64,11 @@ class Entry:
         *,
         static_io: bool = False,
         forms: dict[Form, CallableForm] | None = None,
+        repeats: Repeats | None = None,
     ) -> None:
+        self.repeats = repeats
+        if repeats is not None:
+            fn, args = repeats.of(fn), repeats.given(args)
         self.mode = mode
         self._args = args
         self._device = device
@@ -91,6 +98,8 @@ class Entry:
         self.comparison = CallComparison(0.0, 0.0, "the program as written")
         if mode != "eager":
             self.comparison = compare_calls(fn, self.run, args, tensors)
+        if repeats is not None:
+            self.run, self.fast = repeats.calling(self.run), repeats.calling(self.fast)
 
     def call_static(self, *args: Any) -> Any:
         """With `static_io`: load the arguments, if there are any, and run.

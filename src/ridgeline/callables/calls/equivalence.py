@@ -19,6 +19,7 @@ from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
 from ridgeline.tensors.copies import strided_copy
+from ridgeline.tensors.nests import map_tensors
 
 TOLERANCES = {
     torch.float64: 1e-9,
@@ -143,7 +144,7 @@ def _outcome(
     given = pytree.tree_map_only(Tensor, strided_copy, args)
     versions = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
     # A captured graph returns its own memory, which the next replay overwrites.
-    result = pytree.tree_map_only(Tensor, torch.clone, run(*given))
+    result = map_tensors(torch.clone, run(*given))
     after = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
     if versions != after:
         raise CaptureError(

@@ -15,6 +15,7 @@ from torch import nn
 from torch.jit.frontend import FrontendError
 
 from ridgeline.callables.calls.compiling import TracedFunction
+from ridgeline.callables.calls.repeated import OfEach, OfEachModule, as_written
 from ridgeline.capture.casts import fresh_casts
 from ridgeline.capture.unchecked import without_checks
 from ridgeline.errors import CaptureError, first_line
@@ -89,14 +90,20 @@ def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", UserWarning)
         try:
-            program = torch.jit.script(fn)
-            getattr(program, "forward", program)(*args)  # some sources are refused only as they run
+            method = _method(torch.jit.script(as_written(fn)))
+            if isinstance(fn, OfEach | OfEachModule):
+                method = OfEach(method, fn.repeats)
+            method(*args)  # some sources are refused only as they run
         except (*FAILURES, OSError, SyntaxError, FrontendError, torch.jit.Error) as error:
             notes = (f"script: traced, since TorchScript cannot read the source ({brief(error)})",)
-            program = _trace(fn, args)
-    # A scripted module's own method skips what `Module.__call__` does for hooks.
-    method: Callable[..., Any] = getattr(program, "forward", program)
+            method = _method(_trace(fn, args))
     return CallableForm(without_gradients(method), notes=notes)
+
+
+def _method(program: Any) -> Callable[..., Any]:
+    """A scripted module's own method skips what `Module.__call__` does for hooks."""
+    method: Callable[..., Any] = getattr(program, "forward", program)
+    return method
 
 
 def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -252,6 +259,7 @@ def shared_copy(module: nn.Module) -> nn.Module:
 
 def name_of(fn: Callable[..., Any]) -> str:
     """What people call the callable."""
+    fn = as_written(fn)
     return getattr(fn, "__qualname__", None) or type(fn).__name__
 
 

@@ -12,6 +12,7 @@ from ridgeline.callables.calls.entry import Entry
 from ridgeline.callables.calls.forms import CallableForm, compiled_with_guards
 from ridgeline.callables.calls.front import front_of
 from ridgeline.callables.calls.reads import CallReads
+from ridgeline.callables.calls.repeated import repeats_of
 from ridgeline.callables.calls.report import ModeRow
 from ridgeline.callables.calls.selection import (
     ModeDecision,
@@ -155,7 +156,11 @@ def _try(
     try:
         if unread is not None:
             forms["compiled"] = compiled_with_guards(fn, args, unread)
-        entry = Entry(mode, fn, args, tensors, device, static_io=static_io, forms=forms)
+        # What the compiler guards itself asks for that, too.
+        repeats = repeats_of(args) if unread is None else None
+        entry = Entry(
+            mode, fn, args, tensors, device, static_io=static_io, forms=forms, repeats=repeats
+        )
     except (CaptureError, PackageError) as error:
         spent_s = time.perf_counter() - begin
         return ModeRow(mode=mode, status="refused", compile_s=spent_s, reason=str(error)), None

@@ -3,7 +3,8 @@
 To it -0.0 equals 0.0, and a tuple cannot change, whatever lists, dictionaries and sets are in it. Nor does
 it compare what is missing: a key that a method looks for and does not find (so in `os.environ`), or an
 attribute in `vars(x)`, or one whose `AttributeError` code catches. And it takes for granted which hooks of
-all modules there are, and settings that choose kernels; torch 2.11 also which methods an object holds itself.
+all modules there are, which module an `import` gives, what a class finds in its metaclass, and settings that
+choose kernels; torch 2.11 also which methods an object holds itself.
 """
 
 import builtins
@@ -22,8 +23,11 @@ from torch._dynamo import polyfills
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
+from ridgeline.programs.watches.caches import leaves_caches_alone
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
+from ridgeline.programs.watches.imports import Import, are_current, follow_imports, imports_of
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
+from ridgeline.reach.owners import is_users_class
 
 Backend = Callable[..., Callable[..., Any]]
 _UNKNOWN = object()
@@ -35,6 +39,7 @@ _KEY_ERRORS = frozenset({"KeyError", "LookupError", "Exception", "BaseException"
 _ATTRIBUTE_ERRORS = frozenset({"AttributeError", "Exception", "BaseException"})
 _DICTIONARIES = frozenset({"__dict__", "vars"})
 _ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
+_OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
 _STORES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps attributes of its own."""
 
@@ -49,7 +54,8 @@ def with_guards(compile_piece: Backend) -> Backend:
     @functools.wraps(compile_piece)
     def backend(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         # The compiler builds its guards when its backend is done.
-        guards = InstructionTranslator.current_tx().output.guards
+        output = InstructionTranslator.current_tx().output
+        guards = output.guards
         code = tuple(TracingContext.get().traced_code)
         named = {guard.name: guard.originating_source for guard in guards if guard.name}
         kinds, sources = [*_required(code)], [*named.values()]
@@ -58,10 +64,15 @@ def with_guards(compile_piece: Backend) -> Backend:
         if settings := settings_of(operators_of(graph)):
             require = functools.partial(_require_settings, settings)
             guards.update({Guard(source, require) for source in sources[:1]})
+        if imports := imports_of(code, output.import_sources, output.global_scope):
+            current = functools.partial(_require_imports, imports)
+            guards.update({Guard(source, current) for source in sources[:1]})
         if _has_names(code, _ENVIRONMENT):
             guards.update({Guard(source, _require_environment) for source in sources[:1]})
         return compile_piece(graph, inputs)
 
+    leaves_caches_alone(backend)
+    follow_imports()
     return backend
 
 
@@ -69,6 +80,7 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
     """What is compared of every object that the compiler compares, by what code of a program does."""
     yield _require_same
     yield _require_methods
+    yield _require_metaclass
     catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
     if catches_unknown or _has_names(code, _KEY_ERRORS):
         yield _require_keys
@@ -141,6 +153,19 @@ def _require_methods(builder: Any, guard: Guard) -> None:
         _compare(manager, _own_methods, value, f"a method that {guard.name} holds")
 
 
+def _require_metaclass(builder: Any, guard: Guard) -> None:
+    """A `Guard` on what a class finds in a class of its own that is the user's."""
+    value = _value(builder, guard)
+    if isinstance(value, type) and _is_users_metaclass(type(value)):
+        manager, kept = builder.get_guard_manager(guard), _of_metaclass(value)
+
+        def is_same(now: Any, _kept: Any = kept) -> bool:  # which keeps their numbers from others
+            return _content_of(_of_metaclass(now)) == held
+
+        held = _content_of(kept)
+        manager.add_lambda_guard(is_same, [f"the class of {guard.name} changed"], None)
+
+
 def _require_hooks(builder: Any, _: Guard) -> None:
     """A `Guard` on the hooks of all modules, whatever it is about."""
     root, what = builder.guard_manager.root, "a hook of all modules"
@@ -161,6 +186,17 @@ def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
         return True
 
     what = "a setting that chooses kernels changed"
+    builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
+
+
+def _require_imports(imports: tuple[Import, ...], builder: Any, _: Guard) -> None:
+    """A `Guard` on which modules names mean that code imports, whatever it is about."""
+
+    def is_same(_: Any) -> bool:
+        return are_current(imports)
+
+    names = ", ".join(one.name for one in imports)
+    what = f"a module was replaced that is imported ({names})"
     builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
 
 
@@ -204,6 +240,21 @@ def _own_methods(value: Any) -> dict[str, tuple[Any, int]]:
         name: (method.__func__, 0 if method.__self__ is value else id(method.__self__))
         for name, method in own.items()
         if type(method) is types.MethodType
+    }
+
+
+def _is_users_metaclass(kind: type) -> bool:
+    return kind is not type and any(map(is_users_class, kind.__mro__))
+
+
+def _of_metaclass(value: type) -> dict[tuple[int, str], Any]:
+    """What the user's classes of a class hold, by place in their order and name."""
+    return {
+        (place, name): held
+        for place, base in enumerate(type(value).__mro__)
+        if is_users_class(base)
+        for name, held in vars(base).items()
+        if name not in _OF_EVERY_CLASS
     }
 
 

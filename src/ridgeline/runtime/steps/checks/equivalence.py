@@ -19,6 +19,7 @@ from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.reach.side_effects import refuse_streams, refusing_writes
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.allowed_gaps import Gap, agreement_text, few, refusal_text
+from ridgeline.runtime.steps.checks.fitting_inputs import judged
 from ridgeline.runtime.steps.checks.gradient_gaps import EXACT, ROUNDED, settled
 from ridgeline.runtime.steps.checks.kept_runs import KeptRuns
 from ridgeline.runtime.steps.checks.perturbed_runs import (
@@ -86,6 +87,7 @@ def check_replay(
     stream: "torch.cuda.Stream | None" = None,
     runs_python: bool = False,
     shifts: Sequence[int] = SHIFTS,
+    is_first: bool = False,
 ) -> None:
     """Run both ways from the present state under perturbations, then go back to that state.
 
@@ -103,6 +105,7 @@ def check_replay(
         runs_python: Whether `replay` does in Python what the eager step does, so that all runs may begin with
             the same counters. With a program or a graph they must not: what it baked in would look right.
         shifts: Numbers of the perturbations.
+        is_first: Whether what a first step alone sets up in Python is not set up yet.
 
     Raises:
         EquivalenceError: they differ by more than the tolerance.
@@ -116,14 +119,13 @@ def check_replay(
     originals = [tensor.detach().clone() for tensor in inputs]
     start = Start(body, inputs, repeats_python=runs_python)
     runs = PerturbedRuns(body, batch, start, rates, replay, stream, world, KeptRuns(world))
-    trial = _Trial(runs, notes)
+    trial, gaps = _Trial(runs, notes), list[Gap]()
     try:
-        gaps: list[Gap] = []
-        for shift in shifts:
-            runs.kept.forget()
-            perturb_inputs(inputs, originals, shift)
-            with refusing_writes():
-                gaps += trial.gaps(shift)
+        with refusing_writes():
+            if is_first:  # else one run sets it up, which looks like chance
+                runs.eager(shifts[0])
+            for shift in shifts:
+                gaps += judged(trial.gaps, inputs, originals, shift, world, notes)
     finally:
         perturb_inputs(inputs, originals, 0)
         start.restore()
@@ -145,6 +147,7 @@ class _Trial(NamedTuple):
         Raises:
             EquivalenceError: the step as written leaves what is no number, on any worker.
         """
+        self.runs.kept.forget()
         before = self.runs.begun(shift)
         eager = self.runs.eager(shift)
         if self._largest(0.0 if eager.is_finite() else 1.0):

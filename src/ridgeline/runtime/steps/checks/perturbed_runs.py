@@ -342,8 +342,10 @@ class PerturbedRuns(NamedTuple):
         self.start.make_dropout_states()
         self.rates.scale(factor)
         # Waits for the device, so that what is read below is what this step left.
-        loss = float(step())
-        self.rates.scale(1.0 / factor)
+        try:
+            loss = float(step())
+        finally:
+            self.rates.scale(1.0 / factor)
         return outcome(loss, self.body.model, self.body.optimizer, self.start.written())
 
     def _perturb(

@@ -65,7 +65,7 @@ class CapturedStep:
         self.repeats = repeats(tensors)
         self.inputs = copies_of(tensors)
         self.load = copier(self.inputs)
-        versions = [tensor._version for tensor in self.inputs]  # noqa: SLF001
+        before_writes = _num_writes(self.inputs)
         self.usual: BatchReader | None = None
         static = iter(self.inputs)
         self.batch = pytree.tree_unflatten(
@@ -98,11 +98,8 @@ class CapturedStep:
                 recorder.current.end = clock.stamp()
             if isinstance(clock, DeviceClock):
                 clock.join()
-        self.written = [
-            place
-            for place, (tensor, version) in enumerate(zip(self.inputs, versions, strict=True))
-            if tensor._version != version  # noqa: SLF001 - how often it was written
-        ]
+        counts = zip(_num_writes(self.inputs), before_writes, strict=True)
+        self.written = [place for place, (now, before) in enumerate(counts) if now != before]
         self._renewals = renewals(before)
         self.pattern = BatchPattern(self.batch)
         for parameter in empty:
@@ -167,3 +164,7 @@ class CapturedStep:
     def close(self) -> None:
         """Drop the graph, even if this step is still referenced (as by the traceback of a failed check)."""
         self.graph.reset()
+
+
+def _num_writes(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch counts writes in place

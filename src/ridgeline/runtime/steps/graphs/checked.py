@@ -188,6 +188,7 @@ def check_compiled(
     copies = [own_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in flat]
     example = pytree.tree_unflatten(copies, structure)
     silent = Recorder(HostClock())
+    replays_model = MODES[body.plan.execution].replays_model
 
     def compiled() -> Tensor:
         with contextlib.nullcontext() if stream is None else on_stream(stream):
@@ -203,7 +204,8 @@ def check_compiled(
             world=world,
             notes=notes,
             stream=stream,
-            runs_python=not MODES[body.plan.execution].replays_model,
+            runs_python=not replays_model,
+            is_first=replays_model,
         )
     if body.synchronizer is not None:  # the order that it has seen is that of the eager step
         body.synchronizer.forget_order()

@@ -130,8 +130,7 @@ class GraphRunner:
             return self._run_as_written(batch)
         if self._watch is not None and not self._watch.holds():
             self._watch.settle()
-        # The host issues a replay while another runs.
-        self._recorder.counts["hidden_overhead"] = 1.0
+        self._recorder.counts["hidden_overhead"] = 1.0  # it issues a replay while another runs
         step.usual = usual_batch(batch, tensors)
         return self._replay(step, tensors, begin, batch)
 

@@ -1,0 +1,43 @@
+"""Has torch's compiler keep products with the whole number 0: of what is no number they are none either.
+
+It puts zeros for `x * 0`, so that a loss of NaN, or an infinite one, comes out as 0 and training goes on as
+if nothing were wrong, with gradients of 0. A factor of 0.0 it leaves alone.
+"""
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+_PRODUCTS = (torch.ops.aten.mul.Tensor, torch.ops.aten.mul.Scalar)
+
+
+class KeepZeroProducts(CustomGraphPass):
+    """Has the graph of forward and backward multiply with 0.0 where it multiplied with 0."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Exchange the factors."""
+        keep_zero_products(graph)
+
+    def uuid(self) -> str:
+        """What distinguishes one version of this pass from another in the compiler's cache."""
+        return "ridgeline.keep_zero_products.1"
+
+
+def keep_zero_products(graph: fx.Graph) -> None:
+    """Exchange factors of 0 for 0.0 in products that are floating point or complex; no type changes.
+
+    Args:
+        graph: Of ATen's operators, with example values in `meta["val"]`.
+
+    Source: `UniformValueConstantFolder._add_peephole_patterns` of torch 2.13, which asks for an `int`.
+    """
+    for product in _PRODUCTS:
+        for node in graph.find_nodes(op="call_function", target=product):
+            value = node.meta.get("val")
+            # Whole numbers times 0.0 would be of another type, and there is no NaN among them.
+            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+                node.args = tuple(0.0 if _is_zero(factor) else factor for factor in node.args)
+
+
+def _is_zero(factor: object) -> bool:
+    return isinstance(factor, int) and factor == 0

@@ -46,7 +46,9 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
-@pytest.mark.parametrize("plan", ["auto", Plan(), Plan(execution="regional")], ids=["auto", "eager", "regional"])
+@pytest.mark.parametrize(
+    "plan", ["auto", Plan(), Plan(execution="regional")], ids=["auto", "eager", "regional"]
+)
 def test_steps_are_those_of_a_loop(plan: Any) -> None:
     """The trace was refused for casts without data, and a check left those of its perturbed weights."""
     rows = [*torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))]

@@ -30,7 +30,14 @@ def test_auto_trains_as_a_loop_does_and_takes_out_once() -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with (
             interpreted(),
-            rl.TrainStep(model, consuming, optimizer, plan, device="cpu", seconds=None if plan != "auto" else 2.0) as step,
+            rl.TrainStep(
+                model,
+                consuming,
+                optimizer,
+                plan,
+                device="cpu",
+                seconds=None if plan != "auto" else 2.0,
+            ) as step,
         ):
             for index in range(3):
                 batch = batch_of(index)

@@ -309,8 +309,8 @@ def many_variants() -> Iterator[None]:
 def failing_parts_as_written() -> Iterator[None]:
     """Inside, a part of a program that torch's compiler fails on runs as it was written.
 
-    Parts before it have run by then (those before a graph break, other blocks), so that an error would leave a
-    step half done, which nobody can take again. Backward passes are compiled with their forward passes.
+    Parts before it have run by then (those before a graph break, other blocks), so that an error would leave
+    a step half done, which nobody can take again. Backward passes are compiled with their forward passes.
 
     Cost: 5 us.
     """

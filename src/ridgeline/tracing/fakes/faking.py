@@ -50,7 +50,8 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
     try:
         with older_objects_set_aside():
             attempt = _attempt(step, name, mode, may_fail=may_fail)
-            torch.clear_autocast_cache()  # where the caller is inside of autocast, it lasts until the end of that
+            # Where the caller is inside of autocast, it keeps casts of the weights until the end of that.
+            torch.clear_autocast_cache()
             is_kept = bool(left_fakes(mode))
     finally:
         before.restore()

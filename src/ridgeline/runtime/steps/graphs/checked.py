@@ -92,7 +92,7 @@ class CheckedRunner:
         return self._types is not None and self._types.hold()
 
     def _run(self, batch: Any) -> Tensor:
-        """The step; what the compiler cannot compile again runs as it was written, since others ran before."""
+        """The step; what the compiler fails on now runs as it was written, since parts before it have run."""
         num_before = num_failed()
         with failing_parts_as_written():
             loss = self._body(batch, self._recorder)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from emulated_graphs import emulated_graphs
+from ridgeline.errors import ObstacleError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS
 from ridgeline.runtime.steps.step import PlannedStep
@@ -124,3 +125,28 @@ def test_what_a_replayed_model_shows_may_be_kept() -> None:
                 shown.append(model.shown)
         kept.append(shown)
     torch.testing.assert_close(*kept, rtol=0, atol=0)
+
+
+def test_what_is_handed_from_name_to_name_is_refused() -> None:
+    """A replay would leave the older name as it was, step after step."""
+
+    class HandingOn(nn.Linear):
+        last: Tensor | None = None
+        older: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            self.older, self.last = self.last, out.detach()
+            return out
+
+    model = HandingOn(4, 2)
+    model.last = model.older = torch.zeros(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for execution in ("graph", "model-graph"):
+        plan = Plan(execution=execution)
+        with (
+            emulated_graphs(),
+            PlannedStep(model, squared, optimizer, plan, device="cpu") as step,
+            pytest.raises(ObstacleError, match="got a change of 'older' in Python"),
+        ):
+            step(torch.ones(3, 4))

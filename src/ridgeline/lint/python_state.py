@@ -25,10 +25,14 @@ def changed_in_python(before: Undo, is_read: Callable[[Tensor], bool] | None = N
     Args:
         before: The state before the step.
         is_read: Where given, whether the step read a tensor. What held only tensors that it did not read, and
-            holds others now, counts as unchanged.
+            holds others now, counts as unchanged, unless it got one from another name.
     """
-    for change in before.changes():
-        if not _is_equal(change) and (is_read is None or not _is_shown(change, is_read)):
+    changes = [*before.changes()]
+    left = {id(tensor) for change in changes for tensor in _tensors(change.before)}
+    for change in changes:
+        if _is_equal(change):
+            continue
+        if is_read is None or not _is_shown(change, is_read) or _is_handed_on(change, left):
             return change.what
     return ""
 
@@ -46,6 +50,17 @@ def _is_shown(change: StateChange, is_read: Callable[[Tensor], bool]) -> bool:
     numbers = [[*_numbers(value)] for value in (before, now)]
     # Where nothing was kept before, or only tensors were, there is nothing to count on from.
     return numbers[0] == numbers[1] and _shape(before) in (None, _shape(now))
+
+
+def _is_handed_on(change: StateChange, left: set[int]) -> bool:
+    """Whether a name got a tensor that another held before (what the last step showed), as no replay does."""
+    before, now = _tensors(change.before), _tensors(change.now)
+    stayed = {id(a) for a, b in zip(before, now, strict=False) if a is b}
+    return any(id(tensor) in left - stayed for tensor in now)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _numbers(value: Any) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
+from repeated_blocks import TanhBlock
 from ridgeline.autoparallel.parallelize import parallelize
 from ridgeline.callables.calls.reads import CallReads
 from ridgeline.callables.hybridize import hybridize
@@ -84,18 +85,9 @@ class Doubled(Tensor):
         return result * 2 if func is torch.tanh else result
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.linear(x))
-
-
 def made() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(Block(), Block(), nn.Linear(4, 4))
+    return nn.Sequential(TanhBlock(), TanhBlock(), nn.Linear(4, 4))
 
 
 def squares(model: nn.Module, batch: Any) -> Tensor:

@@ -10,6 +10,7 @@ from torch.autograd import functional as of_autograd
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
+from repeated_blocks import TanhBlock
 from ridgeline.errors import CaptureError
 from ridgeline.execution import MODES
 from ridgeline.plan import Execution, Plan
@@ -21,20 +22,9 @@ WITHOUT: tuple[Execution, ...] = (
 )  # fmt: skip
 
 
-class Block(nn.Module):
-    """Occurs twice, so that there are regions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.inner(x))
-
-
 def critic() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(Block(), Block(), nn.Linear(3, 1))
+    return nn.Sequential(TanhBlock(3), TanhBlock(3), nn.Linear(3, 1))
 
 
 def slopes(model: nn.Module, batch: Tensor) -> Tensor:
@@ -76,7 +66,7 @@ def test_forms_without_them_are_refused_before_a_step(
         )
     assert str(raised.value) == (
         f"wanted a step without gradients of gradients for execution={execution!r}, got create_graph=True or "
-        "torch.autograd.functional in slopes (test_gradients_of_gradients.py:40); use "
+        "torch.autograd.functional in slopes (test_gradients_of_gradients.py:30); use "
         "execution='step-graph', 'graph' or 'eager'"
     )
     assert getattr(loss_fn, "calls", 0) == 0

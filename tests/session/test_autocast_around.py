@@ -8,18 +8,8 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from adversary.interpreting import interpreted
+from repeated_blocks import TanhBlock
 from ridgeline.plan import Plan
-
-
-class Block(nn.Module):
-    """Occurs twice, so that there are regions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.linear(x))
 
 
 def squares(model: nn.Module, batch: Tensor) -> Tensor:
@@ -41,7 +31,7 @@ def by_hand(rows: list[Tensor]) -> list[Any]:
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), Block(), Block(), nn.Linear(4, 2))
+    model = nn.Sequential(nn.Linear(4, 4), TanhBlock(), TanhBlock(), nn.Linear(4, 2))
     return model, torch.optim.SGD(model.parameters(), 0.1)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,7 +84,7 @@ def hybridize(
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     # Captures rely on the example's strides, so what is expanded or lazily conjugated is written out first.
     # With `static_io` each argument is a tensor of its own, which the caller writes.
-    args = (partial(pytree.tree_map_only, Tensor) if static_io else map_each)(_example, args)
+    args = pytree.tree_map_only(Tensor, _example, args) if static_io else map_each(_example, args)
     dispatch = CallDispatch(fn_or_module, args, static_io=static_io, max_shapes=max_shapes)
     try:
         with contextlib.ExitStack() as until_made:

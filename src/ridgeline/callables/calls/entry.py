@@ -68,7 +68,7 @@ class Entry:
     ) -> None:
         self.repeats = repeats
         if repeats is not None:
-            fn, args = repeats.of(fn), repeats.given(args)
+            fn, args = repeats.wrapped(fn), repeats.distinct(args)
         self.mode = mode
         self._args = args
         self._device = device

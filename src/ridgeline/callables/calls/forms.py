@@ -15,7 +15,7 @@ from torch import nn
 from torch.jit.frontend import FrontendError
 
 from ridgeline.callables.calls.compiling import TracedFunction
-from ridgeline.callables.calls.repeated import OfEach, OfEachModule, as_written
+from ridgeline.callables.calls.repeated import DistinctCall, DistinctModule, as_written
 from ridgeline.capture.casts import fresh_casts
 from ridgeline.capture.unchecked import without_checks
 from ridgeline.errors import CaptureError, first_line
@@ -91,8 +91,8 @@ def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
         warnings.simplefilter("ignore", UserWarning)
         try:
             method = _method(torch.jit.script(as_written(fn)))
-            if isinstance(fn, OfEach | OfEachModule):
-                method = OfEach(method, fn.repeats)
+            if isinstance(fn, DistinctCall | DistinctModule):
+                method = DistinctCall(method, fn.repeats)
             method(*args)  # some sources are refused only as they run
         except (*FAILURES, OSError, SyntaxError, FrontendError, torch.jit.Error) as error:
             notes = (f"script: traced, since TorchScript cannot read the source ({brief(error)})",)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ridgeline.tensors.copies import repeats
+
 
 class Repeats(NamedTuple):
     """Where the leaves of arguments come from, if each tensor is given once.
@@ -25,7 +27,7 @@ class Repeats(NamedTuple):
     sources: tuple[int, ...]
     firsts: tuple[int, ...]
 
-    def given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def distinct(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The leaves of arguments, each tensor once."""
         leaves = pytree.tree_leaves(args)
         return tuple(leaves[index] for index in self.firsts)
@@ -36,20 +38,20 @@ class Repeats(NamedTuple):
         args: tuple[Any, ...] = pytree.tree_unflatten(leaves, self.structure)
         return args
 
-    def of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """The callable as one of each tensor once; a module if it is one."""
-        return OfEachModule(fn, self) if isinstance(fn, nn.Module) else OfEach(fn, self)
+        return DistinctModule(fn, self) if isinstance(fn, nn.Module) else DistinctCall(fn, self)
 
     def calling(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """A program of each tensor once as one of the arguments."""
 
         def call(*args: Any) -> Any:
-            return run(*self.given(args))
+            return run(*self.distinct(args))
 
         return call
 
 
-class OfEach:
+class DistinctCall:
     """A callable that is given each of its tensors once."""
 
     def __init__(self, fn: Callable[..., Any], repeats: Repeats) -> None:
@@ -61,8 +63,8 @@ class OfEach:
         return self.fn(*self.repeats.arguments(given))
 
 
-class OfEachModule(nn.Module):
-    """`OfEach` of a module, whose parameters and blocks are found by what looks for those of modules."""
+class DistinctModule(nn.Module):
+    """`DistinctCall` of a module, in which parameters and blocks are found as in any other."""
 
     def __init__(self, fn: nn.Module, repeats: Repeats) -> None:
         super().__init__()
@@ -76,25 +78,18 @@ class OfEachModule(nn.Module):
 
 def as_written(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The callable that takes arguments."""
-    return fn.fn if isinstance(fn, OfEach | OfEachModule) else fn
+    return fn.fn if isinstance(fn, DistinctCall | DistinctModule) else fn
 
 
 def repeats_of(args: tuple[Any, ...]) -> Repeats | None:
     """How arguments repeat tensors; None where each is another."""
     leaves, structure = pytree.tree_flatten(args)
-    places: dict[int, int] = {}
-    sources: list[int] = []
-    firsts: list[int] = []
-    for index, leaf in enumerate(leaves):
-        # Numbers that are equal may be one object by chance.
-        key = id(leaf) if isinstance(leaf, Tensor) else -1 - index
-        if key not in places:
-            places[key] = len(firsts)
-            firsts.append(index)
-        sources.append(places[key])
+    # Numbers that are equal may be one object by chance.
+    places = repeats([leaf if isinstance(leaf, Tensor) else object() for leaf in leaves])
+    firsts = sorted(set(places))
     if len(firsts) == len(leaves):
         return None
-    return Repeats(structure, tuple(sources), tuple(firsts))
+    return Repeats(structure, tuple(map(firsts.index, places)), tuple(firsts))
 
 
 def map_each(change: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -103,4 +98,4 @@ def map_each(change: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> tuple
     if repeats is None:
         changed: tuple[Any, ...] = pytree.tree_map_only(Tensor, change, args)
         return changed
-    return repeats.arguments(pytree.tree_map_only(Tensor, change, repeats.given(args)))
+    return repeats.arguments(pytree.tree_map_only(Tensor, change, repeats.distinct(args)))

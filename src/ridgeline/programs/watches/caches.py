@@ -20,25 +20,10 @@ from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 from ridgeline.reach.owners import is_users
 
 _MARK = "_ridgeline_leaves_caches_alone"
-_PURE = frozenset(
-    (
-        *(
-            "abs",
-            "all",
-            "any",
-            "bool",
-            "complex",
-            "divmod",
-            "enumerate",
-            "float",
-            "int",
-            "len",
-            "max",
-            "min",
-        ),
-        *("pow", "range", "reversed", "round", "str", "sum", "tuple", "zip"),
-    )
-)
+_PURE = frozenset((
+    "abs", "all", "any", "bool", "complex", "divmod", "enumerate", "float", "int", "len",
+    "max", "min", "pow", "range", "reversed", "round", "str", "sum", "tuple", "zip",
+))  # fmt: skip
 """Functions of Python that give the same for the same, and nothing that can be changed."""
 _INNER = ("compiler_fn", "__wrapped__")
 """Where what torch puts around a backend holds it."""

@@ -114,12 +114,38 @@ def test_an_assertion_of_the_compiler_is_a_refusal(
     """It keeps its type as one of the user's does, and is told apart by where it was raised."""
     model = Normed()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with interpreted(), PlannedStep(model, loss_of, optimizer, Plan(execution=execution)) as step:
+    monkeypatch.setattr(meta_utils, "assert_metadata_eq", failing_assertion())
+    with (
+        interpreted(),
+        PlannedStep(model, loss_of, optimizer, Plan(execution=execution)) as step,
+        pytest.raises(
+            CaptureError, match=r"got AssertionError: float32 != int64; use execution=.eager."
+        ),
+    ):
         step(torch.randn(5, 6))
-        model.norm.eps = 1e-3
-        monkeypatch.setattr(meta_utils, "assert_metadata_eq", failing_assertion())
-        with pytest.raises(CaptureError, match=r"got float32 != int64; use execution=.eager."):
-            step(torch.randn(5, 6))
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+@pytest.mark.parametrize("execution", ["compiled", "compiled+graph"])
+def test_a_step_that_is_not_compiled_again_is_the_one_as_written(
+    execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of it have run by then, so that a refusal would leave it half done."""
+    batches = [torch.randn(5, 6) for _ in range(3)]
+    eager, model = Normed(), Normed()
+    model.load_state_dict(eager.state_dict())
+    twins = (eager, Plan()), (model, Plan(execution=execution))
+    losses: list[list[Tensor]] = []
+    for twin, plan in twins:
+        optimizer = torch.optim.SGD(twin.parameters(), 0.1)
+        with interpreted(), PlannedStep(twin, loss_of, optimizer, plan) as step:
+            losses.append([step(batches[0])])
+            twin.norm.eps = 1e-3
+            with monkeypatch.context() as patches:
+                patches.setattr(meta_utils, "assert_metadata_eq", failing_assertion())
+                losses[-1] += [step(batch) for batch in batches[1:]]
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close([*model.state_dict().values()], [*eager.state_dict().values()])
 
 
 class Asserting(Normed):

@@ -1,6 +1,7 @@
 """What the three experiments share: ways checked, timed in turns, set against a limit, and shown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -42,6 +43,20 @@ def fail(error: BaseException) -> Any:
 
 def ones() -> torch.Tensor:
     return torch.ones(4)
+
+
+@dataclass(frozen=True)
+class Noted(Peers):
+    """A worker alone that notes when it waits for others, and when it tells them something."""
+
+    events: list[str] = field(default_factory=list)
+
+    def barrier(self) -> None:
+        self.events.append("come")
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        self.events.append("told")
+        return super().gather(values)
 
 
 def case(*ways: Way, name: str = "tiny", **more: Any) -> Case:
@@ -188,6 +203,22 @@ def test_remarks_are_asked_after_running() -> None:
     )
     assert row_of(result, "first").notes == (f"{2 + 2 * result.turns} runs",)
     assert row_of(result, "first").peak_bytes == 7
+
+
+def test_a_turn_ends_when_all_workers_have_said_so() -> None:
+    """What counts the bytes of a link begins after all came, and ends after all have told their seconds."""
+    peers = Noted(0, 1, torch.device("cpu"))
+    events = peers.events
+    counted = way(
+        "first",
+        lambda: events.append("run"),
+        before_turn=lambda: events.append("before"),
+        after_turn=lambda: events.append("after"),
+    )
+    hold(case(counted, calls=1), limit_s=0.2, progress=lambda line: None, peers=peers)
+    turn = ["come", "before", "run", "told", "after"]
+    begin = events.index("before") - 1
+    assert events[begin : begin + len(turn)] == turn
 
 
 def test_large_results_are_compared_by_samples() -> None:

@@ -85,16 +85,13 @@ def make_runner(
     model = training.made()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     step = make(model)
-    sent = [0, 0]  # bytes, steps
+    counted = _Counted()
     batches = training.batches
 
     def run() -> None:
-        start = sent_bytes() if is_counted else 0
         for index in range(units):
             step(batches[index % len(batches)])
-        if is_counted:
-            sent[0] += sent_bytes() - start
-        sent[1] += units
+        counted.steps += units
 
     def results() -> list[Tensor]:
         for index in range(CHECKED_STEPS):
@@ -107,12 +104,45 @@ def make_runner(
         return [torch.cat(changes)]
 
     def remarks() -> WayRemarks:
-        is_known = is_counted and sent[1]
-        wire_bytes = sent[0] // sent[1] if is_known else None
-        return WayRemarks(notes=notes, predicted_s=predicted_s, wire_bytes=wire_bytes)
+        return WayRemarks(notes=notes, predicted_s=predicted_s, wire_bytes=counted.bytes_a_step())
 
-    close = step.close if isinstance(step, PlannedStep) else nothing
-    return WayRunner(run=run, results=results, units=units, remarks=remarks, close=close)
+    return WayRunner(
+        run=run,
+        results=results,
+        units=units,
+        remarks=remarks,
+        close=step.close if isinstance(step, PlannedStep) else nothing,
+        before_turn=counted.begin if is_counted else nothing,
+        after_turn=counted.end if is_counted else nothing,
+    )
+
+
+class _Counted:
+    """What the link has carried away in the turns of a way, and the steps of these turns.
+
+    A step can return while the last of what it sent still waits for the link. A turn is over when the other
+    workers have said that theirs is, which they do after they received everything; what they exchange for
+    this, a few hundred bytes a turn, is counted too.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._bytes = self._counted_steps = 0
+        self._before = (0, 0)
+
+    def begin(self) -> None:
+        """A turn begins."""
+        self._before = sent_bytes(), self.steps
+
+    def end(self) -> None:
+        """A turn has ended on every worker."""
+        bytes_before, steps_before = self._before
+        self._bytes += sent_bytes() - bytes_before
+        self._counted_steps += self.steps - steps_before
+
+    def bytes_a_step(self) -> int | None:
+        """The mean, None where nothing was counted."""
+        return self._bytes // self._counted_steps if self._counted_steps else None
 
 
 def sent_bytes() -> int:

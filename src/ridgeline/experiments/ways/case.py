@@ -29,6 +29,8 @@ class WayRunner:
         units: How often a run does the work; figures are of once.
         remarks: What it says about itself.
         threads: For torch on the CPU while it runs; 0: those of the case.
+        before_turn: Called on every worker before the runs of a turn, outside of what is timed.
+        after_turn: Called after them, when every worker's runs have ended.
     """
 
     run: Callable[[], Any]
@@ -37,6 +39,8 @@ class WayRunner:
     units: int = 1
     remarks: Callable[[], WayRemarks] = WayRemarks
     threads: int = 0
+    before_turn: Callable[[], None] = nothing
+    after_turn: Callable[[], None] = nothing
 
 
 class Way(NamedTuple):

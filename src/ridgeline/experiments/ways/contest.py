@@ -138,8 +138,10 @@ class _Hold(Holding[WayRow, WayRunner]):
 
         def measure() -> Turn:
             self._peers.barrier()
+            runner.before_turn()
             seconds, failure = attempted(mean_s)
             slowest = max(own for (own,) in self._peers.gather([seconds]))
+            runner.after_turn()
             if math.isfinite(slowest):
                 return slowest, None
             return slowest, failure or RuntimeError("it failed on another worker")

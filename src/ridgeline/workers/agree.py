@@ -61,6 +61,8 @@ def failing_together(world: World, otherwise: Exception) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 - raised again once the others know
         mine = error
+    # Also where nothing failed: the others wait in this all-reduce, and a worker that skips it leaves them
+    # there.
     if largest_of_workers(float(mine is not None), world):
         raise mine or otherwise
 
@@ -102,6 +104,8 @@ def share_bytes(data: bytes, world: World) -> bytes:
     with attendance.meeting(f"a broadcast from rank {world.root()}", world):
         dist.broadcast(length, group=world.group(), group_src=0)
         size = int(length)
+        # The length goes first, since the receivers must have a tensor of the sender's size before they can
+        # receive.
         content = _to_tensor(data if world.rank == 0 else b"", max(size, 1), world.device)
         dist.broadcast(content, group=world.group(), group_src=0)
     return _to_bytes(content, size)
@@ -144,6 +148,7 @@ def share_tensors(
 def _to_tensor(data: bytes, size: int, device: torch.device) -> Tensor:
     content = torch.zeros(size, dtype=torch.uint8, device="cpu")
     if data:
+        # A `bytearray`, since torch warns of memory that cannot be written, which that of `bytes` is.
         content[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return content.to(device)
 

@@ -72,6 +72,8 @@ class Attendance:
         self._pid, self._host = os.getpid(), socket.gethostname()
         self._lock = threading.Lock()
         self._is_over = threading.Event()
+        # Before the thread's first turn: a worker that fails within half a second must not look as if it
+        # never came.
         self.publish()
         self._thread = threading.Thread(target=self._run, name="ridgeline-attendance", daemon=True)
         self._thread.start()
@@ -163,6 +165,8 @@ class Attendance:
         """
         if isinstance(error, AbsentWorkerError) or not _is_of_collective(error):
             raise error
+        # Said before the others are read: of two that lost each other, neither must take the other for the
+        # cause.
         self._is_waiting = True
         self.publish()
         mine = self.row()
@@ -202,6 +206,7 @@ class Attendance:
             within(PATIENCE_S, self._write, _STORE)
 
     def _write(self) -> None:
+        # Two writers, the thread and `publish`: the word with the larger serial has to be the one that stays.
         with self._lock:
             self._serial += 1
             self._store.set(self._key(self._rank), msgspec.json.encode(self.row()).decode())
@@ -290,6 +295,7 @@ class Attendance:
     def _read(self) -> dict[int, Row]:
         """The last word of each other worker that ever gave one."""
         keys = {rank: self._key(rank) for rank in self._ranks if rank != self._rank}
+        # `get` blocks until a key exists, so keys of workers that never came are looked up first.
         there = {rank: key for rank, key in keys.items() if self._store.check([key])}
         return {
             rank: msgspec.json.decode(self._store.get(key), type=Row) for rank, key in there.items()
@@ -302,6 +308,8 @@ class Attendance:
     def end_with(self, group: dist.ProcessGroup) -> None:
         """End the thread once the group is no more: that of some workers may go long before the job's own."""
         over = self._is_over
+        # The event and not `self`: the callback would otherwise keep this object, its thread and its store
+        # alive.
         self._on_end = weakref.ref(group, lambda _: over.set())
 
     def _is_gone(self, row: Row) -> bool:
@@ -309,6 +317,7 @@ class Attendance:
         if row.host != self._host:
             return False
         try:
+            # A process that ended stays visible until its launcher has waited for it, which may take seconds.
             return psutil.Process(row.pid).status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True

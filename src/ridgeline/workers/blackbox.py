@@ -39,6 +39,7 @@ class BlackBox:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Full size first: Python refuses to map more than the file has.
         path.write_bytes(bytes(SIZE))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SIZE)
@@ -70,6 +71,7 @@ def read_moment(path: Path) -> Moment | None:
     if not path.exists():
         return None
     data = path.read_bytes()
+    # Made, but ended before the first record: zeros are no fault of the file.
     if data == bytes(SIZE):
         return None
     if len(data) != SIZE or not data.startswith(_MAGIC):

@@ -37,6 +37,8 @@ def within(limit_s: float, call: Callable[[], T], what: str) -> T:
         except Exception as error:  # noqa: BLE001 - raised again where it is waited for
             done.set_exception(error)
 
+    # No executor of `concurrent.futures`: it joins its threads at exit, and one that hangs would hold up the
+    # process.
     threading.Thread(target=run, name="ridgeline-within", daemon=True).start()
     try:
         return done.result(limit_s)

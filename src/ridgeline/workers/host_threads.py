@@ -44,5 +44,6 @@ def mkl_dynamic() -> MklDynamic | None:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         return MklDynamic(library.mkl_serv_get_dynamic, library.MKL_Set_Dynamic)
+    # `OSError`: the file has another name on this platform; `AttributeError`: torch was built without MKL.
     except (OSError, AttributeError):
         return None

@@ -149,6 +149,8 @@ def _all_end() -> bool:
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
     end = time.monotonic() + GATHER_S
     try:
+        # By counting in the store: a barrier would be a collective on the very communicator that may be
+        # stuck.
         num_there = store.add("ridgeline/at its end", 1)
         num_all = dist.get_world_size(group=dist.group.WORLD)
         while num_there < num_all and time.monotonic() < end:
@@ -189,6 +191,7 @@ def _deadline(seconds: int) -> Iterator[None]:
 
 
 def _release(*, wait: bool) -> None:
+    # A copy, since closing one resource may drop others, and a set must not change while it is iterated.
     for resource in list(_to_close):
         # A device that failed says so to everybody who touches it; the rest must be closed all the same.
         with contextlib.suppress(*(() if wait else (RuntimeError,))):

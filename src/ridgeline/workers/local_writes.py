@@ -29,6 +29,7 @@ class LocalWrites:
     def note(self) -> None:
         """What was written until now is known."""
         self._versions = sum(map(_version, self._parameters))  # each of them only grows
+        # Assigning to `.data` moves a parameter without a change of its version.
         self._addresses = [*map(Tensor.data_ptr, self._parameters)]
         self._held = [*map(getitem, self._holders, self._names)]
         self._state, self._groups = self._optimizer.state, self._optimizer.param_groups

@@ -93,9 +93,13 @@ class World:
         joins = os.environ.get(JOIN, "")
         is_started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
         if not dist.is_initialized() and (is_started or joins):
+            # In the memory of this process: one that joins a running training has no rendezvous to ask for a
+            # store.
             alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
             dist.init_process_group(
                 "nccl" if kind == "cuda" else "gloo",
+                # NCCL makes its communicator now, so that a worker that cannot connect fails here and not in
+                # its first step.
                 device_id=place if kind == "cuda" else None,
                 **({} if is_started else alone),
             )

@@ -60,8 +60,8 @@ class World:
         An already initialised process group is used as it is. A worker that takes part in a training that
         runs (see `joins`, which the environment says) is in a group of its own. A group initialised here is
         left at interpreter exit. Captured graphs are closed before either is destroyed, and at exit. On the
-        CPU this process keeps the memory that it frees (see `host_memory`), and the threads that carry
-        messages preempt no thread (see `message_threads`).
+        CPU this process keeps the memory that it frees (see `host.memory`), and the threads that carry
+        messages preempt no thread (see `host.message_threads`).
 
         Args:
             threads: Threads for torch on the CPU; 0 leaves the number as it is.

@@ -5,6 +5,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
 
+from ridgeline.workers import bounded
 from ridgeline.workers.bounded import within
 
 
@@ -28,3 +29,17 @@ def test_what_does_not_return_is_given_up() -> None:
             within(0.05, end.wait, "the store")
     finally:
         end.set()
+
+
+def test_an_answer_that_comes_as_the_wait_ends_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no time-out, which would be none that callers of a store expect."""
+
+    class LateFuture(bounded.Future):
+        def result(self, timeout: float | None = None) -> object:
+            found = super().result()
+            if timeout is not None:
+                raise FutureTimeoutError
+            return found
+
+    monkeypatch.setattr(bounded, "Future", LateFuture)
+    assert within(60.0, lambda: 7, "the store") == 7

@@ -43,6 +43,6 @@ def within(limit_s: float, call: Callable[[], T], what: str) -> T:
     try:
         return done.result(limit_s)
     except FutureTimeoutError:
-        if done.done():  # the call's own
-            raise
+        if done.done():  # the time-out was the call's own, or the answer came at the very end
+            return done.result()
     raise RuntimeError(f"no answer from {what} for {units.seconds(limit_s)}")

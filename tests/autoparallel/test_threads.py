@@ -155,6 +155,31 @@ def test_the_caller_s_settings_are_left_alone(program: Program) -> None:
         torch.set_num_threads(before)
 
 
+def test_a_call_that_waited_for_its_turn_leaves_the_settings_alone(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it puts back is what there is when its turn comes, not what the call before had set meanwhile."""
+
+    class Turn:
+        def __enter__(self) -> None:
+            torch.set_num_threads(2)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    lane_of = [index % 2 for index in range(len(program.operations))]
+    threads = ThreadProgram(program, scheduled(program, lane_of, 2))
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads, "_lock", Turn())
+    try:
+        torch.set_num_threads(1)
+        threads(torch.randn(8, 8), torch.randn(8, 8))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+        threads.close()
+
+
 def test_the_timeline_is_that_of_the_last_call(program: Program) -> None:
     """One span a piece, on its lane, from the beginning of the first."""
     lanes = [index % 2 for index in range(len(program.operations))]

@@ -85,8 +85,9 @@ class ThreadProgram:
         Cost: Some 10 us a piece of the schedule, and the time that threads take to wake up.
         """
         environment = self.program.bind(*args)
-        before = torch.get_num_threads()
         with self._lock, torch.no_grad():
+            # Asked only now: a call in another thread has the number changed while it has its turn.
+            before = torch.get_num_threads()
             set_threads(self._threads)
             try:
                 for segment, reads, writes, lane, name in self._steps:

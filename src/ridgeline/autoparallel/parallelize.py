@@ -53,7 +53,7 @@ def parallelize(
         fn: Function or module with positional arguments.
         example_inputs: A tuple of its arguments (nests of tensors), or the only one.
         devices: Where operations may run; None: where the inputs and the state are.
-        lanes: Most lanes on one device; default: cores, at most 4, or 8 streams.
+        lanes: Most lanes on one device; default: cores, at most 4, or 31 streams.
         mode: `auto` measures; `serial` runs one operation after the other; `parallel` takes the best way on
             several lanes even if it gains nothing.
         machine: Its measured links are used between devices; None: they are measured now.

@@ -62,13 +62,17 @@ def measure_costs(
     known = _measured if known is None else known
     environment = _private(program, program.bind(*args))
     keep = range(len(environment))
+    # Values are kept for whoever reads them later, and given up after that: all at once may not fit on the
+    # device.
     readers_left = {slot: len(users) for slot, users in program.users.items()}
     devices = {operation.device for operation in program.operations}
     gpus = [device.index for device in devices if device.type == "cuda"]
     clocks: dict[torch.device, GraphClock] = {}
     found: list[NodeCost] = []
+    # Operations that draw random numbers run many times here, which must not move the caller's generators.
     with torch.random.fork_rng(devices=gpus), torch.no_grad():
         for index, operation in enumerate(program.operations):
+            # Everything is kept, since a segment that empties what it reads could run only once.
             segment = program.segment([index], keep=keep)
             key = cost_key(operation, threads)
             if key not in known:
@@ -78,6 +82,7 @@ def measure_costs(
                     known[key] = _gpu_cost(operation, segment, trial, clock)
                 else:
                     known[key] = _cpu_cost(segment, trial, threads)
+            # Once more where the cost was known already: the operations behind it need its values.
             segment(environment)
             found.append(known[key])
             for slot in operation.reads:
@@ -137,13 +142,18 @@ def _gpu_cost(
     """By graphs of many runs; between events where a graph cannot hold the operation."""
     run = functools.partial(segment, environment)
     run()
+    # The call before loads the kernel and has libraries choose theirs, which is no cost of the operation.
     count = _count(clock.queued_s(run, 2))
     if not is_capturable(operation):
         return NodeCost(clock.queued_s(run, count))
+    # An environment for each row: in a shared one a row would free what another, on its own stream, still
+    # writes.
     branches = [functools.partial(segment, list(environment)) for _ in range(max(BRANCHES))]
     fill = 1.0
     try:
         row_s = clock.row_s(run, count)
+        # The least of both: a few rows can miss room that many show, and neither can show room that is not
+        # there.
         for number in BRANCHES:
             rows_s = clock.side_by_side_s([*branches[:number]], count)
             fill = min(fill, fill_of(row_s, rows_s, number))
@@ -160,6 +170,7 @@ def _gpu_cost(
 
 def _cpu_cost(segment: Segment, environment: Environment, threads: int) -> NodeCost:
     """The least of some rounds with so many threads: whatever else runs can only add to it."""
+    # On a lane an operator has fewer threads than here, and one that uses all takes a fraction of the time.
     before = torch.get_num_threads()
     set_threads(threads)
     try:
@@ -195,6 +206,7 @@ def _private(program: Program, environment: Environment) -> Environment:
 def _on_copies(operation: Operation, environment: Environment) -> Environment:
     """For an operation that writes in place an environment in which it may do so again and again."""
     trial = list(environment)
+    # What it writes would grow or overflow over hundreds of runs, and all later operations would read that.
     if any(writes(member) for member in operation.members):
         for slot in operation.reads:
             if isinstance(trial[slot], Tensor):

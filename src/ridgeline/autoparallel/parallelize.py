@@ -76,6 +76,7 @@ def parallelize(
             f"wanted mode 'auto', 'serial' or 'parallel' for parallelize, got {mode!r}; use one of these"
         )
     args = as_arguments(example_inputs)
+    # Read before it is traced: a function that changes something in Python must not have run by then.
     guards, program = _read_and_traced(fn, args)
 
     def offer_for(program: Program, args: tuple[Any, ...]) -> Offer:
@@ -87,6 +88,7 @@ def parallelize(
     if serves_gradients:
         halves = trace_halves(fn, args, program)
         offered = offer_halves(halves, args, offer_for)
+        # Forward alone says nothing of the backward program, whose gradients and time count as much.
         as_tried = partial(differentiated, wanted=halves.wanted)
     else:
         offered = offer_for(program, args)
@@ -143,6 +145,7 @@ class Parallel(Closing):
             raise PlanError(
                 "wanted to call a parallelized function, got one that was closed; keep it open for calls"
             )
+        # As written won: the function itself needs no guard.
         if self._call is None:
             return self._fn(*args)
         refusal = self._guard.refusal(args)

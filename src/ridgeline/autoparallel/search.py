@@ -68,6 +68,7 @@ def search(
         choice = _choose(measured, mode, rows)
         name = choice.name
     finally:
+        # Also after an error: threads and graphs of ways that nobody uses would stay.
         for other, call in calls.items():
             if other != name:
                 close_call(call)
@@ -99,6 +100,7 @@ def _choose(
         )
     if SERIAL not in measured:
         return ParallelChoice(name=AS_WRITTEN, times_faster=1.0, reason=rows[SERIAL].note)
+    # In two steps: several lanes must gain over one lane, and the winner over the function as it was written.
     first = choose({name: own for name, own in measured.items() if name != AS_WRITTEN})
     final = choose({name: measured[name] for name in (AS_WRITTEN, first.name)}, AS_WRITTEN)
     if final.name == AS_WRITTEN:

@@ -79,6 +79,7 @@ def candidates(
     if widest.num_lanes <= min(most_lanes, MOST_STREAMS):
         tried["concurrent"] = widest
     merged = widest
+    # From many to few: a merge of lanes that are merged already is cheap, and asks the clock less.
     counts = {min(count, most_lanes, MOST_STREAMS) for count in (*LANE_COUNTS, widest.num_lanes)}
     for count in sorted(counts, reverse=True):
         if count <= merged.num_lanes:  # each begins where the one with more lanes ended

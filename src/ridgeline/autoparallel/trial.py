@@ -51,10 +51,13 @@ def compare(fn: Call, way: Call, program: Program, args: tuple[Any, ...]) -> Cal
         for index in range(NUM_CALLS):
             given = _with_gradients(perturbed_inputs(plain, index), args)
             expected, got = (_outcome(run, given, program, saved, index) for run in (fn, way))
+            # By the types of arguments and results: 16 bits anywhere on the way make sums of another order
+            # differ more.
             tolerance = tolerance_of(pytree.tree_leaves((args, expected)))
             difference, where = largest_difference(expected, got, PARTS, least_size=LEAST_SIZE)
             if index == 0 or difference > worst.difference:
                 worst = CallComparison(difference, tolerance, f"{where} of call {index + 1}")
+            # Another structure, or a NaN on one side: further calls can show nothing worse.
             if math.isinf(difference):
                 break
     return worst
@@ -90,6 +93,7 @@ def take_turns(
         for turn in range(TURNS):
             if turn >= LEAST_TURNS and time.perf_counter() - begin > LIMIT_S:
                 break
+            # Back and forth, so that a device that warms up or slows down favours none of them.
             for name in ways if turn % 2 == 0 else reversed(list(ways)):
                 samples[name].append(block(ways[name], counts[name]))
     return samples
@@ -100,6 +104,7 @@ def _outcome(
 ) -> Any:
     """Copies of what a call gives and leaves: result, state, gradients."""
     saved.restore_tensors()
+    # Both have the same state and draw the same numbers, or differences would say nothing.
     seed_all(index)
     given = _with_gradients(args, args)
     result = pytree.tree_map_only(Tensor, _copied, run(*given))

@@ -105,12 +105,14 @@ def offer_halves(
     with preserved(list(halves.forward.state.values())):
         plain = pytree.tree_map_only(torch.Tensor, torch.detach, args)
         results, saved = halves.forward.run(*plain)
+    # Costs of backward depend on shapes, hardly on values: any gradient of the right shape will do.
     ones = [torch.ones_like(results[index]) for index in halves.roots]
     backward = offer_for(halves.backward, (*saved, *ones))
     first = {way.name: way for way in forward.ways}
     second = {way.name: way for way in backward.ways}
 
     def way(name: str) -> ProgramWay:
+        # A half without independent parts has the serial way only, and may go with any of the other's.
         one, two = first.get(name, first[SERIAL]), second.get(name, second[SERIAL])
         return ProgramWay(
             name,
@@ -149,6 +151,7 @@ def _on_threads(program: Program, costs: Sequence[NodeCost], lanes: int) -> Offe
         predicted = run_schedule(costs, schedule, sync_s=sync_s).makespan
         if schedule.num_lanes <= 1:  # none where the program has no operations
             return ProgramWay(name, schedule, predicted, lambda: program.run)
+        # Lanes share the process's threads; with all for each, operators would wait for each other's cores.
         own = max(1, threads // schedule.num_lanes)
         return ProgramWay(
             name, schedule, predicted, lambda: ThreadProgram(program, schedule, threads=own)
@@ -203,6 +206,7 @@ def _on_devices(
         placements["HEFT"] = chosen
     serial = serial_schedule(program.dag)
     one_by_one_s = sum(cost.seconds for cost in costs)
+    # With moves at their full cost: as written the host waits for each of them.
     ways = [ProgramWay(SERIAL, serial, one_by_one_s, lambda: program.run)]
     for name, placement in placements.items():
         made = DeviceProgram(program, placement, devices)
@@ -231,6 +235,7 @@ def _pinned(program: Program, devices: Sequence[torch.device]) -> dict[int, int]
         places |= {
             program.operations[made[slot]].device for slot in operation.reads if slot in made
         }
+        # What reads from two devices moves a value itself, to where the trace says.
         if len(places) > 1 or operation.device.type == "cpu":
             pinned.add(index)
     return {index: devices.index(program.operations[index].device) for index in sorted(pinned)}
@@ -283,6 +288,7 @@ class CapturedProgram:
 
     def __init__(self, program: Program, schedule: Schedule, args: tuple[Any, ...]) -> None:
         self._program = program
+        # Assigning `.grad` is Python, which a replay does not do again.
         streams = StreamProgram(program.returning_grads() if program.grads else program, schedule)
         with preserved(list(program.state.values())):
             self._graph = streams.capture(args)

@@ -36,12 +36,16 @@ class Accesses:
 
     def __init__(self, graph: fx.Graph, real: Mapping[fx.Node, Tensor]) -> None:
         self._storages: dict[Any, Memory] = {}
+        # By address of the storage object, as tensors without data have no `data_ptr` that distinguishes
+        # them.
         self._kept: list[Any] = []  # storages whose address must not be given to another one
         self._of: dict[fx.Node, frozenset[Memory]] = {}
         for node in graph.nodes:
             memories = {self._number(value) for value in _tensors(node.meta.get("val"))}
             if node in real:
                 memory = self._number(real[node])
+                # Views of it in the graph share the storage without data, and have to lead to the real one,
+                # too.
                 for value in _tensors(node.meta.get("val")):
                     self._storages[value.untyped_storage()._cdata] = memory  # noqa: SLF001
                 memories = {memory}
@@ -63,6 +67,7 @@ class Accesses:
         """Whether it computes nothing: it takes an item, or looks at an argument's memory in another way."""
         if node.op != "call_function":
             return False
+        # Not by its memory: the items of an operator with several results have storages of their own.
         if node.target is operator.getitem:
             return True
         if writes(node) or not self._of[node]:
@@ -108,6 +113,7 @@ def _written_arguments(node: fx.Node) -> list[fx.Node]:
             given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
             found += _nodes(given)
     hidden = _HIDDEN_WRITES.get(str(node.target))
+    # In evaluation the statistics are only read, and calls need not be kept in order.
     if hidden is not None and node.args[5]:
         found += _nodes([node.args[index] for index in hidden])
     return found

@@ -68,6 +68,7 @@ def descendants(dag: Dag) -> list[int]:
     """
     found = [0] * dag.num_nodes
     children = dag.children()
+    # Edges lead to higher numbers, so that all children are complete when their parents are looked at.
     for u in reversed(range(dag.num_nodes)):
         mask = 0
         for v in children[u]:
@@ -86,6 +87,7 @@ def minimum_equivalent(dag: Dag) -> Dag:
     reached = descendants(dag)
     kept: list[Edge] = []
     for u, children in enumerate(dag.children()):
+        # Where another child leads to it, the order is kept without the edge.
         beyond = 0
         for v in children:
             beyond |= reached[v]

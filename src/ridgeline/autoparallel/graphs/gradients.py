@@ -53,6 +53,8 @@ def trace_halves(fn: Call, args: tuple[Any, ...], program: Program) -> Halves:
     Raises:
         CaptureError: a result is an argument or state itself, or backward cannot be traced.
     """
+    # Out of an operator of ours such a result would come as another tensor than the one that the function
+    # gives.
     if any(slot in program.sources for slot in program.outputs) or program.returns_views:
         raise CaptureError(
             "wanted results that are computed, got one that is an argument or state itself, or a view of it; "
@@ -66,8 +68,11 @@ def trace_halves(fn: Call, args: tuple[Any, ...], program: Program) -> Halves:
     def joint(args: tuple[Any, ...], tangents: list[Tensor]) -> tuple[Any, Any]:
         result = fn(*args)
         tensors = _tensors(result)
+        # Known only while it is traced: results without gradients have no tangent, and autograd refuses them.
         roots[:] = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
         ends = [_tensors(args)[index] for index in given]
+        # A parameter may be used in another branch than that of this call; it gets None, as from
+        # `.backward()`.
         grads = torch.autograd.grad(
             [tensors[index] for index in roots], [*ends, *wanted], tangents, allow_unused=True
         )
@@ -119,14 +124,17 @@ def _cut(flat: FlatProgram, num_results: int, num_tangents: int) -> tuple[FlatPr
             len(late) > num_tangents or late & set(node.all_input_nodes)
         ):
             late.add(node)
+    # A detached result would be a value of the backward part, although forward has computed it.
     ends = [_undetached(end) for end in pytree.tree_leaves(flat.graph.graph.output_node().args)]
     results, grads = ends[:num_results], ends[num_results:]
     needed = dict.fromkeys(
         value
         for node in [*(n for n in nodes if n in late and n.op == "call_function")]
         for value in node.all_input_nodes
+        # Constants of the graph are copied into both parts, and need not be saved.
         if value not in late and value.op != "get_attr"
     )
+    # A gradient that depends on no tangent (a constant one) is computed in forward and handed on.
     needed |= dict.fromkeys(grad for grad in grads if grad not in late)
     state = dict(zip(places, flat.state.items(), strict=False))
     saved = [node for node in needed if node not in state]
@@ -222,6 +230,7 @@ class _Apply(torch.autograd.Function):
         num_inputs = len(tensors) - len(call.halves.wanted)
         results, saved = call.forward(*tensors[:num_inputs])
         ctx.call, ctx.num_inputs = call, num_inputs
+        # Not as attributes: only saved tensors are freed with the graph, and watched for writes in place.
         ctx.save_for_backward(*saved)
         roots = call.halves.roots
         ctx.mark_non_differentiable(*(r for i, r in enumerate(results) if i not in roots))
@@ -236,6 +245,7 @@ class _Apply(torch.autograd.Function):
 def _backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
     """What autograd asks for: nothing for the call itself, then gradients of inputs and of state."""
     halves = ctx.call.halves
+    # The trace had dense gradients; autograd hands in expanded ones for sums and means.
     (grads,) = ctx.call.backward(
         *ctx.saved_tensors, *(tangents[index].contiguous() for index in halves.roots)
     )

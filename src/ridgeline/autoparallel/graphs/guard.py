@@ -61,8 +61,10 @@ class Guard:
     ) -> None:
         leaves, self._structure = pytree.tree_flatten(args)
         self._specs = [_spec(leaf) for leaf in leaves]
+        # Plain arguments are their own leaves: to flatten them in every call would only take time.
         self._is_flat = self._structure == pytree.tree_structure(tuple(leaves))
         self._fn = fn
+        # By modes, since code may ask for them; kept, since to read a function takes torch's compiler long.
         self._guards: dict[tuple[bool, bool], Guards | None] = {_modes(): guards}
         self._first = guards
         self._settings = _settings()
@@ -90,6 +92,7 @@ class Guard:
             return "gradients"
         if [tensor.requires_grad for tensor in self._state] != self._needed:
             return "changed"
+        # The program sets gradients where the function would add to those that are there.
         if any(tensor.grad is not None for tensor in self._grads):
             return "gradients"
         # An input that is also state, which is written: the program knows them as two variables.
@@ -119,6 +122,7 @@ class Guard:
         except UnreadableError:
             return None
         first = self._first
+        # Equal guards are not enough: the same values can be read by another branch of the code.
         is_same = guards.graph == first.graph and guards.places == first.places
         return guards if is_same else None
 

@@ -55,6 +55,8 @@ def compile_move(program: Program, index: int, keep: Collection[int]) -> Segment
     wanted = {*keep, *program.outputs, *program.users}
     exported = frozenset(wanted.intersection(operation.makes))
     name = f"move of {argument.name}"
+    # In three parts, since the copy in the middle is made by `begin_copy` and not by the operator of the
+    # trace.
     before = compile_segment(
         SegmentSource(operation.members[:place], slot_of, frozenset({source}), frozenset()), name
     )
@@ -69,6 +71,7 @@ def compile_move(program: Program, index: int, keep: Collection[int]) -> Segment
         before(environment)
         environment[slot] = begin_copy(environment[source], memory_format)
         after(environment)
+        # Only the views behind it are read, and hold the memory themselves.
         if slot not in exported:
             environment[slot] = None
 

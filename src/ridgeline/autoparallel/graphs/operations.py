@@ -63,6 +63,7 @@ def group(graph: fx.Graph, accesses: Accesses, slot_of: dict[fx.Node, int]) -> G
         if node.op != "call_function":
             continue
         owners = {owner.get(value, -1) for value in node.all_input_nodes}
+        # Views of inputs have no operation to belong to yet; each reader makes them itself, on its own lane.
         if accesses.is_view(node) and owners == {-1}:
             floating.add(node)
         elif accesses.is_view(node) and len(owners) == 1:
@@ -70,6 +71,8 @@ def group(graph: fx.Graph, accesses: Accesses, slot_of: dict[fx.Node, int]) -> G
             parts[owner[node]].append(node)
         else:
             owner[node] = len(parts)
+            # A view of what two operations made (a list of both) needs both, so it is an operation of its
+            # own.
             parts.append([*_before(node, floating), node])
     late = _before(graph.output_node(), floating)
     return Grouping(tuple(_operation(part, owner, slot_of) for part in parts), tuple(late))
@@ -141,6 +144,8 @@ def depend(
         written_memory |= written
         for memory in (*read, *accesses.of(operation.node)):
             users[memory][index] = None
+            # Whoever reads or writes comes after the last write; whoever writes also after all reads since
+            # then.
             if memory in writer:
                 edges.add((writer[memory], index))
             if memory in written:
@@ -149,6 +154,8 @@ def depend(
             else:
                 readers[memory].append(index)
         if is_random(operation.node):
+            # One generator a device: numbers are those of the function only where they are drawn in its
+            # order.
             if operation.device in last_random:
                 edges.add((last_random[operation.device], index))
             last_random[operation.device] = index

@@ -40,6 +40,7 @@ def trace_program(fn: Callable[..., Any], example_inputs: Any) -> "Program":
         CaptureError: it depends on the values of tensors, writes into an argument, an input or output is no
             tensor, or an optimizer steps in it.
     """
+    # A hook and no check afterwards: the trace of a step already changes the optimizer's state.
     hook = register_optimizer_step_pre_hook(_refuse_optimizer)
     try:
         return Program(flatten_program(fn, example_inputs, gradients=True, one_device=False))
@@ -75,6 +76,7 @@ class Program:
 
     def __init__(self, flat: FlatProgram) -> None:
         graph = flat.graph.graph
+        # Before slots are numbered and memory is looked at: both go by the nodes that are left.
         tidy(graph)
         split_backward(graph)
         flat.graph.recompile()
@@ -204,10 +206,13 @@ class Program:
             for slot in self.operations[index].reads
             if slot not in kept
             and slot in last
+            # With several last readers on different lanes nobody knows which comes last; it goes with the
+            # environment.
             and len(last[slot]) == 1
             and last[slot][0] in inside
         }
         exported = {slot for slot in made if slot in kept or self.users.get(slot, set()) - inside}
+        # All operations of a segment were traced on one device: whoever makes one splits by it.
         home = self.operations[operations[0]].device if operations else None
         text = SegmentSource(
             tuple(nodes), self.slot_of, frozenset(exported), frozenset(emptied), device, home
@@ -249,6 +254,8 @@ class Program:
 
     def returning_grads(self) -> "Program":
         """The same program, whose results are (result, gradients) instead of setting `.grad`."""
+        # A shallow copy: operations, edges and compiled segments are the same, only the end of a call
+        # differs.
         other = copy.copy(self)
         other._sets_grads = False  # noqa: SLF001 - a copy of this one
         return other
@@ -324,6 +331,7 @@ def tidy(graph: fx.Graph) -> None:
         elif node.target in _LIFTS and all(_only_reads(user) for user in node.users):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+    # Random operators stay though nobody reads them: the generator has to move on as it does in the function.
     graph.eliminate_dead_code(is_impure_node=must_stay)
 
 

@@ -63,6 +63,7 @@ def compile_segment(text: SegmentSource, name: str) -> Segment:
         lines.append(f"t{slot} = {_call(node, text, names)}")
         if slot in text.exported:
             lines.append(f"v[{slot}] = t{slot}")
+        # Local variables would keep values until the function returns, and with that the peak of the memory.
         ended = [v for v in dict.fromkeys((*node.all_input_nodes, node)) if last[v] == position]
         lines += [f"t{text.slot_of[value]} = None" for value in ended]
     body = "\n    ".join(lines or ["pass"])
@@ -88,6 +89,7 @@ def _call(node: fx.Node, text: SegmentSource, names: dict[str, Any]) -> str:
 def _argument(value: Any, text: SegmentSource, names: dict[str, Any]) -> str:
     if isinstance(value, fx.Node):
         return f"t{text.slot_of[value]}"
+    # Not floats: `repr` of an infinity or a NaN is a name that Python does not know.
     if value is None or isinstance(value, bool | int | str):
         return repr(value)
     if isinstance(value, Sequence) and _has_node(value):

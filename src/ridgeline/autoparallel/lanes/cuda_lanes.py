@@ -41,6 +41,7 @@ class CudaLanes:
             key=lambda device: device.index,
         )
         self._routes = tuple(routes)
+        # Streams are made once: torch hands out the same 32 by turns, and new ones could be another lane's.
         self._own = [_streams_of(route) if route.is_own else () for route in routes]
         # Events are made once: making one costs the host more than recording it.
         self._forks = {device: torch.cuda.Event() for device in self._devices}
@@ -57,6 +58,8 @@ class CudaLanes:
             current = torch.cuda.current_stream(device)
             self._current[device] = current
             self._forks[device].record(current)
+        # Also lanes that run nothing in this call: under capture a stream that was not forked could not be
+        # joined.
         for stream in self._ends:
             stream.wait_event(self._forks[stream.device])
 
@@ -76,6 +79,7 @@ class CudaLanes:
         if event is None:
             return  # A node on the CPU is done when it has been issued.
         if self._entered:
+            # The first is that of the source: a copy between two GPUs begins there.
             self._entered[0].wait_event(event)
         else:
             event.synchronize()
@@ -86,6 +90,7 @@ class CudaLanes:
             event = self._events[node]
             if event is None:
                 event = self._events[node] = torch.cuda.Event()
+            # The last is that of the target, where a copy is complete.
             event.record(self._entered[-1])
 
     def join(self) -> None:

@@ -96,6 +96,7 @@ class DeviceProgram:
             dtype to it, and for copies of pinned memory.
         """
         environments: list[Environment] = [self.program.bind(*args)]
+        # One for each device: a slot holds the original on one and its copy on another.
         environments += [list(environments[0]) for _ in self._devices[1:]]
         carry_out(self._lanes, self._work, environments)
         for slot, device in self._outputs:
@@ -135,6 +136,7 @@ class DeviceProgram:
         """Operations of one lane, split by the device on which they were traced: they make tensors there."""
         found: list[Work] = []
         for _, part in itertools.groupby(operations, lambda i: self.program.operations[i].device):
+            # By device of the trace, since a segment exchanges one device for one other.
             segment = self.program.segment(
                 list(part), keep=self._kept, device=self._devices[target]
             )
@@ -150,6 +152,7 @@ def traffic_of(
     Raises:
         ScheduleError: an input or state is on none of the devices.
     """
+    # Reversed, so that of a device that is named twice the first place counts.
     number = {device: index for index, device in reversed(list(enumerate(devices)))}
     nodes = list(program.graph.graph.nodes)
     homes: dict[int, int] = {}
@@ -171,6 +174,7 @@ def traffic_of(
             if _device_of(nodes[slot]) in (operation.device, None):
                 continue
             as_they_are.add((index, slot))
+            # A number on the CPU may be an argument of any operator on a GPU; only alone is it what is moved.
             if not _is_number(nodes[slot]) or len(operation.reads) == 1:
                 crossings[index] = owner[slot]
     moves = frozenset(

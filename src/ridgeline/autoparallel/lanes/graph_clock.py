@@ -23,6 +23,7 @@ def fill_of(row_s: float, side_by_side_s: float, branches: int) -> float:
 
     Rows that do not notice each other take as long as one; rows that fill the device take turns.
     """
+    # An operator that launches nothing (an allocation) leaves an empty graph.
     if row_s <= 0.0:
         return 1.0
     return min(1.0, max(LEAST_FILL, side_by_side_s / (branches * row_s)))
@@ -113,6 +114,7 @@ class GraphClock:
         graph = torch.cuda.CUDAGraph()
         self._record(graph, work)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            # The first replay uploads the graph, which takes longer than those after it.
             graph.replay()
             seconds = self._between_events(graph.replay, REPLAYS) / REPLAYS
         torch.cuda.synchronize(self._device)
@@ -128,6 +130,8 @@ class GraphClock:
         ):
             # Operators that only allocate make a graph without nodes, of which torch warns.
             warnings.filterwarnings("ignore", message=".*[Gg]raph is empty.*")
+            # Other threads (a loader, a communicator's watchdog) may call CUDA meanwhile without failing the
+            # capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()

@@ -45,6 +45,7 @@ def pieces(schedule: Schedule) -> tuple[IssuedPiece, ...]:
             open_piece[lane] = []
             found.append((lane, open_piece[lane]))
         open_piece[lane].append(node)
+        # Nodes behind it would be part of what others wait for, though they need not be.
         if node in signals:
             del open_piece[lane]
     return tuple(

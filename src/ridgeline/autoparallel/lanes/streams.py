@@ -36,6 +36,7 @@ class StreamProgram:
     """
 
     def __init__(self, program: Program, schedule: Schedule, *, lanes: Lanes | None = None) -> None:
+        # A missing wait gives wrong results only now and then, so schedules are proved before they run.
         check_schedule(program.dag, schedule)
         self.program = program
         self.schedule = schedule

@@ -71,6 +71,7 @@ class ThreadProgram:
         self.schedule = schedule
         self._threads = threads
         self._engine = _engine(schedule.num_lanes, threads)
+        # Threads of the engine hold it alive; they end with this object though nobody closes it.
         self._close = weakref.finalize(self, self._engine.close)
         self._lock = threading.Lock()
         self._lanes = [self._engine.variable(lane) for lane in schedule.lanes]
@@ -109,6 +110,7 @@ class ThreadProgram:
     def timeline(self) -> Timeline:
         """The pieces of the last call on their lanes, from its first one."""
         recorded = self._engine.timeline("parallelize")
+        # The engine records all calls; only the last one's pieces are asked for.
         spans = [span for span in recorded.spans if span.name != _PREPARE][-len(self._steps) :]
         begin = min((span.start_ns for span in spans), default=0)
         shifted = tuple(
@@ -132,6 +134,7 @@ class ThreadProgram:
 
     def _recover(self) -> None:
         """Wait for what still runs, and make the variables usable for the next call."""
+        # Errors first: a wait for a variable that holds one would raise it again.
         for variable in {v for step in self._steps for v in step.writes}:
             self._engine.clear_error(variable)
         for variable in self._lanes:
@@ -217,6 +220,7 @@ def measure_sync_s() -> float:
 
 
 def _engine(num_lanes: int, threads: int) -> Engine:
+    # No limit: a push that waits for room would wait for pieces that are pushed after it.
     engine = Engine(max_pending=1 << 30)
     before = torch.get_num_threads()
     for lane in range(1, num_lanes):

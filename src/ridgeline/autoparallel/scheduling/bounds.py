@@ -46,6 +46,7 @@ def find_bounds(
     links: dict[tuple[int, int], float] = {}
     for t in transfers:
         pair = (t.source, t.target)
+        # Both directions of a link carry at once, so each is a bound of its own.
         links[pair] = links.get(pair, 0.0) + (t.end - t.start)
     return Bounds(
         critical_path_s=critical_path(dag, [cost.seconds for cost in costs]),

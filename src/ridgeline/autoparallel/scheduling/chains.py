@@ -60,6 +60,7 @@ def share_lanes(dag: Dag, assignment: Assignment) -> Assignment:
     first = [-1] * assignment.num_lanes
     last = [-1] * assignment.num_lanes
     for node, lane in enumerate(assignment.lane_of):
+        # On a lane nodes follow each other in issue order, so the first and the last seen are its ends.
         first[lane] = node if first[lane] < 0 else first[lane]
         last[lane] = node
     starts = sum(1 << node for node in first)

@@ -51,6 +51,7 @@ def _measure(source: torch.device, target: torch.device) -> tuple[float, float]:
     """Latency in seconds, and seconds a byte."""
     small, large = (_copy_s(source, target, size) for size in SIZES)
     rate = max(0.0, large - small) / (SIZES[1] - SIZES[0])
+    # Noise can make the small copy faster than the rate allows; a negative latency would make copies free.
     return max(0.0, small - rate * SIZES[0]), rate
 
 
@@ -60,6 +61,7 @@ def _copy_s(source: torch.device, target: torch.device, num_bytes: int) -> float
     pins = source.type == "cuda" and target.type == "cpu"
     there = torch.empty(num_bytes, dtype=torch.uint8, device=target, pin_memory=pins)
     samples: list[float] = []
+    # The first copy pays for setting up peer access and mapping memory, and is left out.
     for _ in range(COPIES + 1):
         _synchronize(source, target)
         begin = time.perf_counter()

@@ -35,6 +35,7 @@ def list_schedule(
     ranks = upward_ranks(dag, seconds)
     parents, children = dag.parents(), dag.children()
     left = [len(before) for before in parents]
+    # By number among equals, so that all workers and all runs make the same schedule.
     ready = [(-ranks[node], node) for node in range(dag.num_nodes) if not left[node]]
     heapq.heapify(ready)
     idle = set(range(num_lanes))

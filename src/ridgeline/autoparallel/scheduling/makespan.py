@@ -97,6 +97,7 @@ class _Clock:
         self.sync_s = sync_s
         shared = _Device()
         numbers = [0] * schedule.num_lanes if devices is None else devices
+        # One entry for each number: lanes of one device have to share its fill and its clock.
         made = {number: shared if devices is None else _Device() for number in numbers}
         self.devices = list(made.values())
         self.device_of = [made[numbers[lane]] for lane in schedule.lane_of]
@@ -134,6 +135,7 @@ class _Clock:
         device.advance(now)
         self.starts[node] = now
         seconds, fill = self.costs[node]
+        # On the device's own clock: it never changes, whatever else begins or ends before.
         heapq.heappush(device.ends, (device.virtual + seconds, node))
         device.fill += fill
 

@@ -21,6 +21,7 @@ def maximum_matching(neighbours: Sequence[int]) -> list[int]:
     for mask in neighbours:
         free |= mask
     for left, mask in enumerate(neighbours):
+        # A greedy start pairs most vertices, so that few phases are left.
         if open_to := mask & free:
             free ^= _pair(left, open_to, right_of, left_of)
     while layers := _layers(neighbours, right_of, left_of, free):
@@ -82,6 +83,7 @@ def _augment(
             path.pop()
             continue
         bit = open_to & -open_to
+        # Also where the path turns out to be a dead end: paths of one phase share no vertex.
         layers[depth] ^= bit
         path[-1] = (here, bit)
         if depth < len(layers) - 1:

@@ -74,6 +74,7 @@ def _fold(
     until = [0.0] * count
     folded = [0] * assignment.num_lanes
     for lane in sorted(range(assignment.num_lanes), key=lambda lane: (first[lane], lane)):
+        # The lane that is free first waits least for what its new nodes come after.
         target = min(range(count), key=lambda index: (until[index], index))
         folded[lane] = target
         until[target] = max(until[target], first[lane]) + work[lane]
@@ -105,6 +106,8 @@ class _Merger:
             kept, gone = pair
             self._lane_of = [kept if lane == gone else lane for lane in self._lane_of]
             lanes.remove(gone)
+            # Values of pairs that are left are too low or too high by now; `_best` looks at them again before
+            # use.
             pairs = {p: value for p, value in pairs.items() if gone not in p}
             for lane in lanes:
                 if lane != kept:

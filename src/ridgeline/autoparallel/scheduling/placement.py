@@ -117,6 +117,7 @@ class _Busy:
         """The first time from `ready` on at which there are `seconds` to spare."""
         spans = self._spans
         index = bisect_left(spans, (ready, ready))
+        # The span before may still be running at `ready`; all earlier ones end before it begins.
         start = max(ready, spans[index - 1][1]) if index else ready
         for begin, end in itertools.islice(spans, index, None):
             if start + seconds <= begin:
@@ -161,6 +162,7 @@ class _Heft:
 
         def end(device: int) -> float:
             start, copies = self._try(node, device)
+            # Only tried: what another device would need must not occupy the links.
             self._undo(copies)
             return start + self._costs[device][node]
 

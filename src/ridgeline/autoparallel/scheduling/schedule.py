@@ -99,11 +99,13 @@ def needed_syncs(dag: Dag, lane_of: Sequence[int], order: Sequence[int]) -> tupl
                 f"wanted an order that issues node {u} before node {v}, which waits for it, got "
                 f"positions {position[u]} and {position[v]}; sort the nodes topologically"
             )
+        # By position and not by number: the reduction wants edges that lead to higher numbers.
         edges.append((position[u], position[v]))
     last: dict[int, int] = {}
     for place, node in enumerate(order):
         lane = lane_of[node]
         if lane in last:
+            # What a lane orders by itself needs no sync, so its order takes part in the reduction.
             edges.append((last[lane], place))
         last[lane] = place
     reduced = minimum_equivalent(Dag(dag.num_nodes, tuple(edges)))

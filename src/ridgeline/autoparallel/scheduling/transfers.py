@@ -70,6 +70,7 @@ def plan_transfers(
     owners = _owners(device_of, traffic)
     copies, handed = _needs(device_of, traffic, owners)
     landings = _landings(dag, device_of, traffic, copies, hosts)
+    # One thread issues everything: while the host computes or waits, no device gets work.
     order = _issue_order(dag, device_of, traffic, hosts, starts, _behind(landings, copies))
     steps = _steps(order, copies, landings, traffic)
     place = {step: index for index, step in enumerate(steps)}
@@ -77,6 +78,7 @@ def plan_transfers(
     edges.update(_copy_edges(place, copies, traffic))
     edges.update(_arrival_edges(place, landings))
     lanes = [_lane(step, device_of, traffic) for step in steps]
+    # Lanes that compute first, so that lane numbers do not depend on the order of the copies.
     routes = sorted(set(lanes), key=lambda route: (route[0] != route[1], route))
     lane_of = tuple(routes.index(lane) for lane in lanes)
     numbers = tuple(range(len(steps)))
@@ -173,6 +175,7 @@ def _issue_order(
 
     def rank(operation: int) -> tuple[bool, float, int]:
         if operation in traffic.moves:
+            # At once: the copy only has to be enqueued, and the host computes on while it is under way.
             return False, -math.inf, operation
         source = traffic.crossings.get(operation, device_of[operation])
         is_slow = device_of[operation] in hosts or source in hosts or operation in behind
@@ -228,6 +231,7 @@ def _steps(
             steps.append(step)
         for slot in sorted(traffic.makes[operation]):
             steps += by_slot.get(slot, ())
+        # The caller reads host memory without asking a stream, so it has to be there on return.
         if operation in landings and not traffic.results.isdisjoint(traffic.makes[operation]):
             returned.append(Arrival(operation))
     # Only the first wait for a landing is one.

@@ -30,6 +30,7 @@ def check_schedule(dag: Dag, schedule: Schedule) -> None:
                 f"{dag.num_nodes} nodes; put {u} before {v} in the order"
             )
         steps.append((position[u], position[v]))
+    # Of the schedule alone, not of the edges to be proved: they may hold only by what runs.
     reached = descendants(Dag(dag.num_nodes, tuple(steps)))
     for u, v in dag.edges:
         if not reached[position[u]] >> position[v] & 1:

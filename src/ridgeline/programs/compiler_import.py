@@ -30,6 +30,7 @@ def importing_compiler(device: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # Whoever compiles next would wait for the lock of the import anyway.
         thread.join()
 
 

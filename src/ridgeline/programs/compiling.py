@@ -76,6 +76,7 @@ class WholeForm(Form):
         Raises:
             CaptureError: compiling took longer than it may.
         """
+        # Only now, since a form is made without the model.
         if self._classes is None:
             self._classes = ClassWatch(model, self._loss_fn)
         self._classes.forget_stale_programs()
@@ -160,6 +161,7 @@ class CompiledRegions:
         calls = []
         for block in self._blocks:
             block.compile(**arguments)
+            # Taken away again: evaluation and the user's own calls must see the block as it was.
             calls.append(block._compiled_call_impl)  # noqa: SLF001 - what `Module.compile` sets
             block._compiled_call_impl = None  # noqa: SLF001
         self._calls = tuple(calls)
@@ -217,6 +219,8 @@ def find_regions(model: nn.Module) -> tuple[tuple[str, nn.Module], ...]:
         keys = Counter(key for module in model.modules() if (key := key_of(module)) is not None)
         repeated = {key for key, count in keys.items() if count > 1}
         found = tuple(_outermost(model, "", repeated, key_of, set()))
+        # Blocks inside other repeated blocks are gone by now, so that one alone may be left of a class that
+        # repeats.
         if len(found) > 1:
             return found
     return ()
@@ -231,6 +235,7 @@ def _outermost(
 ) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module.named_children():
         path = f"{prefix}{name}"
+        # `named_children` knows nothing of blocks that several parents hold; each is compiled once.
         if id(child) in seen:
             continue
         seen.add(id(child))

@@ -36,6 +36,7 @@ def kept_distinct(compiled: Compiled, memory: Sequence[int | None]) -> Compiled:
 
     Cost: For graphs of several results 0.1 us a call, and what was lost: a copy, or another view.
     """
+    # One result has no other to be mixed up with, and needs no look in each call.
     if sum(one is not None for one in memory) < 2:
         return compiled
     mended: dict[int, Callable[[Tensor], Tensor]] | None = None
@@ -66,6 +67,7 @@ def _lost(
         now = memory_number(result)
         if place is None or now is None:
             continue
+        # Two places in the code, one in the program: whoever writes into one must not reach the other.
         if owners.setdefault(now, place) != place:
             found[index] = Tensor.clone
         elif id(result) in seen:
@@ -76,6 +78,7 @@ def _lost(
 
 def _another(tensor: Tensor) -> Tensor:
     """Another tensor in the same memory."""
+    # `detach` is the cheaper one, but would cut a gradient.
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
 
 

@@ -41,6 +41,7 @@ def _is_extreme(node: fx.Node) -> bool:
     if name in _OF_ALL:
         return len(given) == 1
     if name in _NORMS:
+        # Positions differ between these functions, and nothing else that they take is infinite.
         return any(isinstance(one, float) and math.isinf(one) for one in given)
     if name in _SCATTERED:
         return not _KEPT.isdisjoint(one for one in given if isinstance(one, str))

@@ -30,6 +30,7 @@ class SaveWrites(CustomGraphPass):
 def _save_readers(node: fx.Node) -> None:
     """Save what is computed from a tensor; views of it are read through."""
     for user in node.users:
+        # The write itself gives what is in the buffer afterwards, which backward may read as it is.
         if user.target is _COPY or user.op != "call_function":
             continue
         if getattr(user.target, "is_view", False):

@@ -177,7 +177,10 @@ def compile_replayed(
         return by_operators(graph)
     _rewrite(graph)
     again = copy_of(graph)  # the compiler changes the graph that it is given
+    # Before it is compiled, since values without data are gone from the graph afterwards.
     memory = memory_of_results(graph)
+    # Later ones win: what a graph's operators need comes before what the machine likes, and a caller's wish
+    # last.
     options = {
         **replayed_options(announces=announces, combines=combines),
         **rounding_options(graph),
@@ -237,6 +240,7 @@ def compile_plain(
 
 def _require_no_functions(graph: fx.GraphModule) -> None:
     """Refuse what torch's compiler (2.13) reads wrongly without a word: plain tensors mixed with others."""
+    # Inputs only: what the program makes itself is made by torch's own operators.
     for node in graph.graph.find_nodes(op="placeholder"):
         if has_functions(getattr(node.meta.get("grapharg"), "example", None)):
             kind = type(node.meta["grapharg"].example).__name__

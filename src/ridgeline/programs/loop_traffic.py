@@ -71,6 +71,7 @@ def triton_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> l
     """
     counts = {prefix: int(value) for prefix, value in _SIZE.findall(source)}
     accesses = list(_accesses(source))
+    # Combined kernels have several loops with sizes of their own, which one set of counts does not describe.
     if "combo_grid_meta" in source or not accesses or not counts:
         return [_whole(name, size) for name, size in zip(names, sizes, strict=True)]
     ranges = dict(_ranges(source, counts))
@@ -96,6 +97,7 @@ def cpp_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> list
     """
     found = []
     for name, size in zip(names, sizes, strict=True):
+        # C++ kernels take what they only read as constant; what they write may be read as well.
         is_constant = re.search(rf"const \w+\* {name}\b", source) is not None
         is_read = is_constant or re.search(rf"= [^;]*\b{name}\b", source) is not None
         found.append(LoopTraffic(size if is_read else 0, 0 if is_constant else size))
@@ -119,6 +121,7 @@ def _accesses(source: str) -> Iterator[_Access]:
     place, depth = 0, None
     for line in source.splitlines():
         indent = len(line) - len(line.lstrip())
+        # The end of a loop is told by the indentation alone, as Triton is Python.
         if depth is not None and line.strip() and indent <= depth:
             place, depth = place + 1, None
         if line.lstrip().startswith("for "):

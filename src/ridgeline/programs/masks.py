@@ -46,12 +46,14 @@ def use_causal_attention(graph: fx.GraphModule) -> None:
     for node in graph.graph.find_nodes(op="call_function", target=_ATTENTION):
         given = {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
         mask = given.get("attn_mask")
+        # torch refuses a mask beside `is_causal`; such a call is left to raise that itself.
         if not isinstance(mask, fx.Node) or given.get("is_causal"):
             continue
         if mask not in kinds:  # that all layers may share
             kinds[mask] = _kind(_constant(mask))
         if kinds[mask] is not None:
             given |= {"attn_mask": None, "is_causal": kinds[mask] == "causal"}
+            # By name, since arguments may have been given by position up to the mask.
             node.args, node.kwargs = (), given
     if any(kinds.values()):
         graph.recompile()
@@ -67,6 +69,8 @@ def _kind(mask: Tensor | None) -> str | None:
     if sees.all():
         return "all"
     queries, keys = sees.shape[-2:]
+    # Only square ones: for others torch aligns a causal mask with the first key, libraries often with the
+    # last.
     if queries == keys and torch.equal(sees, torch.ones_like(sees).tril()):
         return "causal"
     return None
@@ -91,6 +95,7 @@ def _constant(node: fx.Node) -> Tensor | None:
     if needed is None:
         return None
     values: dict[fx.Node, Any] = {}
+    # Where a script has set a default device, tensors made without one would be there.
     with torch.no_grad(), torch.device("cpu"):
         for part in needed:
             given = fx.node.map_arg((part.args, part.kwargs), values.__getitem__)
@@ -116,6 +121,7 @@ def _needed(node: fx.Node) -> list[fx.Node] | None:
             return None
         found.add(part)
         left += part.all_input_nodes
+    # Views and what they show share memory: a write into either changes the mask after it was made.
     if any(_writes(user) for part in found for user in part.users):
         return None
     return [part for part in node.graph.nodes if part in found]

@@ -24,6 +24,7 @@ def places(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     found: dict[str, Tensor] = {}
     for path, part in module.named_modules():
         prefix = f"{path}." if path else ""
+        # By every place, also of one tensor: `named_parameters` gives tied ones once.
         for slots in (part._parameters, part._buffers):  # noqa: SLF001 - with those that are held twice
             for name, tensor in slots.items():
                 if id(tensor) in stands_for:

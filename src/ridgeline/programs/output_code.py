@@ -96,6 +96,7 @@ class _Reader:
         self._loops = dict(_loops(module))
         functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
         for function in functions:
+            # First, wherever it stands: sizes of inputs are said there alone.
             if function.name == _EXAMPLES:
                 self._run(function.body)
         self.inputs = [tensor.shape for tensor in self._known.values()]
@@ -141,6 +142,7 @@ class _Reader:
             before = self._value(node.args[0])
             dtype = before.dtype if before is not None else ""
             tensor = _Tensor(_shape(node.args[1]), _shape(node.args[2]), dtype)
+            # It says what a library's operator really gave, of which only a guess was known.
             if name == "assert_size_stride" and isinstance(node.args[0], ast.Name):
                 self._known[node.args[0].id] = tensor
             return tensor

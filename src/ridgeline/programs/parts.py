@@ -81,6 +81,7 @@ def parts_of(graph: fx.GraphModule, bucket_bytes: Sequence[int]) -> dict[fx.Node
     ]
     begins = sorted(
         {
+            # The smallest place: only with the backward of that operator is the bucket complete.
             min(first_used[order[index]] for index in bucket)
             for bucket in cut_buckets(sizes, bucket_bytes)
         }

@@ -23,6 +23,7 @@ def narrow_permutations(module: fx.GraphModule) -> None:
     for node in found:
         with module.graph.inserting_after(node):
             wide = module.graph.call_function(_WIDEN, (node,), {"dtype": torch.int64})
+        # Users were traced with 64 bits, so the widened values have what the draw had.
         wide.meta = dict(node.meta)
         node.replace_all_uses_with(wide)
         wide.args = (node,)  # it is one of those whose uses were replaced

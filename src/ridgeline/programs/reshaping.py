@@ -23,6 +23,7 @@ def reshaping(module: fx.GraphModule) -> fx.GraphModule:
     A view stays one where anything is written to the memory that it shows: in a copy that would be lost.
     """
     copied = copy_of(module)
+    # All writes of the program, earlier or later: a view taken before a write has to show it as well.
     written = {_owner(value) for node in copied.graph.nodes for value in _written(node)}
     for node in copied.graph.nodes:
         if node.target in _VIEWS and _owner(node) not in written:

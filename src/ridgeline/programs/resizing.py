@@ -102,7 +102,10 @@ def _by_products(
     gradient: Tensor, shape: list[int], mode: str, is_aligned: bool, scales: list[Any]
 ) -> Tensor:
     """The gradient of the input, of `shape`, along one dimension after the other."""
+    # Channels that lie innermost stay there: a product along the image is then one along rows, without a
+    # copy.
     is_last = gradient.stride(1) == 1 and not gradient.is_contiguous()  # channels
+    # Backward may run under the caller's autocast, which would round the products once more.
     with torch.autocast(gradient.device.type, enabled=False):
         result = gradient.movedim(1, -1) if is_last else gradient
         for number, scale in enumerate(scales):
@@ -126,6 +129,7 @@ def _matrix(
     """What an element of the result takes of those of the input, in one dimension: (input, result)."""
     resized = gradient.shape[dimension]
     exact = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+    # From the forward kernel itself, so that weights at borders and of each option are exactly its own.
     unit = torch.eye(size, device=gradient.device, dtype=exact)
     if mode == "bicubic":  # of which there is none in one dimension
         image = unit[None, :, None]

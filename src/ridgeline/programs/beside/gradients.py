@@ -96,9 +96,11 @@ def put_beside(
     Returns:
         The number of operators that were moved; none if fewer than two could be.
     """
+    # First: a convolution's backward that gives both gradients at once cannot leave the chain.
     split_backward(graph, devices=devices)
     order = {node: index for index, node in enumerate(graph.nodes)}
     heavy = [node for node in graph.nodes if node.target in _FLOPS]
+    # Where the chain ends: what is read earlier than that would have the chain wait for the side stream.
     tail = order[heavy[-1]] if heavy else 0
     ways = {node: _way_out(node) for node in heavy if _may_move(node, devices)}
     moved = {
@@ -113,10 +115,13 @@ def put_beside(
     program = _fingerprint(graph)
     beside = _Beside(graph, program)
     for node in moved:
+        # A join in the middle costs overlap, but inputs that nobody may free would grow with the depth of the
+        # model.
         if beside.kept_bytes > MOST_KEPT_BYTES:
             beside.join(node)
         beside.put(node, converts=converts)
     beside.join(end)
+    # Steps may be gone by now: conversions were replaced by what hands results out.
     left = set(graph.nodes)
     for step in sorted(
         {step for way in moved.values() for step in way.steps} & left, key=order.__getitem__
@@ -148,6 +153,7 @@ class _Beside:
         if conversion is None:
             return
         new.args = (*new.args[:-1], STAYS)
+        # One call converts to one dtype.
         if self._conversions and self._conversions[0].args[1] is not conversion.args[1]:
             self._hand_out()
         self._conversions.append(conversion)
@@ -226,6 +232,8 @@ def _put_beside(graph: fx.Graph, node: fx.Node, program: int) -> fx.Node:
         else:
             gradient, x, weight, _bias_sizes, *settings, _mask = node.args
             (result,) = node.users
+            # The layout that the graph promised: another one the compiler would bring into it by reading
+            # before the join.
             strides = list(result.meta["val"].stride())
             new = graph.call_function(
                 CONV_WEIGHT_GRADIENT, (gradient, x, weight, *settings, strides, program)
@@ -240,6 +248,7 @@ def _put_beside(graph: fx.Graph, node: fx.Node, program: int) -> fx.Node:
 
 def _fingerprint(graph: fx.Graph) -> int:
     """A number of this program, other than that of the same step with other shapes for example."""
+    # With shapes: addresses that were noted for one program must not serve that of another batch size.
     lines = [f"{node.name} {node.target} {node.meta.get('val')}" for node in graph.nodes]
     return zlib.crc32("\n".join(lines).encode())
 
@@ -263,6 +272,7 @@ def _hand_out(
         handed = graph.call_function(HAND_OUT, (sources, dtype, program, is_beside))
     handed.meta["val"] = [conversion.meta["val"] for conversion in conversions]
     results = []
+    # Reversed, as each is inserted right behind `handed`: so they stand in their own order.
     for place, conversion in reversed([*enumerate(conversions)]):
         with graph.inserting_after(handed):
             result = graph.call_function(operator.getitem, (handed, place))

@@ -29,6 +29,7 @@ STAYS = -1
 """The number of no program: a result that does not leave is neither placed nor noted."""
 
 _LIBRARY = torch.library.Library("ridgeline", "DEF")
+# Else the compiler copies arguments into the layouts of the trace, also where the kernel takes any.
 _ANY_LAYOUT = (torch.Tag.flexible_layout,)
 _LIBRARY.define(
     "conv_weight_gradient(Tensor gradient, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding,"
@@ -41,6 +42,8 @@ _LIBRARY.define(
     "hand_out(Tensor[] sources, ScalarType dtype, int program, bool is_beside) -> Tensor[]",
     tags=_ANY_LAYOUT,
 )
+# Declared as writes, which they are not: the compiler must neither drop these calls nor read results before
+# them.
 _LIBRARY.define("announce(Tensor(a!) result) -> ()", tags=_ANY_LAYOUT)
 _LIBRARY.define("join(Tensor(a!)[] results, Tensor[] kept) -> ()", tags=_ANY_LAYOUT)
 
@@ -68,6 +71,7 @@ def _on_the_side(*read: Tensor) -> Iterator[None]:
     device = read[0].device
     side = _beside(device)
     side.read.extend(read)
+    # In each call: the inputs of this operator may have been issued after the one before went to the side.
     side.stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side.stream):
         yield

@@ -60,6 +60,7 @@ def with_guards(compile_piece: Backend) -> Backend:
         named = {guard.name: guard.originating_source for guard in guards if guard.name}
         kinds, sources = [*_required(code)], [*named.values()]
         guards.update({Guard(source, kind) for source in sources for kind in kinds})
+        # For what is about the process and no object, one guard is enough, at whichever object.
         guards.update({Guard(source, _require_hooks) for source in sources[:1]})
         if settings := settings_of(operators_of(graph)):
             require = functools.partial(_require_settings, settings)
@@ -103,6 +104,7 @@ def _catches_unknown(code: types.CodeType) -> bool:
     loaded: set[str] = set()
     before = ""
     for instruction in dis.get_instructions(code):
+        # Handlers are found in byte code, since source need not be there.
         if before == "PUSH_EXC_INFO":
             loaded.clear()
             if instruction.opname == "POP_TOP":  # a bare `except:`
@@ -235,6 +237,7 @@ def _own_names(value: Any) -> frozenset[str]:
 
 def _own_methods(value: Any) -> dict[str, tuple[Any, int]]:
     """Name, function and owner of such methods; the object itself is the owner 0 (so none is kept alive)."""
+    # `vars` raises for objects with slots.
     own: dict[str, Any] = getattr(value, "__dict__", {})
     return {
         name: (method.__func__, 0 if method.__self__ is value else id(method.__self__))

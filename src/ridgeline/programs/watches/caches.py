@@ -41,6 +41,7 @@ def leaves_caches_alone(backend: Callable[..., Any]) -> None:
         backend: Of `torch.compile`.
     """
     setattr(backend, _MARK, True)
+    # For all of the process, since the compiler has no hook; what has no mark goes on to torch's own.
     WrapperUserFunctionVariable.call_function = _call_function  # type: ignore[method-assign]
 
 
@@ -50,18 +51,21 @@ def is_pure(function: Any) -> bool:
     Args:
         function: What the cache is around.
     """
+    # A closure can hold anything, and another thing in the next call.
     if not isinstance(function, types.FunctionType) or function.__closure__:
         return False
     if not _is_plain_value(
         (function.__defaults__ or (), *(function.__kwdefaults__ or {}).values())
     ):
         return False
+    # Names of inner functions and comprehensions are not among those of the outer one.
     if any(isinstance(part, types.CodeType) for part in function.__code__.co_consts):
         return False
     return all(_is_pure_name(name, function.__globals__) for name in function.__code__.co_names)
 
 
 def _is_pure_name(name: str, scope: dict[str, Any]) -> bool:
+    # The module's own name hides that of Python: a user's `len` is none of `_PURE`.
     if name in scope:
         return scope[name] is math
     return name in _PURE or hasattr(math, name)

@@ -42,6 +42,7 @@ class ClassWatch:
             conditions.require(f"{names} == {conditions.constant(frozenset(vars(function)))}")
         for kind in reach.classes:
             own = conditions.constant(vars(kind))
+            # A method that is new has no comparison of its own.
             conditions.require(f"len({own}) == {len(vars(kind))}")
             for name, value in vars(kind).items():
                 if isinstance(value, _METHODS):

@@ -41,6 +41,7 @@ def no_hooks_of_all_modules() -> Iterator[None]:
     kept = [
         (store, dict(store))
         for name, store in vars(module).items()
+        # More than `STORES`: hooks of registration would run where the tracer fills its module, too.
         if name.startswith("_global_") and isinstance(store, dict)
     ]
     for store, _ in kept:

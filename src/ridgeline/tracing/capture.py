@@ -124,6 +124,7 @@ def _add_variants(
                 raise
             notes.append(f"the step does not run in {precision}: {obstacle(error)}")
     if "channels_last" in memory_formats and workload.has_images:
+        # Only in one precision, as each variant costs another trace.
         precision = variants[-1].precision if variants else step.precision
         last = step._replace(precision=precision, memory_format="channels_last")
         laid_out = fake_workload(last, workload.name, may_fail=True).workload
@@ -134,6 +135,8 @@ def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
     """The workload without running the step, or else of a real one."""
     spare_looks()
     workload, doubt, error = fake_workload(step, name, may_fail=may_run)
+    # An optimizer that calls the model (L-BFGS) is estimated in a real step as well, so that running it shows
+    # no more.
     if workload is not None and not (doubt and may_run and not calls_model(step.optimizer)):
         return workload
     if not may_run:
@@ -144,6 +147,7 @@ def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
 
 def _check(model: nn.Module, optimizer: Optimizer, batch: Any, *, may_run: bool) -> None:
     """Raise unless there is something to train and something to train on."""
+    # First, since the device of the workload is that of the first parameter.
     if next(model.parameters(), None) is None:
         raise WorkloadError(
             f"wanted a model with parameters, got none in {type(model).__name__}; "

@@ -28,6 +28,8 @@ def dependencies(records: Sequence[Record]) -> tuple[tuple[int, ...], ...]:
             before.update(readers.pop(storage, ()))
             writer[storage] = index
         taken = {use.storage for use in record.inputs}
+        # A view reads nothing: who writes later need not wait for it, but whoever uses the view waits for its
+        # maker.
         if not record.is_view:
             for storage in taken.difference(record.written):
                 readers.setdefault(storage, []).append(index)

@@ -83,6 +83,7 @@ def spec_of(tensor: Tensor, role: Role) -> TensorSpec:
         tensor = tensor.values()
     return TensorSpec(
         shape=tuple(tensor.shape),
+        # Sparse tensors raise when they are asked for strides.
         stride=tuple(tensor.stride()) if tensor.layout is torch.strided else (),
         dtype=dtype_name(tensor.dtype),
         role=role,

@@ -30,6 +30,8 @@ class ModulePath:
             for name, module in model.named_modules():
                 if isinstance(module, torch.jit.ScriptModule):
                     continue  # takes no hooks: what runs in it counts as its owner's
+                # First of all hooks before a call: operators of the user's own hooks belong to the module,
+                # too.
                 enter = self._entering(name)
                 self._hooks.append(module.register_forward_pre_hook(enter, prepend=True))
                 self._hooks.append(module.register_forward_hook(self._leaving))
@@ -52,6 +54,7 @@ class ModulePath:
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):  # a node that accumulates into a parameter's gradient
             return self._owners.get(variable, "")
+        # The last mark at or below the node's number: modules are left and entered between two nodes.
         position = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1  # noqa: SLF001
         return self._paths[position] if position >= 0 else ""
 

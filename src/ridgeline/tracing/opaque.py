@@ -51,6 +51,7 @@ def opaque_workload(
         MemoryPoint(
             op=index,
             parameter_bytes=held + buffers,
+            # After forward there are none yet, since steps begin without.
             gradient_bytes=made if index else 0,
             state_bytes=kept,
             activation_bytes=0,

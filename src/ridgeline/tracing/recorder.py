@@ -150,14 +150,18 @@ class TracingMode(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default and self.scalar_of is not None:
             number = self.scalar_of(args[0])
+            # Recorded though it is not asked: in a real step the host waits for the device here.
             if number is not None:
                 self.storages.now = len(self.records)
                 self._record(func, args, kwargs, None)
                 return number
         if self._is_fake:
             refuse_foreign(func, args, self._originals)
+            # Before it runs: an operator on real tensors alone does compute.
             self._foreign.expect(func, args, kwargs)
         self.storages.now = len(self.records)
+        # Issued as what the engine would issue, so that memory and bytes are those of a step without a
+        # recorder.
         if self._adds_in_place(func, args, kwargs):
             func = aten.add_.Tensor
         result = func(*args, **kwargs)
@@ -184,11 +188,13 @@ class TracingMode(TorchDispatchMode):
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> None:
+        # Only here: what is not recorded has to run all the same.
         if self.is_paused:
             return
         tensors = operands(func, args, kwargs, result)
         for tensor in tensors.inputs:  # what no op made was there before: constants of the model
             self.storages.number(tensor, "activation" if tensors.is_view else "buffer")
+        # By `id`, as tensors compare element by element.
         positions = {id(tensor): index for index, tensor in enumerate(tensors.inputs)}
         read, written = traffic(func, args, kwargs, tensors)
         if func.overloadpacket in _WITH_WORKSPACE:
@@ -265,6 +271,7 @@ def _is_bookkeeping(func: OpOverload) -> bool:
     """
     if func is not aten.detach.default:
         return False
+    # A key excludes itself when it hands on, so it is excluded here only for what has come through it.
     excluded = torch._C._dispatch_tls_local_exclude_set()
     return not excluded.has(torch._C.DispatchKey.ADInplaceOrView)
 

@@ -40,6 +40,7 @@ def record_step(subject: Subject, step: Step) -> Recording:
             if step.clip_norm is not None:
                 record_clipping(subject, recorder, step.clip_norm)
             stepping = record_optimizer(subject, recorder, step.optimizer)
+        # Its graph holds tensors, which would count as outliving the step.
         del loss
     notes = [stepping.note] if stepping.note else []
     hooked = [
@@ -87,6 +88,7 @@ class StepRecorder(TracingMode):
             originals=subject.originals,
             check=check,
         )
+        # Before the first operator: what is not known by then counts as made by the step.
         for parameter in (*trained_parameters(subject.optimizer), *subject.model.parameters()):
             storages.assign(parameter, "parameter")
         for buffer in subject.model.buffers():
@@ -128,6 +130,7 @@ def forward_backward(subject: Subject, step: Step, recorder: TracingMode) -> Ten
                 loss = scalar_loss(step.loss_fn(subject.model, subject.batch))
             recorder.phase = "backward"
             loss.backward()
+    # All three errors of fake tensors are subclasses of it.
     except RuntimeError as error:
         refused = refusal(error, recorder)
         if refused is None:

@@ -49,6 +49,7 @@ def refusal(error: RuntimeError, recorder: TracingMode) -> WorkloadError | None:
 
 def obstacle(error: BaseException) -> str:
     """Why a step could not be recorded, in a few words for a note: what, and where in the user's code."""
+    # A note has room for one line; those behind it are torch's advice on debugging.
     text = str(error).strip().splitlines() or [""]
     words = text[0].partition(WAY_OUT)[0].removeprefix("wanted ")
     if isinstance(error, WorkloadError):

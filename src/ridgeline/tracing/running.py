@@ -61,11 +61,13 @@ def _opaque(subject: Subject, step: Step, name: str, why: str) -> Workload:
 
     def follow(parameter_name: str) -> object:
         def completed(_: Tensor) -> None:
+            # A parameter that is used twice is complete with its last accumulation.
             ready.pop(parameter_name, None)
             ready[parameter_name] = None
 
         return completed
 
+    # Timed without hooks; the order of gradients is taken from one step more.
     taken = [_plain_step(subject, step) for _ in range(TIMED_STEPS)]
     handles = [
         parameter.register_post_accumulate_grad_hook(follow(parameter_name))

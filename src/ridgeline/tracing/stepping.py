@@ -63,6 +63,7 @@ def record_optimizer(subject: Subject, recorder: TracingMode, users: Optimizer) 
         step(optimizer)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
         recorder.is_paused = False
+        # A part of the step would be added to the estimate of all of it.
         del recorder.records[first:]
         _enter_state(optimizer, recorder.storages)
         _estimate(optimizer, recorder)
@@ -84,6 +85,7 @@ def _scalar(tensor: Tensor, optimizer: Optimizer, *, is_fake: bool) -> float | N
     Raises:
         WorkloadError: unknown; the caller estimates the step instead.
     """
+    # By storage, since `.item()` may be asked of a view of the counter.
     address = storage_address(tensor)
     for state in optimizer.state.values():
         for name, value in state.items():
@@ -105,6 +107,7 @@ def _enter_state(optimizer: Optimizer, storages: Storages) -> None:
     """Enter the optimizer's state as having been there before the step."""
     for tensor in state_tensors(optimizer):
         number = storages.number(tensor, "state")
+        # Some optimizers keep references to parameters and gradients in their state; they stay what they are.
         if number >= 0 and storages.lifetimes[number].role not in ("parameter", "gradient"):
             storages.lifetimes[number].role = "state"
             storages.lifetimes[number].birth = -1

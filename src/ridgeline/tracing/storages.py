@@ -54,6 +54,7 @@ class Storages:
         if number is None:
             number = len(self.lifetimes)
             self._numbers[address] = number
+            # Storage objects of Python live as long as the memory: torch keeps one wrapper for each.
             self._references[number] = weakref.ref(storage, lambda _: self._died(address, number))
             self.lifetimes.append(
                 Lifetime(role=role, num_bytes=storage.nbytes(), birth=max(self.now, -1))
@@ -72,9 +73,11 @@ class Storages:
 
     def close(self) -> None:
         """Stop following: storages alive now outlive the step."""
+        # Without its weak reference a storage that dies is not noticed.
         self._references.clear()
 
     def _died(self, address: int, number: int) -> None:
+        # It was freed by the running op or right after it, so it is alive during that one.
         self.lifetimes[number].death = self.now + 1
         del self._numbers[address]
         del self._references[number]

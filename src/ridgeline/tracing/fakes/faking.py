@@ -46,6 +46,7 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
         Exception: see `may_fail`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # Without values: on fake tensors nothing is computed, and a copy of the state would take its memory.
     before = Undo(step.model, step.loss_fn, step.optimizer, step.batch, values=False)
     try:
         with older_objects_set_aside():
@@ -57,6 +58,7 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
         before.restore()
     if not is_kept:
         return attempt
+    # Asked again each time, and not kept: a list of them would be one more holder.
     expel(left_fakes(mode))
     refuse_left(left_fakes(mode))
     if attempt.workload is None:

@@ -33,6 +33,7 @@ def older_objects_set_aside() -> Iterator[None]:
     """
     is_ours = gc.get_freeze_count() <= AT_START
     if is_ours:
+        # Frozen objects are neither collected nor listed by `gc.get_objects`.
         gc.freeze()
     try:
         yield
@@ -69,6 +70,7 @@ def expel(fakes: list[Tensor]) -> None:
     Raises:
         WorkloadError: something else holds one.
     """
+    # Popped, so that this list holds none of them while their holders are looked for.
     while fakes:
         fake = fakes.pop()
         for holder in gc.get_referrers(fake):
@@ -81,6 +83,7 @@ def _drop(fake: Tensor, holder: object, depth: int) -> None:
     if isinstance(holder, _CacheType):
         holder.cache_clear()
     elif isinstance(holder, (dict, tuple, list)) and depth:
+        # A cache keeps a result that is a tuple or a list, which holds the tensor one step further down.
         caches = [above for above in gc.get_referrers(holder) if isinstance(above, _CacheType)]
         for above in caches:
             above.cache_clear()

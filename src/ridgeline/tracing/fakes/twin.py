@@ -34,6 +34,8 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTens
     for tensor in (*model.parameters(), *model.buffers()):
         # Before anything is copied: `deepcopy` takes from the memo what is in it.
         memo[id(tensor)] = fake = mode.from_tensor(tensor)
+        # A fake of a parameter that has a gradient gets one, too, and backward would add to it instead of
+        # making it.
         fake.grad = None
     # Constants to the fake mode, which then knows their values where an optimizer reads them.
     for setting in _scalar_settings(optimizer):
@@ -47,6 +49,7 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTens
             stepper = object.__new__(type(optimizer))
             memo[id(optimizer)] = stepper
             stepper.__dict__.update(copy.deepcopy(vars(optimizer), memo))
+    # What cannot be pickled raises `TypeError`, what refuses a copy itself `copy.Error`.
     except (TypeError, copy.Error) as error:
         raise WorkloadError(
             f"wanted a model and an optimizer that copy.deepcopy can copy, got {error} in "
@@ -78,6 +81,7 @@ def channels_last(twin: Subject) -> Subject:
 
     with twin.mode, torch.no_grad():
         for tensor in (*twin.model.parameters(), *twin.model.buffers()):
+            # By `.data`, as parameters have to stay the objects that optimizer and hooks know.
             tensor.data = last(tensor.data)
         for state in twin.optimizer.state.values():
             for key, value in state.items():

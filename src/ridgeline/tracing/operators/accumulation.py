@@ -46,6 +46,7 @@ def lone_references(mode: AbstractContextManager[Any], device: torch.device) -> 
     """
     probe = _Probe()
     with mode, torch.enable_grad(), probe:
+        # Used twice, so that the engine has two gradients to add up.
         value = torch.empty(2, device=device, requires_grad=True)
         (value.sin() * value.cos()).sum().backward()
     return probe.counts
@@ -84,6 +85,7 @@ def runs_python_backward() -> bool:
     2.11 counts no holder more while it runs: only the call stack distinguishes a user's sum from the
     engine's.
     """
+    # From inside outwards: whichever of the two comes first is the one that runs.
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code is BackwardCFunction.apply.__code__:
@@ -122,6 +124,7 @@ def _is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill their storage without gaps or overlap, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        # Its stride is never used, and torch lets it be anything.
         if size == 1:
             continue
         if stride != expected:

@@ -72,6 +72,7 @@ def encode(
 def _literal(item: Any, where: str) -> Any:
     """A value that is neither a tensor nor a list."""
     default_generator: dict[str, None] = {"generator": None}
+    # Not `SymInt`, which no text can say: it goes on to the error.
     if item is None or isinstance(item, bool | int | str):
         return item
     if isinstance(item, float):
@@ -81,6 +82,8 @@ def _literal(item: Any, where: str) -> Any:
     if isinstance(item, torch.dtype):
         return {"dtype": dtype_name(item)}
     if isinstance(item, torch.device):
+        # Timings of an operator are those of any GPU of the host; an index would make keys of each worker's
+        # own.
         return {"device": item.type}
     if isinstance(item, torch.memory_format):
         return {"memory_format": _bare(item)}

@@ -77,8 +77,10 @@ def family(func: OpOverload, *, is_view: bool) -> Family:
     name = func.overloadpacket.__name__
     if is_view or name == "set_":  # which gives a tensor memory that is there already
         return "view"
+    # They take the host's time and move next to nothing, so that no curve of a family fits them.
     if func.overloadpacket in ALLOCATING or name == "_local_scalar_dense":
         return "other"
+    # By name before by word: `_foreach_norm` is no elementwise operator, for example.
     if name in _NAMED:
         return _NAMED[name]
     for word, entry in _BY_WORD:

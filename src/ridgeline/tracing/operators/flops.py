@@ -85,6 +85,7 @@ def _scores(query: Tensor, key: Tensor, is_causal: bool, heads_dim: int) -> int:
 
     With a causal mask only those with key position <= query position.
     """
+    # Kernels of the dispatcher take [batch, heads, length, dim], those below [batch, length, heads, dim].
     length_dim = -2 if heads_dim == 1 else 1
     num_queries, num_keys = query.shape[length_dim], key.shape[length_dim]
     pairs = num_queries * num_keys
@@ -120,6 +121,7 @@ def _is_causal(get: Get) -> bool:
 
 def _mkldnn_rnn(factor: int) -> Formula:
     def formula(get: Get, result: Any) -> int:
+        # The schema numbers the same two weights from 0 in forward and from 1 in backward.
         weights = ("weight0", "weight1") if factor == 1 else ("weight1", "weight2")
         tokens = get("input").shape[0] * get("input").shape[1]
         return 2 * factor * tokens * sum(get(name).numel() for name in weights)
@@ -132,6 +134,7 @@ def _cudnn_rnn(factor: int) -> Formula:
 
     def formula(get: Get, result: Any) -> int:
         tokens = prod(get("input").shape[:-1])
+        # Biases have one dimension, and are added only.
         return 2 * factor * tokens * sum(w.numel() for w in get("weight") if w.dim() == 2)
 
     return formula

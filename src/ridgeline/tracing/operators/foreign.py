@@ -19,6 +19,7 @@ class ForeignWrites:
     """What operators of a fake step write into real tensors, to be taken back."""
 
     def __init__(self) -> None:
+        # With the tensor itself, so that its `id` is given to no other one meanwhile.
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
 
     def expect(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -28,12 +29,15 @@ class ForeignWrites:
         """
         for tensor in written_arguments(func, args, kwargs):
             if not isinstance(tensor, FakeTensor) and id(tensor) not in self._saved:
+                # Under the modes of the trace the copy would be fake, and be recorded as an operator of the
+                # step.
                 with _disable_current_modes():
                     self._saved[id(tensor)] = (tensor, tensor.detach().clone())
 
     def take_back(self) -> None:
         """Write the values of before."""
         for tensor, values in self._saved.values():
+            # By `.data`: tensors that require gradients refuse writes in place, and version counters stay.
             tensor.data.copy_(values)
         self._saved.clear()
 

@@ -133,6 +133,7 @@ def written_arguments(
     """The tensors that a call writes into."""
     names, _ = _written(func)
     packet = func.overloadpacket
+    # In evaluation the statistics are only read.
     if packet in HIDDEN_WRITES and argument(func, args, kwargs, "training"):
         names = HIDDEN_WRITES[packet]
     return tuple(_tensors(argument(func, args, kwargs, name) for name in names))
@@ -178,6 +179,7 @@ def _written(func: OpOverload) -> tuple[tuple[str, ...], tuple[str, ...]]:
         and entry.alias_info.is_write
         and entry.name not in READ_ONLY.get(packet, ())
     ]
+    # What is given as `out` is filled, whatever was in it.
     overwritten = [entry.name for entry in written if entry.is_out]
     if packet in OVERWRITING and written and not overwritten:
         overwritten = [written[0].name]

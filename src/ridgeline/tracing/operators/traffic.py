@@ -51,6 +51,7 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 def _sum(tensors: Iterable[Tensor]) -> int:
     """Bytes of the tensors; two looks at the same elements count once."""
+    # By what they show and not by object: `x * x.detach()` reads the elements once.
     distinct = {_elements(tensor): tensor for tensor in tensors}
     return sum(tensor_bytes(tensor) for tensor in distinct.values())
 
@@ -112,6 +113,7 @@ def _batch_norm_backward(gradient: str) -> Callable[[Get, Operands], tuple[int, 
 
 
 def _is_training(get: Get) -> bool:
+    # The same flag by three names, depending on the library.
     for name in ("training", "train", "update"):
         try:
             return bool(get(name))

@@ -75,14 +75,14 @@ def expel(fakes: list[Tensor]) -> None:
         fake = fakes.pop()
         for holder in gc.get_referrers(fake):
             if holder is not fakes:
-                _drop(fake, holder, depth=2)
+                _drop(fake, holder)
 
 
-def _drop(fake: Tensor, holder: object, depth: int) -> None:
+def _drop(fake: Tensor, holder: object) -> None:
     """Drop what leads to a fake tensor from one of its holders."""
     if isinstance(holder, _CacheType):
         holder.cache_clear()
-    elif isinstance(holder, (dict, tuple, list)) and depth:
+    elif isinstance(holder, (dict, tuple, list)):
         # A cache keeps a result that is a tuple or a list, which holds the tensor one step further down.
         caches = [above for above in gc.get_referrers(holder) if isinstance(above, _CacheType)]
         for above in caches:

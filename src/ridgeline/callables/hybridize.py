@@ -235,6 +235,8 @@ def _read(
             if dispatch.static_io:
                 raise
         with torch.no_grad():
+            # Left only when the form is made, since captures and comparisons call the function with its cache
+            # filled.
             until_made.enter_context(filled(dispatch.fn, dispatch.args))
         return dispatch.read(dispatch.args), nothing
     except CaptureError as error:

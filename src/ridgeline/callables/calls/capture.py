@@ -48,12 +48,15 @@ class CallCapture:
         copies: bool,
     ) -> None:
         targets = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        # Either the graph copies all inputs or torch does: a mixture would have both costs in each call.
         copied = targets if copies and can_redirect(targets) else []
         sources = [torch.empty_like(target) for target in copied]
         # Kept beside what is launched, since the nodes that copy inputs are looked up in it.
         self.graph = torch.cuda.CUDAGraph(keep_graph=bool(copied))
         captured = capturing(self.graph, "the function", stream=stream, instead="mode='eager'")
         with captured, torch.no_grad():
+            # First in the graph: what the function writes into its inputs must come after what the caller
+            # gives.
             for target, source in zip(copied, sources, strict=True):
                 target.copy_(source)
             result = fn(*inputs)
@@ -63,6 +66,7 @@ class CallCapture:
             self.launch = _redirecting(redirections(self.graph, copied), copied, replay)
         else:
             self.launch = _copying(targets, replay)
+        # Only `result` is kept of the call: tensors in between belong to the pool, which replays reuse.
         self._leaves, structure = pytree.tree_flatten(result)
         self._build = builder(structure)
         self.tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
@@ -114,6 +118,7 @@ def _redirecting(
         given = tuple(map(_dense, given, targets, strides))  # held until the launch
         for index, x in enumerate(given):
             address = x.data_ptr()
+            # A change takes 3 us of the host, and arguments mostly come from the same place.
             if address != last[index]:
                 redirects[index](address)
                 last[index] = address

@@ -63,11 +63,14 @@ class TracedFunction:
         if isinstance(fn, nn.Module):
             for name, tensor in (*fn.named_parameters(), *fn.named_buffers()):
                 self._names.append(name)
+                # Detached: they share memory with the module's own, and the trace is one of inference.
                 tensors.append(tensor.detach())
         # Clones, so that one tensor given twice does not become one input of the graph.
         inputs = [strided_copy(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
         self._result_leaves: list[Any] = []
         self._result_structure: Any = None
+        # Ours last: they stand in for the compiler's own of the same operators, and hand on what they leave
+        # alone.
         table = {**select_decomp_table(), **MATRIX_VECTOR}
         # Inductor gets a graph without writes in place; functionalisation adds the copies back that are
         # visible outside.
@@ -121,6 +124,7 @@ class TracedFunction:
         if _num_elements(self.graph) < SERIAL_ELEMENTS:
             settings["cpp.threads"] = 1
         output = next(iter(reversed(self.graph.graph.nodes)))
+        # Else the compiler may give results in strides of its own choice.
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
         try:
             with inductor_config.patch(settings), torch.no_grad():

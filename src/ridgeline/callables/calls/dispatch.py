@@ -217,6 +217,7 @@ class CallDispatch:
 
     def _takes_its_own(self, inputs: tuple[Any, ...]) -> bool:
         """Whether an argument is a tensor that the callable itself reads, too."""
+        # By identity: a view of a parameter is another tensor to code that asks with `is`.
         own = {id(tensor) for item in self._captured for tensor in item.reads.tensors}
         return not own.isdisjoint(map(id, pytree.tree_leaves(inputs)))
 
@@ -228,6 +229,7 @@ class CallDispatch:
             self._count_eager(self._most_shapes())
             return None
         self._num_readings += 1
+        # A program without gradients reads the same whether an argument requires some.
         args = map_each(torch.detach, inputs)
         try:
             reads = self.read(args)
@@ -242,6 +244,7 @@ class CallDispatch:
             self._count_eager(f"another shape or setting ran eagerly: {error}")
             return None
         entries = (c.entry for c in self._captured if c.entry and _serves(c.reads, reads))
+        # Another layout alone needs no program: the captured one is given copies in its own.
         same = next((entry for entry in entries if entry.repeats == repeats_of(args)), None)
         if same is not None:
             item = Captured(same, reads, same.run)
@@ -271,6 +274,7 @@ class CallDispatch:
         except (CaptureError, PackageError) as error:
             why = str(error)
         self._note(f"another shape or setting ran eagerly: {why}")
+        # With its guards all the same: the next such call goes straight to the code as written.
         return Captured(None, reads, self._eagerly)
 
     def _eagerly(self, *inputs: Any) -> Any:
@@ -282,6 +286,8 @@ class CallDispatch:
         """Forget what was captured around parameters, modules or objects that were replaced."""
         arguments = {"fn": self.fn, "args": inputs}
         gone = [item for item in self._captured if not item.reads.guards.could_hold(arguments)]
+        # Before a capture of what is new, which would count against `max_shapes` beside programs that nobody
+        # can call.
         if gone:
             self.counters["rebuilds"] += 1
             self._note(REPLACED)
@@ -302,6 +308,7 @@ class CallDispatch:
     def _signature(self, inputs: tuple[Any, ...]) -> Any:
         """What arguments look like: calls that could not be read are known by it."""
         leaves = pytree.tree_leaves(inputs)
+        # `signature` leaves strides out, by which code that could not be read may decide.
         strides = tuple(x.stride() if isinstance(x, Tensor) else None for x in leaves)
         settings = casting(), torch.is_inference_mode_enabled()
         return signature(inputs), strides, repeats_of(inputs), *settings
@@ -349,6 +356,7 @@ def _check_devices(wanted: tuple[Any, ...], got: tuple[Any, ...]) -> None:
 
 
 def _requires_gradients(inputs: tuple[Any, ...]) -> bool:
+    # The common call without a nest, which is in each eager call's way.
     if len(inputs) == 1 and isinstance(inputs[0], Tensor):
         return inputs[0].requires_grad
     return any(isinstance(x, Tensor) and x.requires_grad for x in pytree.tree_leaves(inputs))

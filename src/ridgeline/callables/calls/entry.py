@@ -80,7 +80,9 @@ class Entry:
         # What the first calls write is put back bitwise, or later calls would not begin where the user's
         # do.
         with preserved(tensors):
+            # Before anything is compiled: a linter's refusal costs nothing, a failed capture the process.
             self.notes = _inspected(fn, args, device) if is_replayed else ()
+            # Once a form: modes with and without a graph give the same results to look at.
             if mode != "eager" and self._form_name not in forms:
                 result = without_gradients(fn)(*args)
                 check_results(result, tensors)
@@ -149,10 +151,12 @@ class Entry:
             leaves = pytree.tree_leaves(args)
             strides = tuple(x.stride() if isinstance(x, Tensor) else None for x in leaves)
             self.run = _with_layout(call, strides)
+            # Guards compare strides but not noted signs, so that the short way would take these for written.
             is_written = not any(isinstance(x, Tensor) and is_noted(x) for x in leaves)
         self.fast = call if is_written else self.run
         self.inputs: tuple[Any, ...] = ()
         if static_io:
+            # In the strides of the example, which compiled code relies on.
             self.inputs = inputs = pytree.tree_map_only(Tensor, strided_copy, args)
             self.replay: Callable[[], Any] = lambda: call(*inputs)
             self.run = self.fast = self.call_static

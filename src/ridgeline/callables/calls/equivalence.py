@@ -100,6 +100,7 @@ def compare_calls(
                 worst = CallComparison(
                     difference, tolerance, f"{where} in perturbed call {index + 1}"
                 )
+            # A mode is refused by its first difference; further calls would only cost time.
             if not worst.is_equal:
                 break
     return worst
@@ -137,6 +138,7 @@ def _outcome(
     """Copies of the result and of the tensors of the module after one call from the saved state."""
     # Both start from the same values: batch-norm statistics, say, move with every call.
     saved.restore_tensors()
+    # Every other call only, so that inputs are changed without parameters and with them.
     if index % 2:
         _perturb_tensors(saved.tensors)
     seed_all(index)
@@ -170,6 +172,7 @@ def perturbed_inputs(args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
             return tensor * 0.75
         if tensor.is_floating_point():
             low, high = float(tensor.min()), float(tensor.max())
+            # On the CPU, as generators of GPUs give other numbers on other models.
             values = torch.rand(
                 tensor.shape, generator=generator, dtype=torch.float64, device="cpu"
             )
@@ -237,6 +240,7 @@ def _difference(expected: Any, got: Any) -> float:
         return 0.0
     if not (expected.is_floating_point() or expected.is_complex()):
         return 0.0 if torch.equal(expected, got) else math.inf
+    # Differences of 16-bit numbers would be rounded to 16 bits themselves.
     wide = torch.complex128 if expected.is_complex() else torch.float64
     a, b = expected.to(wide), got.to(wide)
     is_finite = torch.isfinite(a)

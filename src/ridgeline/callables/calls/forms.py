@@ -149,6 +149,7 @@ def _num_constants(traced: Any, fn: Callable[..., Any]) -> int:
     kind = torch._C.TensorType.get()  # noqa: SLF001 - what types of constants are compared with
     nodes = graph.findAllNodes("prim::Constant")
     values = [node.t("value") for node in nodes if node.output().type().isSubtypeOf(kind)]
+    # By address: a constant of a graph is another tensor object on the same memory.
     outside = {t.data_ptr() for t in Reach(fn).tensors if t.layout == torch.strided}
     return sum(value.data_ptr() in outside for value in values)
 
@@ -247,6 +248,7 @@ def shared_copy(module: nn.Module) -> nn.Module:
     Raises:
         CaptureError: a part of it cannot be copied.
     """
+    # All that can be reached, not parameters alone: lists and closures hold tensors, too.
     memo: dict[int, Any] = {id(tensor): tensor for tensor in Reach(module).tensors}
     try:
         return copy.deepcopy(module, memo)

@@ -34,6 +34,7 @@ def front_of(
 
     def call(*given: Any) -> Any:
         has_gradients = is_enabled()
+        # By the names of `call_program`, which are those in the guards' expressions.
         arguments = {"fn": fn, "args": given}
         if has_gradients:
             enable(False)

@@ -62,6 +62,8 @@ class CallGraph:
         self._device = _device_of(self._tensors)
         self._stream = torch.cuda.Stream(self._device)
         self._last_stream = -1
+        # On the capture's stream: cuBLAS has a workspace for each stream, and allocates it with the first
+        # call.
         self._warm_up(fn)
         # Reserved, not allocated: a capture keeps whole blocks of its pool, whether it uses them or not.
         before = torch.cuda.memory_reserved(self._device)
@@ -102,6 +104,7 @@ class CallGraph:
         Cost: Waits for the device.
         """
         if self._finalizer.alive:
+            # A replay that still runs would write into memory that is given back.
             torch.cuda.synchronize(self._device)
             self._finalizer()
 

@@ -38,6 +38,8 @@ class CallReads:
         self.settings = _settings()
         with torch.no_grad():
             self.guards = settled_guards(call_program, fn, args, name_of(fn))
+        # Also those that this call does not read: they are put back, and a comparison perturbs them, like all
+        # others.
         own = (*fn.parameters(), *fn.buffers()) if isinstance(fn, nn.Module) else ()
         self.tensors = [*{id(t): t for t in (*self.guards.tensors, *own)}.values()]
         self.device = _first_gpu([*given, *self.tensors])

@@ -104,6 +104,7 @@ def search(
     forms: dict[Form, CallableForm] = {}
     why = refusal if reads is None else None
     tensors = tensors_of(fn) if reads is None else reads.tensors
+    # Eager first: what all calls take as written bounds what compiling may cost.
     best_s = _time(runs, tensors, device)["eager"].median_s
     for mode in ORDER:
         if mode == "eager" or mode not in offered("callable", device.type):
@@ -123,6 +124,7 @@ def search(
     timings = _time(runs, tensors, device)
     decision = decide([ModeTiming(mode, *timing) for mode, timing in timings.items()], calls)
     kept = entries.pop(decision.mode, None)
+    # Graphs only: forms are shared, and the one that is kept may hold the form of one that is not.
     for entry in entries.values():
         entry.close_graph()
     for form in forms.values():
@@ -209,6 +211,7 @@ def _time(
         samples: dict[Execution, list[float]] = {mode: [] for mode in runs}
         timings: dict[Execution, Timing] = {}
         for _ in range(MOST_ROUNDS):
+            # Turn by turn and not mode by mode, for a machine whose clock or load changes meanwhile.
             for mode in [mode for _ in range(TURNS) for mode in runs]:
                 seconds = _block_s(runs[mode], counts[mode], device) / counts[mode]
                 samples[mode].append(seconds)
@@ -221,6 +224,7 @@ def _time(
 
 
 def _calls_in_a_block(run: Callable[[], Any], device: torch.device) -> int:
+    # Warms caches and clocks up; only the block behind it counts.
     _block_s(run, 3, device)
     return max(1, min(1000, int(BLOCK_S * 3 / max(_block_s(run, 3, device), 1e-9))))
 

@@ -55,6 +55,7 @@ def decide(measurements: Sequence[ModeTiming], calls: int | None = None) -> Mode
     chosen = next(
         total
         for total in totals
+        # Never one slower than eager in the median, even within the spread: `auto` must not lose.
         if total is best or (total.call_s <= plain.call_s and not _is_slower(total, best))
     )
     return ModeDecision(chosen.mode, _reason(chosen, best, plain, measurements, calls))

@@ -48,6 +48,7 @@ class _Copy(ctypes.Structure):
 @functools.cache
 def _runtime() -> ctypes.CDLL | None:
     """The CUDA runtime that torch has loaded; None where it is another one (ROCm's), or none."""
+    # The symbols of this process: another copy of the runtime would not know torch's graphs.
     library = ctypes.CDLL(None)
     names = (
         "cudaGraphGetNodes", "cudaGraphNodeGetType", "cudaGraphMemcpyNodeGetParams",
@@ -57,6 +58,7 @@ def _runtime() -> ctypes.CDLL | None:
         return None
     library.cudaGetErrorString.restype = ctypes.c_char_p
     set_source = library.cudaGraphExecMemcpyNodeSetParams1D
+    # Else ctypes would pass pointers as 32-bit integers.
     set_source.argtypes = (
         *(ctypes.c_void_p,) * 4, ctypes.c_size_t, ctypes.c_int,
     )  # fmt: skip

@@ -66,6 +66,7 @@ def compile_program(
     Cost: Runs the C++ compiler: 5 to 60 seconds, several cores and some hundred MB of memory; less than a
         second where the same program was compiled on this machine before (see `kept_programs`).
     """
+    # First, as the compiler would take signs that are only noted for written, without a word.
     require_written(inputs)
     compiler = working_compiler().path
     handle, name = tempfile.mkstemp(dir=directory, suffix=".pt2")
@@ -76,6 +77,7 @@ def compile_program(
             exported = _exported(program, inputs)
             keep_zero_products(exported.graph)
             settings = {**_settings_for(exported), "cpp.cxx": (compiler,)}
+            # Of the exported graph with our changes in it: another version of these is another program.
             key = kept_programs.key_of(exported, settings)
             if key is None or not kept_programs.recall(key, Path(name)):
                 aoti_compile_and_package(exported, package_path=name, inductor_configs=settings)

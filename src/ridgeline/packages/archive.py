@@ -64,6 +64,7 @@ def write_archive(
 def _add(archive: zipfile.ZipFile, name: str, content: bytes | Path) -> str:
     """Add one member and return its checksum; files are streamed, since weights may be large."""
     digest = hashlib.sha256()
+    # Weights may exceed 4 GiB, and the size of a stream is not known when its header is written.
     with archive.open(f"{ROOT}/{name}", "w", force_zip64=True) as target:
         if isinstance(content, bytes):
             digest.update(content)
@@ -129,6 +130,7 @@ class ArchiveReader:
         if self._members[METADATA].file_size > LARGEST_METADATA_BYTES:
             raise self._damaged(f"{METADATA} claims {self._members[METADATA].file_size} bytes")
         content = self.read(METADATA)
+        # Before it is decoded: damaged metadata should not be reported as a wrong field.
         if self.read(SEAL) != hashlib.sha256(content).hexdigest().encode():
             raise self._damaged(f"{METADATA} is not what was written")
         return content
@@ -170,6 +172,7 @@ class ArchiveReader:
                 raise self._damaged(f"member {info.filename!r} points outside of it")
             if name in members:
                 raise self._damaged(f"{name} is in it twice")
+            # Sizes first: a forged one could have gigabytes read from, or made of, a file of a few bytes.
             stored += info.compress_size
             if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
                 raise self._damaged(f"{name} is compressed, which no member is")

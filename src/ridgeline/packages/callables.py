@@ -98,6 +98,7 @@ class PackagedCallable(Closing):
             constants=program.constants,
             device=device,
         )
+        # At exit as well, unlike `__del__`; the folder has only what this object compiled.
         self._remove = weakref.finalize(self, shutil.rmtree, path.parent)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -144,6 +145,7 @@ def _describe(program: FlatProgram) -> Metadata:
         output_tree=_text(program.output_tree),
         details={
             "constants": {str(leaf): value for leaf, value in program.constants.items()},
+            # Compiled into the code, so that whoever loads it can have the same.
             "threads": torch.get_num_threads(),
         },
     )

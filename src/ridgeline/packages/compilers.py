@@ -56,6 +56,7 @@ def working_compiler() -> Compiler:
             f"wanted a C++ compiler to package a program, got none ({' or '.join(names)} is not on "
             "PATH); install one (apt install g++, or dnf install gcc-c++) or set CXX to its path"
         )
+    # By `os.defpath`, where no activated environment has put a compiler of its own in front.
     return _choose(found, shutil.which("g++", path=os.defpath), os.environ.get("PATH"))
 
 
@@ -78,6 +79,7 @@ def runs(compiler: str) -> bool:
         source, library = Path(directory) / "trial.cpp", Path(directory) / "trial.so"
         source.write_text(SOURCE)
         build = [compiler, "-shared", "-fPIC", "-std=c++17", str(source), "-o", str(library)]
+        # In a child, as the crash that is looked for would be ours.
         call = [sys.executable, "-c", _CALL, str(library)]
         return all(_succeeds(command) for command in (build, call))
 

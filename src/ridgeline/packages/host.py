@@ -65,10 +65,12 @@ def unmet(wanted: NativeHost, got: NativeHost, device: str) -> tuple[str, str] |
     torch_wanted, torch_got = _minor(wanted.versions["torch"]), _minor(got.versions["torch"])
     if torch_wanted != torch_got:
         return f"torch {torch_wanted}", f"torch {got.versions['torch']}"
+    # More instructions than wanted do no harm; capability names would refuse a newer processor.
     lacking = [name for name in wanted.instructions if name not in got.instructions]
     if lacking and got.instructions:
         return f"a processor with {', '.join(lacking)}", "one without"
     if device == "cuda":
+        # Within a major version CUDA's libraries keep their interface.
         cuda_wanted, cuda_got = (h.versions["cuda"].partition(".")[0] for h in (wanted, got))
         if cuda_wanted != cuda_got:
             return f"CUDA {cuda_wanted}", f"CUDA {got.versions['cuda']}"

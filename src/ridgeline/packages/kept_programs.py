@@ -41,6 +41,7 @@ def key_of(program: ExportedProgram, settings: Mapping[str, Any]) -> str | None:
     if config.force_disable_caches or not config.fx_graph_cache:
         return None
     held = {**program.state_dict, **program.constants}
+    # `_identity` reads the outer graph only; what it does not see must not be taken for equal.
     nested = any(isinstance(m, fx.GraphModule) for m in [*program.graph_module.modules()][1:])
     are_read = all(isinstance(t, Tensor) and t.layout is torch.strided for t in held.values())
     if nested or program.range_constraints or not are_read:
@@ -62,7 +63,9 @@ def recall(key: str, path: Path) -> bool:
     """
     for kept in _directory().glob(f"{key}-*.pt2"):
         with contextlib.suppress(OSError):
+            # A file that was cut short or changed has another digest than its name says.
             if _name(key, kept) == kept.name:
+                # Marks its use: the longest unused go first, by this time.
                 os.utime(kept)
                 shutil.copyfile(kept, path)
                 return True

@@ -107,6 +107,7 @@ def load_compiled(path: Path, device: torch.device) -> Run:
     """
     if device.type == "cuda":
         _check_survives(path)
+    # AOTInductor takes -1 for the current GPU.
     index = -1 if device.type == "cpu" or device.index is None else device.index
     # Loading makes the program's GPU the current one; it is not to stay that.
     kept = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
@@ -299,4 +300,5 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _identity(state: os.stat_result) -> tuple[int, int, int, int]:
+    # A file put in its place by a rename has another inode, one that is written to another time.
     return (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)

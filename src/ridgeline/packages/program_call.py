@@ -90,6 +90,7 @@ class ProgramCall:
         fitted = [*tensors[:first]]
         fitted += [self._fit(index, given) for index, given in enumerate(tensors[first:], first)]
         if not self._passes(*fitted):
+            # The state, too, which is looked at here only: where the guard passes, it is as it was.
             fitted = [self._fit(index, tensor) for index, tensor in enumerate(fitted)]
             # It knows also of inference mode and gradients, which do not matter here. The guard belongs to
             # torch's compiler, which checks its own inputs with it.

@@ -67,6 +67,8 @@ def programs_tried_first(notes: list[str]) -> Iterator[None]:
 
         @wraps(plain)
         def tried(program: Any, inputs: Sequence[Any]) -> Any:
+            # A look in each call is a dictionary's, as the digest of the source would cost more than a small
+            # program.
             key = id(program), _shapes(inputs)
             if key not in met and set(program.device_types) <= {"cpu"}:
                 mark = _mark(program.source_code, inputs)
@@ -222,6 +224,7 @@ class _Child:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
+                # A group of its own, so that compilers that it starts end with it.
                 start_new_session=True,
             )
         return self._process

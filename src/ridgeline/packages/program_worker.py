@@ -35,6 +35,7 @@ class ProgramAnswer(msgspec.Struct, frozen=True):
 def main(parent: str) -> None:
     """Run what is asked for until the parent closes the line."""
     end_with_parent(int(parent))
+    # It is meant to crash at times, and would leave gigabytes of core files.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what programs print goes to the log

@@ -18,6 +18,7 @@ class HostGenerators(NamedTuple):
     @classmethod
     def now(cls) -> "HostGenerators":
         """As they are."""
+        # Not imported here: a program that has not done so draws nothing from it.
         numpy = sys.modules.get("numpy")
         return cls(random.getstate(), numpy.random.get_state() if numpy else None)
 
@@ -26,6 +27,7 @@ class HostGenerators(NamedTuple):
         now = HostGenerators.now()
         if now.python != self.python:
             return "Python's random module"
+        # As text, since `==` would compare the arrays in it element by element.
         if self.numpy is not None and str(now.numpy) != str(self.numpy):
             return "NumPy"
         return ""

@@ -43,6 +43,7 @@ def _is_installed(filename: str) -> bool:
     """Whether it lies where packages are installed, be it by `pip install --target` in any folder."""
     if "site-packages" in filename or "dist-packages" in filename:
         return True
+    # Without the empty entry, which is the working directory: there the user's own code lies.
     found = (entry for entry in sys.path if entry and Path(filename).is_relative_to(entry))
     return any(map(_holds_packages, found))
 

@@ -103,6 +103,7 @@ class Reach:
         for root in roots:
             if isinstance(root, types.FunctionType):
                 self._add_function(root)
+        # A list and no recursion: models nest deeper than Python's stack of calls.
         while self._open:
             self._visit(self._open.pop())
 
@@ -153,6 +154,7 @@ class Reach:
         if tensor.is_nested:  # it has no shape; what it holds has
             tensor = tensor.values()
         self.tensors.append(tensor)
+        # Only of leaves: asking another tensor for its gradient is a warning.
         if tensor.is_leaf and tensor.grad is not None:
             self._open.append(tensor.grad)
         own = getattr(tensor, "__dict__", None)
@@ -172,6 +174,7 @@ class Reach:
         self._open += kind.__mro__[:-1]
         own = vars(value) if hasattr(value, "__dict__") else {}
         if isinstance(own, dict):
+            # Not put back as a whole: a lock or a process that is new in it by then must not be lost.
             if any(_is_system(part) for part in own.values()):
                 self.attributes.append(own)
                 self._add_elements(own)
@@ -224,6 +227,7 @@ class Reach:
                 if isinstance(function, types.FunctionType):
                     self._methods.add(id(function))
                     self._open.append(function)
+                # Descriptors compute what they give; asking for it could run the user's code.
                 elif not hasattr(function, "__get__"):
                     self._add_cell(kind, name, value)
 

@@ -64,6 +64,7 @@ def _copied(value: Any, before: Undo, copies: dict[int, Tensor]) -> Any:
         made = copy.copy(leaf)
         for field in fields(leaf):
             held = getattr(leaf, field.name, None)
+            # Past the class's own `__setattr__`, by which frozen ones refuse.
             object.__setattr__(made, field.name, _copied(held, before, copies))
         return made
 

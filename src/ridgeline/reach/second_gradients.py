@@ -40,6 +40,7 @@ def second_gradients(model: nn.Module, loss_fn: Any) -> str:
     while codes or open_names:
         if not codes:
             name = open_names.pop()
+            # Once a name: methods call each other in circles.
             known.add(name)
             codes += methods.get(name, [])
             continue
@@ -109,6 +110,7 @@ def _passes_keyword(code: types.CodeType) -> bool:
         # Python 3.11 does not resolve the names of a call.
         keywords = code.co_consts[step.arg or 0] if step.opname == "KW_NAMES" else step.argval
         if isinstance(keywords, tuple) and _KEYWORD in keywords:
+            # Values of keywords are pushed last, in their order: counted from the call backwards.
             value = before[keywords.index(_KEYWORD) - len(keywords)]
             values = before[keywords.index(_KEYWORD) - len(keywords) :]
             # Other values than constants and variables take several instructions: then it is not known.

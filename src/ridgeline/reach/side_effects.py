@@ -137,6 +137,8 @@ def _install() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    # First what decides most: the hook is called for every audited event of the process, and cannot be
+    # removed.
     if not _watch.is_on or (event != "open" and event not in _WRITES):
         return
     if event == "open" and not _writes(*arguments):

@@ -92,6 +92,7 @@ class Guards:
         )
         self._addresses = [*map(address, self.tensors)]
         names = class_variables(reading.expressions)
+        # Compiled apart, too: `difference` and `moved` ask for each kind by itself, `holds` for all at once.
         classes = Conditions(reading.scope)
         require_classes(classes, reading.classes, reading.code, names)
         self._classes = classes.all_hold()
@@ -123,6 +124,7 @@ class Guards:
             found = self._reading.manager.check_verbose(arguments)
         if not found.result:
             parts = [str(part) for part in found.verbose_code_parts]
+            # Behind the mark stands the line of torch or of the program, which says nothing to people.
             first = parts[0].partition("  #")[0].strip() if parts else "a setting"
             is_sentence = "mismatch" in first or "changed" in first
             return first if is_sentence else f"{first} no longer holds"
@@ -175,6 +177,7 @@ class Guards:
     def _holder(
         self, all_hold: Callable[[dict[str, Any]], bool]
     ) -> Callable[[dict[str, Any]], bool]:
+        # A local variable: `holds` runs before every call, and each attribute would cost it a look-up.
         check = self._check
 
         def holds(now: dict[str, Any]) -> bool:

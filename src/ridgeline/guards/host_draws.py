@@ -21,6 +21,7 @@ def host_draws_read() -> Iterator[None]:
     """
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        # Only the form in which libraries draw a number on the host: others may draw tensors that are used.
         is_draw = self.value is torch.rand and not kwargs and len(args) == 1
         if is_draw and torch.get_default_device().type == "cpu":
             return ConstantVariable.create(_ANY_DRAW)

@@ -63,11 +63,13 @@ class LayoutReads:
         arguments = {**self._fixed, **brought}
         if any(guards.holds(arguments) for guards in self.guards):
             return True
+        # Where something else changed, a new reading would be of another program than was captured.
         if self.broken() is not None or len(self.guards) + len(self._others) >= MOST_LAYOUTS:
             return False
         if any(guards.holds(arguments) for guards in self._others):
             return False
         guards = self._read(brought)
+        # Both are kept: what came to another program must not be read again in every call.
         is_same = guards.graph == self.guards[0].graph
         (self.guards if is_same else self._others).append(guards)
         return is_same

@@ -16,6 +16,7 @@ gradients, since a compiled program would lose them. Nothing is compiled of a re
 @contextlib.contextmanager
 def new_leaves_read() -> Iterator[None]:
     """Inside, a program may make tensors require gradients, and return what depends on them."""
+    # By what a version has and not by its number, so that a release between the two is met as well.
     if hasattr(OutputGraph, _CHECK):
         with mock.patch.object(OutputGraph, _CHECK, return_value=None):
             yield

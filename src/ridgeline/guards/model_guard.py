@@ -24,6 +24,7 @@ class ModelGuard:
     """
 
     def __init__(self, *roots: nn.Module) -> None:
+        # Each once, as several roots may share modules, and every entry costs each step.
         self.modules = list(dict.fromkeys(part for root in roots for part in root.modules()))
         self._parameters = [p for root in roots for p in root.parameters()]
         self._children = Entries(module._modules for module in self.modules)  # noqa: SLF001

@@ -136,6 +136,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
         found.append(_found(graph))
         return _end
 
+    # Under a lock: settings and patches below are those of the whole process.
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
@@ -165,10 +166,12 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
             "wanted a program that torch's compiler can read in one piece, got one that it passed over"
         )
     constants = [part for part in entries[0].code.co_consts if not isinstance(part, types.CodeType)]
+    # Values that a program returns without computing them are in its code alone.
     found[0]["graph"] += repr(constants)
     return _made(entries[0].guard_manager, found[0], scope, dict(arguments))
 
 
+# Not an `Exception`, which code that is read may catch.
 class _Read(BaseException):
     """Ends the call of a program that was to be read only."""
 
@@ -199,6 +202,7 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
     writes = {
         Write(name, _kind_of(variable)): final
         for variable in modified
+        # Objects that the program makes are nobody else's yet.
         if not isinstance(variable.mutation_type, AttributeMutationNew)
         for name, final in _names_of(variable, effects.store_attr_mutations).items()
     }
@@ -207,6 +211,7 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
     if output.random_calls:
         writes[Write("Python's random numbers", "random.Random")] = _UNKNOWN
     placeholders = graph.graph.find_nodes(op="placeholder")
+    # As text beside the operators: with other kernels the same graph gives other results.
     kernels = [ask() for ask in settings_of(operators_of(graph))]
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
@@ -272,6 +277,7 @@ def _made(
         writes=tuple(
             write
             for write, final in found["writes"].items()
+            # An assignment of what is there already (a flag set in each call) changes nothing.
             if not any(final is now for now in _evaluated(write.what, names, arguments))
         ),
         graph=found["graph"],

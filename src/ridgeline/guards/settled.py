@@ -66,6 +66,7 @@ def filled(fn: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[None]:
     The call that fills them for good is one of the user's: it may look at the values of its arguments.
     """
     with undone(fn, args):
+        # Tensors as before the call: filling a cache is wanted, a step of batch statistics is not.
         with preserved(tensors_of(fn)):
             fn(*args)
         yield

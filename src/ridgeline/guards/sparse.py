@@ -45,5 +45,6 @@ def address(tensor: Tensor) -> tuple[Any, ...]:
     """Where a tensor lies, in which layout; a sparse one with what else its operators go by."""
     if not is_sparse(tensor):
         return (tensor.data_ptr(),)
+    # Only COO tensors can be uncoalesced; others raise when they are asked.
     is_coalesced = tensor.layout is not torch.sparse_coo or tensor.is_coalesced()
     return tensor.layout, is_coalesced, *((p.data_ptr(), tuple(p.shape)) for p in parts(tensor))

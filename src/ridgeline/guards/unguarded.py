@@ -58,6 +58,7 @@ def require_unguarded(
     for array in map(_small, reader(read, reading.scope)(arguments)):
         elements = conditions.constant(array.tobytes())
         conditions.require(f"{conditions.constant(array)}.tobytes() == {elements}")
+    # `vars(...).keys()` is a view, so that one look sees attributes that come later.
     for function in filter(_is_users_function, reading.kept):
         has_names = conditions.constant(vars(function).keys())
         conditions.require(f"{has_names} == {conditions.constant(frozenset(vars(function)))}")
@@ -109,6 +110,7 @@ def _own_names(reading: ProgramReading) -> dict[type, set[str]]:
         names = set(own).union(*(own.get(store, ()) for store in _STORES))
         for base in filter(is_users_class, type(value).__mro__):
             found.setdefault(base, set()).update(names)
+    # What a class has already hides nothing that the program has not seen.
     return {kind: names - vars(kind).keys() for kind, names in found.items()}
 
 

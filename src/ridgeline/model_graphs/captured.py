@@ -55,12 +55,14 @@ class CapturedModel:
         self._targets = [tensor.detach() for tensor in self._inputs]
         self._serial = 0
         self._spent = 0
+        # Warm-up and capture on one stream: libraries keep a workspace for each.
         stream = torch.cuda.Stream()
         self._parameters: list[Tensor] = []
         with on_stream(stream):
             for _ in range(WARM_UP_CALLS):
                 outputs = run(*self._inputs)
                 inputs = {*map(id, self._inputs)}
+                # In each call, as lazy modules and compilers may put others in their place in the first one.
                 self._parameters = [p for p in _leaves_behind(outputs) if id(p) not in inputs]
                 self._backward_of(outputs)
         if before is not None:
@@ -77,6 +79,7 @@ class CapturedModel:
         pool = self._graphs[0].pool()
         with capturing(self._graphs[1], "the model", stream=stream, pool=pool):
             self._gradients = self._backward_of(self._outputs, self._seeds)
+        # Their graph would hold every tensor between, which the pool keeps without that.
         self._outputs = tuple(out.detach() for out in self._outputs)
         self._renewals = [] if before is None else renewals(before)
 
@@ -89,6 +92,7 @@ class CapturedModel:
 
         Cost: Two launches, and a copy of each argument and result.
         """
+        # Parameters as arguments, so that autograd adds their gradients itself, with hooks and all.
         outputs = _Replayed.apply(self, *tensors, *self._parameters)
         pairs = zip(outputs, self._trained, strict=True)
         return tuple(out if is_trained else out.detach() for out, is_trained in pairs)

@@ -116,6 +116,7 @@ class ModelGraphForm(Form):
             return self._as_written(why, args, kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         known = self._known
+        # First the common answer: `changed` looks at everything once more.
         fits = known is not None and known.fits(leaves, structure)
         if known is not None and not fits and known.changed() is not None:
             self.close()

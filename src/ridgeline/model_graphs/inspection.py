@@ -53,6 +53,7 @@ def inspect_model(
     before = Undo(model, spared=(*model.parameters(), *model.buffers()))
     try:
         with model_kept(model):
+            # The first call may fill caches, which no later one does.
             for watch in (contextlib.nullcontext(), watching(seen)):
                 given = [own_copy(tensor) for tensor in tensors]
                 python = Undo(model, values=False)
@@ -61,6 +62,7 @@ def inspect_model(
                     outputs = [out for out in run(*given) if out.requires_grad]
                     _check(model, given, outputs)
                     seen.lines.phase = "backward"
+                    # Zeros will do: operators are watched, not values.
                     seeds = [torch.zeros_like(out) for out in outputs]
                     gradients_of(outputs, (*given, *model.parameters()), seeds)
             judge_python(seen, python, (*model.parameters(), *model.buffers()))

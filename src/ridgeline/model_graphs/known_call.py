@@ -68,6 +68,7 @@ class KnownCall:
         In other settings than those of the capture (autocast, say) that is unknown, and None is the answer.
         """
         why = self._guard.changed()
+        # Guards were made in the modes of the capture, and fail in others for that alone.
         if why is None and _setting() == self._setting:
             why = self._reads.broken()
         return why
@@ -158,6 +159,7 @@ def _key(leaves: list[Any]) -> list[Any]:
     return [
         (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
         if isinstance(leaf, Tensor)
+        # With the type, since True equals 1 and 1.0.
         else (type(leaf), leaf)
         for leaf in leaves
     ]

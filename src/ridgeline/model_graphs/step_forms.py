@@ -60,6 +60,7 @@ def make_form(
     if is_special:
         arguments = inductor.replayed_arguments(notes, announces=announces, combines=combines)
     shared = CompiledForms() if forms is None else forms
+    # All that the compiled program follows from, but for what `CompiledForms` is made for: loss and model.
     key = (kind, is_special, announces, combines, owns_random, bucket_bytes)
     if kind == "compiled":
         return shared.take(key, lambda: WholeForm(loss_fn, arguments, shared.limit_s))

@@ -50,6 +50,7 @@ class WrittenParameters:
         before = self._seen[0]
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
+                # Only where it differs: a write counts as one to whoever watches versions.
                 if name in before and not torch.equal(parameter, before[name][1]):
                     parameter.data.copy_(before[name][1])
 

@@ -41,6 +41,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ..
     """
     changed = []
     for number, group in enumerate(optimizer.param_groups):
+        # Before the rate's type is asked for, which depends on the form.
         form = _choose_form(optimizer, group)
         dtype = _rate_dtype(group)
         rate = group["lr"]
@@ -72,6 +73,7 @@ def make_fused(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
         if (why := why_not_fused(optimizer, group)) is not None:
             changed.append(_not_fused(number, why))
             continue
+        # torch refuses both at once.
         group["fused"], group["foreach"] = True, False
         changed.append(f"optimizer group {number} uses its fused form")
         for parameter in group["params"]:
@@ -152,6 +154,8 @@ def _settings_of(optimizer: Optimizer) -> tuple[Settings, ...]:
         tuple(
             (key, copy.deepcopy(value) if isinstance(value, _MUTABLE) else value)
             for key, value in group.items()
+            # `initial_lr` is a note of schedulers, which no step reads; tensors are read by the replay
+            # itself.
             if key not in ("params", "initial_lr") and not isinstance(value, Tensor)
         )
         for group in optimizer.param_groups
@@ -190,6 +194,7 @@ class WatchedSettings:
             return False
         if _settings_of(self._optimizer) != self._settings:
             return True
+        # Equal values in other objects: from now on these are known by identity.
         self._values = values
         return False
 
@@ -218,6 +223,7 @@ class LearningRates:
     def refresh(self) -> None:
         """Make the captured tensors hold what the optimizer's groups say."""
         for group, tensor in zip(self._optimizer.param_groups, self._tensors, strict=True):
+            # The replay reads the address of the tensor that was captured, whatever stands in the group.
             if isinstance(tensor, Tensor) and group["lr"] is not tensor:
                 tensor.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else tensor.fill_(
                     group["lr"]

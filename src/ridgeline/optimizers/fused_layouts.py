@@ -41,6 +41,7 @@ def lay_out_for_fused(optimizer: Optimizer) -> None:
     ]
     if not any(places):
         return
+    # Kept by place: a group that was fit stays so until one of its parameters lies elsewhere.
     if places != cleared:
         _cleared[optimizer] = places
     for group, wanted in zip(groups, places, strict=True):
@@ -58,6 +59,7 @@ def _places_if_fit(
     parameters = group["params"]
     places = [
         (p.data_ptr(), p.numel(), p.stride())
+        # The cheap question first: nearly all parameters are plain, and this is asked in every step.
         if (type(p) is Parameter and not p.is_sparse) or has_memory(p)
         else (0, p.numel(), p.stride())
         for p in parameters
@@ -93,6 +95,7 @@ def _lay_out_state(optimizer: Optimizer) -> None:
         strides = parameter.stride()
         for key, value in state.items():
             if (
+                # A count has no layout.
                 key != "step"
                 and isinstance(value, Tensor)
                 and value.stride() != strides
@@ -109,6 +112,7 @@ def _lies_otherwise(tensor: Tensor, parameter: Tensor) -> bool:
     if strides == wanted:
         return False
     triples = zip(tensor.shape, strides, wanted, strict=True)
+    # The stride of a dimension of one element is never used, and may be anything.
     return any(size > 1 and mine != theirs for size, mine, theirs in triples)
 
 

@@ -35,6 +35,7 @@ def why_not_fused(optimizer: Optimizer, group: dict[str, Any]) -> str | None:
 
 def sharing(parameters: list[Tensor]) -> tuple[int, int] | None:
     """Numbers of two parameters that share memory, if there are any."""
+    # Sorted by address, where only neighbours can overlap: pairs of all would be millions for large models.
     starts = sorted([(p.data_ptr(), n) for n, p in enumerate(parameters) if has_memory(p)])
     furthest, last = 0, -1
     for begin, number in starts:

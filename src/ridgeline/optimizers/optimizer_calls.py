@@ -25,6 +25,7 @@ def clear_gradients(optimizer: Optimizer) -> None:
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
+            # Reading costs less than writing, which goes through a setter of torch's.
             if parameter.grad is not None:
                 parameter.grad = None
 
@@ -47,6 +48,7 @@ def update_in_order(optimizer: Optimizer) -> None:
     """
     is_on = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    # Only warns: other operators of the step may have no deterministic form, and raise.
     torch.use_deterministic_algorithms(True, warn_only=not is_on or only_warns)
     try:
         update(optimizer)
@@ -60,6 +62,7 @@ def _step(optimizer: Optimizer) -> None:
     if not is_torchs or _is_patched(optimizer, "step") or _has_hooks(optimizer):
         optimizer.step()
     else:
+        # The function below the wrapper: what `step` itself does, with its own `no_grad`.
         call.__wrapped__(optimizer)
 
 

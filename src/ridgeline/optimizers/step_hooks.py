@@ -43,6 +43,7 @@ def without_step_hooks(optimizer: Optimizer) -> contextlib.AbstractContextManage
 @contextlib.contextmanager
 def emptied(stores: Sequence[MutableMapping[Any, Any]]) -> Iterator[None]:
     """Dictionaries of hooks are empty inside; whoever holds one holds it still."""
+    # Emptied in place, as torch holds the dictionaries themselves in closures and nodes.
     kept = [dict(store) for store in stores]
     for store in stores:
         store.clear()

@@ -98,9 +98,11 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
         raise BatchError(
             f"wanted at least accumulate={parts} samples in a batch, got {total}; lower accumulate"
         )
+    # Sizes differ by one at most, and each sample is in one part.
     bounds = [total * index // parts for index in range(parts + 1)]
 
     def piece(start: int, end: int, leaf: Any) -> Any:
+        # A number beside the samples (a temperature) belongs to each part.
         return leaf[start:end] if isinstance(leaf, Tensor) and leaf.dim() else leaf
 
     return [

@@ -47,6 +47,7 @@ def _pattern(example: Any) -> Match:
         return match_sequence
     leaves, structure = pytree.tree_flatten(example)
     if len(leaves) == 1 and leaves[0] is example:
+        # By text, as `signature` does it: `==` may be elementwise, and NaN differs from itself.
         text = repr(example)
         return lambda batch, _: type(batch) is kind and repr(batch) == text
     inner = [

@@ -45,6 +45,7 @@ def _copy_one(target: Tensor, sources: Sequence[Tensor]) -> None:
 def strided_copy(tensor: Tensor) -> Tensor:
     """A tensor of the same values and strides without gradients; a dense one where elements share memory."""
     copy = tensor.detach().clone()
+    # `clone` keeps strides of dense tensors only; one with gaps comes back without them.
     if tensor.layout != torch.strided or copy.stride() == tensor.stride() or overlaps(tensor):
         return copy
     laid_out = torch.empty_strided(

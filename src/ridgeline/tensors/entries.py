@@ -38,6 +38,7 @@ class Entries:
         """
         if any(self._empty) or [*map(len, self._filled)] != self._sizes:
             return False
+        # Sizes were compared before, since `map` stops at the shorter of both.
         return all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self.values))
 
     def same_stores(self, stores: Iterable[dict[Any, Any]]) -> bool:

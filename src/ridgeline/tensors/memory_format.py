@@ -47,6 +47,8 @@ class ChannelsLast:
             for tensor, strides in self._found.values():
                 if tensor.stride() != strides:
                     _lay_out(tensor, strides)
+            # State that was made meanwhile took the strides of its parameter, and is not among what was
+            # converted.
             for tensor in _state_like_parameters(self._optimizer, unlike=True):
                 _lay_out(tensor, tensor.new_empty(tensor.shape).stride())
         self._found.clear()
@@ -56,6 +58,7 @@ class ChannelsLast:
             return
         self._found[id(tensor)] = (tensor, tensor.stride())
         with torch.no_grad():
+            # By `.data`: the parameter has to stay the object that optimizer and hooks know.
             tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 

@@ -44,4 +44,5 @@ def _built(tree: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _children(tree: Any) -> Sequence[Any]:
+    # An attribute in older releases of torch, a method in newer ones.
     return tree.children() if hasattr(tree, "children") else tree.children_specs

@@ -23,6 +23,7 @@ def perturb_inputs(
         dim = next((d for d, size in enumerate(sizes) if size > 1), None)
         if dim is not None and not (keeps_whole and is_whole(original)):
             rows = torch.arange(original.shape[dim], device=original.device)
+            # Each row stands for the next few as well, so that what was in ascending order still is.
             changed = original.index_select(dim, rows - rows % (shift + 1))
         if original.is_floating_point():
             changed = changed * (1.0 - 0.25 * shift)

@@ -19,6 +19,7 @@ def summed_rows(brought: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
     wide = wide_type(like)
     summed = like.new_zeros(len(numbers), *like.shape[1:], dtype=wide)
     for ids, rows in brought:  # what coalesces all at once adds up in no defined order
+        # Safe without `index_add_`, as no number stands twice in one part.
         summed[torch.searchsorted(numbers, ids)] += rows.to(wide)
     return numbers, summed.to(like.dtype)
 

@@ -45,6 +45,7 @@ class Sameness:
             return
         found = [f"a{place}" for place in range(len(values))]
         end = ".values()" if isinstance(store, dict) else ""
+        # Unpacking checks the length as well: another one raises, and counts as gone.
         self._lines.append(f"{', '.join(found)}, = {self._name(store)}{end}")
         pairs = zip(found, map(self._name, values), strict=True)
         self._require(" and ".join(f"{name} is {value}" for name, value in pairs))

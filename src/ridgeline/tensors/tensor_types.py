@@ -18,6 +18,7 @@ class TensorTypes:
             store
             for module in modules
             for store in (module._parameters, module._buffers)  # noqa: SLF001
+            # Most modules hold none of one kind, and each costs every step.
             if store
         ]
         self._before = self._now()

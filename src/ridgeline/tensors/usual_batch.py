@@ -62,6 +62,7 @@ class _Unpacking:
             return False
         self._require(f"type({name}) is {kind.__name__} and len({name}) == {len(value)}")
         keys = value if kind is dict else range(len(value))
+        # Written into source text, where other keys would have to be rebuilt.
         if not all(type(key) in (int, str) for key in keys):
             return False
         if kind is dict and len(value) > 1:  # code may go through them in their order

@@ -36,6 +36,7 @@ class UsualShapes:
         if self._others[found] < REPEATS:
             return False
         self._usual = found
+        # Counted from the new usual one on: what was rare beside the old one may be common now.
         self._others.clear()
         return True
 

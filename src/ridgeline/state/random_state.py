@@ -28,6 +28,7 @@ def seed_worker(seed: int, rank: int, *, step: int = 0) -> None:
     """
     if rank:
         digest = hashlib.sha256(f"{seed}/{rank}/{step}".encode()).digest()
+        # A digest, so that neighbouring ranks and steps draw unrelated numbers.
         seed_all(int.from_bytes(digest[:8], "big") >> 1)
 
 
@@ -36,6 +37,7 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
+        # NumPy takes 32 bits.
         sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
 
 
@@ -74,6 +76,7 @@ def apply(data: bytes, world: World) -> None:
             f"wanted the random state of rank {world.rank}, got content that does not fit: {error}; "
             "the checkpoint is damaged, resume from the one before"
         ) from error
+    # A `bytearray`, since torch warns of memory that cannot be written.
     torch.set_rng_state(torch.frombuffer(bytearray(state.torch_cpu), dtype=torch.uint8))
     if state.torch_cuda is not None and world.device.type == "cuda":
         cuda = torch.frombuffer(bytearray(state.torch_cuda), dtype=torch.uint8)

@@ -100,6 +100,7 @@ class Snapshot:
                 self._restore_groups()
             for parameter, saved in self._gradients:
                 parameter.grad = _put_back({"": parameter.grad}, {"": saved})[""]
+        # Gradients of the steps in between are of values that are no more.
         self._optimizer.zero_grad(set_to_none=True)
         if self._synchronizer is not None:
             self._synchronizer.load_state_dict(self._remembered)

@@ -123,6 +123,7 @@ def clear_failed_capture(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.d
         else:
             torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001 - there is no
             torch._C._cuda_releasePool(device.index, pool)  # noqa: SLF001 - public name
+        # A capture of nothing, of which torch warns.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*[Gg]raph is empty.*")
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(device)):
@@ -170,6 +171,7 @@ def told_of_capture(answer: Callable[[], bool] | None = None) -> Iterator[None]:
         answer: What they get instead.
     """
     asked = torch.cuda.is_current_stream_capturing
+    # Libraries ask by this name, so that replacing it reaches all that do not hold the function itself.
     torch.cuda.is_current_stream_capturing = answer or _yes
     try:
         yield

@@ -14,6 +14,7 @@ def fresh_casts() -> Iterator[None]:
     A program captured around a cached cast would keep old weights, and a trace leaves casts without data.
     """
     before = torch.is_autocast_cache_enabled()
+    # Switching the cache off does not empty it, and a later switch finds what was in it.
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:

@@ -112,6 +112,7 @@ class _Alarm:
     """Raises its own kind of `_Late` in the thread that made it, unless cancelled before."""
 
     def __init__(self, limit_s: float) -> None:
+        # A class of its own: limits nest, and each must know its own exception from those around it.
         self.kind = type("_Late", (_Late,), {})
         self.has_rung = False
         self.is_over = threading.Event()
@@ -125,6 +126,8 @@ class _Alarm:
         """Begin to wait."""
         _here.alarms.append(self)
         before = signal.getsignal(signal.SIGURG)
+        # Python runs handlers in the main thread only; None is one that C code has set, which cannot be put
+        # back.
         if threading.current_thread() is threading.main_thread() and before is not None:
             self._before = before
             signal.signal(signal.SIGURG, _arrive)
@@ -138,6 +141,7 @@ class _Alarm:
         if self._before is not None:
             signal.signal(signal.SIGURG, self._before)
             self._before = None
+        # It may ring before `start` has noted it, and `cancel` may be called twice.
         if self in _here.alarms:
             _here.alarms.remove(self)
 

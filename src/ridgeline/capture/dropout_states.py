@@ -145,6 +145,7 @@ def left_as_found(*roots: Any) -> Iterator[set[torch.device]]:
         yield devices
     finally:
         for device, place, values in found:
+            # The state was due to be made again: setting the generator has the next layer do so.
             if values is None:
                 _set(torch.cuda.default_generators[device.index], place)
                 continue

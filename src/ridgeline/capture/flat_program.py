@@ -131,6 +131,7 @@ def flatten_program(
     state = {names[key]: tensor for key, tensor in found.items()}
     if one_device:
         _check_one_device(state, inputs)
+    # Of the graph that is kept: tensors without data of the first trace belong to another mode.
     values = [node.meta["val"] for node in pytree.tree_leaves(graph.graph.output_node().args)]
     return FlatProgram(
         graph=graph,

@@ -17,6 +17,7 @@ def lift_constants(graph: fx.GraphModule, position: int) -> list[Tensor]:
     constants: list[Tensor] = []
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     first = next(node for node in graph.graph.nodes if node.op != "placeholder")
+    # Arguments are taken by the order of these nodes, so constants have to stand right behind the state.
     anchor = placeholders[position] if position < len(placeholders) else first
     for node in nodes:
         target = str(node.target)

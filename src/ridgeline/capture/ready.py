@@ -68,6 +68,7 @@ def place(
         dtype: Of the result.
         ahead: Results that are noted before it.
     """
+    # By number, since a captured program makes its results in the same order each time.
     wanted = _places.get((len(_results) + ahead, program))
     layout = (tuple(shape), tuple(strides), dtype)
     if wanted is not None and (tuple(wanted.shape), wanted.stride(), wanted.dtype) == layout:

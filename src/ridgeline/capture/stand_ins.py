@@ -117,6 +117,7 @@ def take_grads(used: dict[Memory, Tensor], given: list[Tensor]) -> dict[Memory, 
     taken: dict[Memory, Tensor] = {}
     for key, tensor in used.items():
         grad = tensor.grad if tensor.is_leaf else None
+        # A gradient that was there before is a real tensor, and stays.
         if isinstance(grad, FakeTensor):
             taken[key] = grad
             tensor.grad = None

@@ -40,11 +40,13 @@ def import_modules(modules: dict[str, str]) -> None:
             spec = importlib.util.spec_from_file_location(name, file)
             assert spec is not None
             assert spec.loader is not None
+            # Before it runs: dataclasses and pickle look the module up by its name meanwhile.
             sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(sys.modules[name])
     if MAIN in modules:
         module = type(sys)(MAIN)
         module.__dict__.update(runpy.run_path(modules[MAIN], run_name="__mp_main__"))
+        # By both names: what was pickled names `__main__`, what the script defines now `__mp_main__`.
         sys.modules[MAIN] = sys.modules["__mp_main__"] = module
 
 

@@ -169,6 +169,7 @@ def _prepare(directory: Path, payload: Mapping[str, Any]) -> tuple[Literal["ok",
         return "not-tried", "this process is such a child itself"
     file = directory / PAYLOAD
     try:
+        # `torch.save` and not pickle: tensors go as bytes, and those that share memory share it in the child.
         torch.save(dict(payload), file, pickle_module=parametrized)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError, OSError) as error:
         return "not-tried", (
@@ -191,6 +192,7 @@ def _run(
         child = subprocess.Popen(
             [
                 sys.executable,
+                # The working directory must not hide modules of the path that is handed on by `PYTHONPATH`.
                 "-P",
                 "-u",  # its last output is reported when it is killed
                 "-m",
@@ -220,6 +222,7 @@ def _run(
     report = read_report(directory)
     if report is None:
         return "failed", f"it ended with status {code} and no report{last_lines(directory)}"
+    # No word on the step: only the child could not be given it.
     if report.stage == "load":
         return "not-tried", (
             f"wanted the step rebuilt in the child, got {report.message}; what it is made of must be "
@@ -235,6 +238,7 @@ def child_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(_LAUNCHER_VARIABLES)
     }
+    # The empty entry means the directory of whoever reads it.
     places = [place or str(Path.cwd()) for place in sys.path]
     return environment | {"PYTHONPATH": os.pathsep.join(places), TRIAL_VARIABLE: "1"}
 

@@ -65,6 +65,7 @@ def _attempt(directory: Path, program: str) -> Report:
         import_modules(msgspec.json.decode((directory / MODULES).read_bytes(), type=dict[str, str]))
         # Written a moment ago by the parent, into a directory of its own: see `child_trial`.
         payload = torch.load(directory / PAYLOAD, weights_only=False)
+        # Still in the stage of loading: a program that cannot be imported says nothing about its step.
         function = resolve_name(program)
         stage = "run"
         function(**payload)

@@ -35,6 +35,7 @@ class Fences:
         sizes = tuple(size)
         if 0 in sizes:
             return torch.empty_strided(sizes, tuple(stride), dtype=dtype, device="cpu")
+        # By strides: a tensor with gaps reaches further than it has elements.
         last = sum((n - 1) * s for n, s in zip(sizes, stride, strict=True))
         memory = self._memory((last + 1) * dtype.itemsize, f"{dtype} of shape {list(sizes)}")
         return _over(memory, 0, sizes, tuple(stride), dtype)
@@ -51,6 +52,7 @@ class Fences:
 
     def _copy(self, tensor: Tensor, made: dict[int, Tensor]) -> Tensor:
         storage = tensor.untyped_storage()
+        # Empty storages have no address to know them again by.
         if not storage.nbytes():
             return tensor.clone()
         key = storage.data_ptr()
@@ -65,6 +67,7 @@ class Fences:
     def _memory(self, size: int, words: str) -> Tensor:
         """So many bytes between two fences; their storage holds nothing else."""
         self._sweep()
+        # NumPy's memory: its reference count tells when no tensor uses a block any more.
         block = numpy.full(size + 2 * FENCE_BYTES + _ALIGNED, _BYTE, dtype=numpy.uint8)
         at = block.ctypes.data + FENCE_BYTES
         begin = math.ceil(at / _ALIGNED) * _ALIGNED - block.ctypes.data

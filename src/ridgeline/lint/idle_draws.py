@@ -78,6 +78,7 @@ class IdleDraws:
         read = dict.fromkeys(map(_memory, operation.inputs)).keys() & self._draws.keys()
         if not read:
             return False
+        # Checked as it runs, since the same draw may decide nothing here and something in the next line.
         if operation.name in _SAME or _is_decided(operation):
             return True
         for memory in read:

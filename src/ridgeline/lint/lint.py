@@ -103,6 +103,7 @@ def inspect_step(body: "StepBody", batch: Any, *, device: str | torch.device) ->
     outside = Undo(body.model, body.loss_fn, optimizer, spared=before.tensors())
     try:
         with random_state_kept(), buffers_attached(body.model), body.as_written():
+            # Inside of what is put back, since this changes settings and state of the optimizer.
             if kind == "cuda" and not judged:
                 make_capturable(optimizer, next(body.model.parameters()).device)
             for watch in (contextlib.nullcontext(), watching(seen)):
@@ -113,8 +114,10 @@ def inspect_step(body: "StepBody", batch: Any, *, device: str | torch.device) ->
                         body(copied, recorder)
                     else:
                         _compute_gradients(body, copied, recorder)
+            # Before anything is put back, or no change would be left to see.
             judge_python(seen, python, before.tensors())
     finally:
+        # A frame holds all local variables of its callers, and findings outlive this call.
         seen.lines.outermost = None
         outside.restore()
         before.restore()
@@ -186,6 +189,7 @@ def judge_python(seen: Observation, python: Undo, state: Iterable[Tensor]) -> No
         python: The state before the watched run.
         state: Parameters, buffers and what else is renewed in place.
     """
+    # The attribute that got another tensor would be found once more.
     if any(finding.rule == "moved-state" for finding in seen.findings):
         return  # said with its line
     # A view of a weight, made again in each step, carries nothing on.
@@ -222,6 +226,7 @@ def _compute_gradients(body: "StepBody", batch: Any, recorder: Recorder) -> None
         loss = scalar_loss(body.loss_fn(body.model, part))
     recorder.mark("backward")
     trained = [parameter for parameter in body.model.parameters() if parameter.requires_grad]
+    # Accumulated, they would call the hooks by which a reducer sends them.
     torch.autograd.grad(loss, trained, allow_unused=True)
 
 

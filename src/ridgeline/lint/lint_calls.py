@@ -27,6 +27,7 @@ _KNOWN_EXTENSIONS = frozenset(
 
 
 def _code(function: Any) -> CodeType:
+    # Below decorators, whose code many functions share.
     return inspect.unwrap(getattr(function, "__func__", function)).__code__
 
 
@@ -55,6 +56,8 @@ class CallWatch:
         self._before: Any = None
 
     def __enter__(self) -> Self:
+        # NumPy's legacy generator is native code, whose calls look alike whatever they do: only its state
+        # tells.
         self._numpy = _numpy_state()
         self._before = sys.getprofile()
         sys.setprofile(self._see)
@@ -75,6 +78,7 @@ class CallWatch:
             self._see_python(frame)
         elif event == "c_call":
             owner = getattr(argument, "__self__", None)
+            # Also those that the user made: they are on the host all the same.
             if isinstance(owner, random.Random):
                 self._report("host-randomness", "Python's random", frame)
             elif is_users(frame.f_code) and (name := _extension(argument)):

@@ -27,6 +27,7 @@ class CalledOperator(NamedTuple):
 
 def judge(operation: CalledOperator) -> str | None:
     """The rule that an operator breaks when it is captured on `operation.device`, or None."""
+    # Copies first: their arguments are on the host legitimately, which the next rule would refuse.
     copied = _judge_copy(operation)
     if copied is not None:
         return copied or None
@@ -73,6 +74,7 @@ def _judge_host_work(operation: CalledOperator) -> str | None:
     tensors = (*operation.inputs, *operation.outputs)
     hosted = [tensor for tensor in operation.inputs if tensor.device.type == "cpu"]
     if any(tensor.device.type == operation.device for tensor in tensors):
+        # torch moves such indices to the device itself, by a copy that waits.
         if operation.name.startswith("aten.index") and any(tensor.dim() for tensor in hosted):
             return "unpinned-copy"
         return None if all(map(operation.is_constant, hosted)) else "host-tensor"

@@ -37,6 +37,7 @@ class Lines:
         """
         node = _current_node()
         while frame is not None and frame is not self.outermost:
+            # Further out stands the line that called `backward`, which is none of this operator's.
             if node is not None and frame.f_code is _ENGINE:
                 break
             if is_users(frame.f_code):
@@ -53,6 +54,7 @@ class Lines:
         pending = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn]
         while pending:
             node = pending.pop()
+            # What has a line was made by an earlier call, and so was all behind it.
             if _is_leaf(node) or _LINE in _metadata(node):
                 continue
             _metadata(node)[_LINE] = line

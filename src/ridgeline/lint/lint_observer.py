@@ -160,6 +160,7 @@ class FunctionWatch(TorchFunctionMode):
         rule, op = self._judge(name, args)
         if rule:
             seen.report(rule, op, frame)
+        # Counted, as operators inside of the call report the same wait again.
         reported = seen.num_reports
         seen.is_judged = bool(rule)
         try:
@@ -230,6 +231,7 @@ class OperatorWatch(TorchDispatchMode):
         result, has_synced = _run(func, args, kwargs, seen.device)
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        # Of operators and not of functions: a function may take a tensor and never look into it.
         seen.note_read(inputs)
         operation = CalledOperator(
             name, func.tags, args, kwargs, inputs, outputs, seen.device, seen.is_constant
@@ -268,6 +270,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: str) ->
         return func(*args, **kwargs), False
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
+        # torch and Python say some warnings once only, and each call has to be seen.
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:

@@ -28,6 +28,7 @@ def optimizer_findings(optimizer: Optimizer) -> tuple[Finding, ...]:
     found: list[Finding] = []
     for number, group in enumerate(optimizer.param_groups):
         line = f"param_groups[{number}] of the optimizer"
+        # The first that applies: with no form for the device, the others follow from it.
         if not has_device_form(name, group):
             found.append(finding("optimizer", _with_settings(name, group), line))
             if "lr" in group and not isinstance(group["lr"], Tensor):

@@ -18,6 +18,7 @@ class Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """How an object is written; NotImplemented for the usual way."""
+        # `isinstance` first: the other question looks for attributes, which an object may compute.
         if not (isinstance(obj, nn.Module) and parametrize.is_parametrized(obj)):
             return NotImplemented
         # What `_inject_new_class` made has the module's own class as its only base.

@@ -28,6 +28,7 @@ def changed_in_python(before: Undo, is_read: Callable[[Tensor], bool] | None = N
             holds others now, counts as unchanged, unless it got one from another name.
     """
     changes = [*before.changes()]
+    # Of all changes, as names hand tensors to one another in any order.
     left = {id(tensor) for change in changes for tensor in _tensors(change.before)}
     for change in changes:
         if _is_equal(change):

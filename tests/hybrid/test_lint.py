@@ -216,3 +216,27 @@ def test_all_in_one_pass() -> None:
         "use an execution mode without a graph:" + "".join(f"\n- {one}" for one in found)
     )
     check_capturable(())
+
+
+class Scaled(nn.Module):
+    """A layer that takes its scale from its first batch, and holds one tensor under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", None)
+        self.register_buffer("first", torch.ones(3))
+        self.register_buffer("second", self.first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = x.mean()
+        self.second = self.first + 1.0
+        return x * self.scale + self.second
+
+
+def test_buffers_are_under_their_names_again() -> None:
+    """Also those that were none, and a second name of one tensor."""
+    module = Scaled()
+    inspect_callable(module, torch.ones(3), device="cpu")
+    assert module.scale is None
+    assert module.second is module.first

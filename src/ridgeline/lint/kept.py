@@ -38,8 +38,9 @@ def tensors_kept(module: nn.Module, tensors: Iterable[Tensor]) -> Iterator[None]
 
 @contextlib.contextmanager
 def buffers_attached(module: nn.Module) -> Iterator[None]:
-    """Buffers that were replaced meanwhile are put back under their names, at the end."""
-    before = [(inner, dict(inner.named_buffers(recurse=False))) for inner in module.modules()]
+    """Buffers that were replaced meanwhile are put back under their names, at the end; None as well."""
+    # Not `named_buffers`, which leaves out those that are None, and further names of one tensor.
+    before = [(inner, dict(inner._buffers)) for inner in module.modules()]  # noqa: SLF001
     try:
         yield
     finally:

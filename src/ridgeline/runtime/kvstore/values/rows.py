@@ -48,7 +48,7 @@ def push_rows(
             apply(updater, key, rows_tensor(touched - start, summed, mine.shape), mine)
         except KVStoreError as error:
             failed = error  # the others wait for the outcome, of this too
-    if not _keeps_other_rows(updater):
+    if not _keeps_other_rows(updater, key):
         touched = torch.arange(start, stop, device=ids.device)
     who = _tell_rows(touched, value, group, has_failed=failed is not None)
     if failed is not None:
@@ -105,9 +105,10 @@ def _exchange_rows(
     ]
 
 
-def _keeps_other_rows(updater: Updater | None) -> bool:
+def _keeps_other_rows(updater: Updater | None, key: Key) -> bool:
     """Whether rows without a gradient stay as they are. Source: torch/optim, releases 2.11 to 2.13."""
     if not isinstance(updater, OptimizerUpdater):
         return False
-    is_plain_sgd = updater.name == "sgd" and not updater.settings.get("momentum")
+    own = updater.by_key.get(key, updater.settings)
+    is_plain_sgd = updater.name == "sgd" and not own.get("momentum")
     return is_plain_sgd or updater.name in ("sparseadam", "adagrad")

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -356,6 +357,17 @@ def test_places_in_memory_that_is_not_shared_are_refused() -> None:
         for name in ("../etc/passwd", "ridgeline-" + "0" * 31, "ridgeline-" + "0" * 32):
             with pytest.raises(KVStoreError, match=r"^wanted (the name of )?shared memory"):
                 segment.Segment.open(name)
+
+
+def test_an_empty_file_is_no_shared_memory() -> None:
+    """A call that names one is refused like others, and ends no server."""
+    path = segment.SHARED_FILES / f"ridgeline-{secrets.token_hex(16)}"
+    path.touch()
+    try:
+        with pytest.raises(KVStoreError, match=rf"^wanted shared memory {path.name}, got "):
+            segment.Segment.open(path.name)
+    finally:
+        path.unlink()
 
 
 def forgetful(shard: Shard) -> Shard:

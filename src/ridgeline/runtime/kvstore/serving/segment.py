@@ -95,7 +95,7 @@ class Segment:
         """What another process has made.
 
         Raises:
-            KVStoreError: there is none of that name.
+            KVStoreError: there is none of that name, or nothing in it.
         """
         if not _NAME.fullmatch(name):
             raise KVStoreError(f"wanted the name of shared memory, got {name[:64]!r}")
@@ -105,6 +105,8 @@ class Segment:
             raise KVStoreError(f"wanted shared memory {name}, got {error.strerror}") from error
         try:
             return cls(mmap.mmap(handle, os.fstat(handle).st_size), name)
+        except (OSError, ValueError) as error:  # of an empty file
+            raise KVStoreError(f"wanted shared memory {name}, got {error}") from error
         finally:
             os.close(handle)
 

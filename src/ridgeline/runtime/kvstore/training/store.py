@@ -55,7 +55,7 @@ class TrainingStore(KVStore):
         """Push dense gradients; once this returns, `updated` is what came of them.
 
         Workers who wait for each other do it in this thread, without a copy: no other thread uses the store
-            then.
+        then.
 
         Args:
             values: By key; overwritten where servers have the values.

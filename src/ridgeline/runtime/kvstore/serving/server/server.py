@@ -314,9 +314,8 @@ def is_wanted() -> bool:
 def serve_beside(server: Server) -> None:
     """Print the address on standard output, and serve until standard input ends and all workers have left.
 
-    That they have is printed there, too: the process that started it then knows that it is to end soon.
-        Behind the address
-    stands the epoch of a server that writes snapshots.
+    Behind the address stands the epoch of a server that writes snapshots. That all have left is printed, too:
+    the process that started it then knows that it is to end soon.
     """
     set_threads(1)  # the workers' cores are theirs
     keep_freed_memory()  # each message would cost page faults

@@ -27,6 +27,7 @@ def listed(key: Any, action: str) -> list[Key]:
     Raises:
         KVStoreError: no key, no integer or text, texts among integers, or one twice.
     """
+    # A text is a sequence, too, of one-letter keys that nobody meant.
     keys = [*key] if isinstance(key, Sequence) and not isinstance(key, str) else [key]
     kinds = {type(one) for one in keys}
     if not keys or not kinds <= {int, str} or len(kinds) > 1:
@@ -63,6 +64,7 @@ def values_of(key: Any, value: Any, action: str) -> dict[Key, list[Tensor]]:
     for one, tensors in found.items():
         if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise KVStoreError(f"wanted a tensor, or a list of them, for key {one!r} in {action}")
+    # Detached, since a store outlives the step whose graph they may hang on.
     return {one: [tensor.detach() for tensor in tensors] for one, tensors in found.items()}
 
 
@@ -126,6 +128,7 @@ def check_rows(key: Key, rows: Any, held: Held) -> Tensor:
         raise KVStoreError(f"wanted row_ids as an int64 tensor for key {key!r}, got {got}")
     flat = rows.detach().to("cpu", torch.int64).reshape(-1)
     num_rows = held.shape[0] if held.shape else 0
+    # Negative numbers as well: indexing would take them for rows from the end.
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < num_rows:
         raise KVStoreError(
             f"wanted row_ids of key {key!r} from 0 to {num_rows - 1}, got {int(flat.min())} to "

@@ -97,6 +97,7 @@ class KeyedCompression:
                 f"{', '.join(map(repr, given))}"
             )
         self.options = {**defaults, **given}
+        # 2bit sends the threshold itself: with zero nothing would ever be sent.
         least = 0.0 if self.name == "1bit" else 1e-30
         threshold = self.options.get("threshold", 1.0)
         if not isinstance(threshold, int | float) or not least <= threshold < math.inf:
@@ -114,9 +115,11 @@ class KeyedCompression:
         if not len(values):
             return values.new_empty(0, dtype=torch.uint8)
         rows = values.float()
+        # In float32, whatever the values are: what is left out is often below what 16 bits can show.
         if place in self._residuals:
             rows = rows + self._residuals[place]
         (coded,) = self._codec.encode(self._whole(rows)[None])
+        # By decoding what is sent, so that also what rounding loses is part of the next push.
         sent = self._codec.decode((coded,), self._padded(len(rows)))[0, : len(rows)]
         # One overflow would stay for ever otherwise.
         self._residuals[place] = (rows - sent).nan_to_num_(0.0, 0.0, 0.0)

@@ -157,6 +157,7 @@ def _served(wanted: Wanted) -> Shelf:
 
 def _joined(wanted: Wanted) -> Shelf:
     """The shelf of a worker that comes later than others."""
+    # Not by `World.join`: this process is in no group with those who began.
     found = gather_later(wanted)
     assert found.members is not None, "it was read what they are"
     keep_freed_memory()
@@ -200,6 +201,7 @@ def _check_backend(group: dist.ProcessGroup, backend: str, device: torch.device)
     Raises:
         KVStoreError: names the backend that does.
     """
+    # Device by device, as one group can have gloo for CPUs and NCCL for GPUs.
     config = dist.BackendConfig(dist.Backend(dist.get_backend_config(group)))
     if config.get_device_backend_map().get(device.type) != backend:
         raise KVStoreError(

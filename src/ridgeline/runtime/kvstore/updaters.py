@@ -134,6 +134,7 @@ class OptimizerUpdater:
         self.by_element = made.__name__ in BY_ELEMENT
         # Settings are refused here, to who sets them, and not at the first push.
         for one in _distinct([self.settings, *self.by_key.values()]):
+            # On a matrix, since some optimizers refuse parameters of one dimension.
             self._make(nn.Parameter(_ANY), one)
 
     def __call__(self, key: Key, total: Tensor, value: Tensor) -> None:
@@ -144,6 +145,7 @@ class OptimizerUpdater:
         """
         optimizer = self._of(key, value)
         (parameter,) = optimizer.param_groups[0]["params"]
+        # The value may have moved to another device, or be a copy that was put back.
         if parameter.data_ptr() != value.data_ptr():
             parameter.data = value
         parameter.grad = total if self.rescale == 1.0 else total * self.rescale
@@ -160,6 +162,7 @@ class OptimizerUpdater:
     def with_settings_of(self, other: "OptimizerUpdater") -> None:
         """Continue with the settings of another one of the same name; what is remembered stays."""
         self.rescale, self.settings, self.by_key = other.rescale, other.settings, other.by_key
+        # Each kind of settings once: making an optimizer costs more than a small update, and keys are many.
         made: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
         for key, optimizer in self._optimizers.items():
             own = self.by_key.get(key, self.settings)

@@ -29,6 +29,7 @@ class Refusals:
             why: How it continues.
         """
         now = time.monotonic()
+        # Whoever can connect could else fill a disk with lines.
         if now - self._told_s.get(what, -self._every_s) < self._every_s:
             self._untold[what] = self._untold.get(what, 0) + 1
             return

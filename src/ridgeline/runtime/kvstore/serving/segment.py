@@ -40,6 +40,7 @@ class SharedPlaces:
         Cost: Looks at all places that are taken.
         """
         start, wanted = 0, -(-num_bytes // _ALIGNED) * _ALIGNED
+        # The first gap that fits: places live as long as a call, so that gaps close by themselves.
         for begin, end in sorted(self._taken.items()):
             if begin - start >= wanted:
                 break
@@ -78,6 +79,7 @@ class Segment:
         """
         if os.environ.get(VARIABLE) == "0":
             raise OSError(f"{VARIABLE}=0 in the environment")
+        # A random name that nobody else could have made, with O_EXCL below for who tries.
         name = f"ridgeline-{secrets.token_hex(16)}"
         handle = os.open(SHARED_FILES / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
@@ -100,6 +102,7 @@ class Segment:
         if not _NAME.fullmatch(name):
             raise KVStoreError(f"wanted the name of shared memory, got {name[:64]!r}")
         try:
+            # Links are not followed: names come from others.
             handle = os.open(SHARED_FILES / name, os.O_RDWR | os.O_NOFOLLOW)
         except OSError as error:
             raise KVStoreError(f"wanted shared memory {name}, got {error.strerror}") from error

@@ -32,6 +32,7 @@ def sliced(held: Held, parts: Sequence[ValuePart], *, divides: bool) -> tuple[Va
     if not divides or held.shape.numel() < LARGE_ELEMENTS or not held.shape:
         return tuple(parts)
     row_bytes = held.shape[1:].numel() * held.dtype.itemsize
+    # Whole rows, since sparse pushes and pulls go by rows.
     rows = max(1, SLICE_BYTES // max(row_bytes, 1))
     return tuple(
         ValuePart(part.place, start, min(start + rows, part.stop))
@@ -51,6 +52,7 @@ def pushes(
     """A call for each part of a sum, dense or sparse rows."""
     if total.is_sparse:
         return [_push_of_rows(key, total, part) for part in parts]
+    # Whole numbers have no error that could be fed back.
     codec = compression if total.is_floating_point() else None
     return [_push(key, part_of(total, part), part, codec) for part in parts]
 

@@ -266,6 +266,7 @@ def decode_call(header: bytes | memoryview) -> Call:
     Raises:
         KVStoreError: it is none, or too long for one.
     """
+    # Before it is decoded: nests and lists in it take many times their bytes.
     if len(header) > MOST_HEADER_BYTES:
         raise KVStoreError(
             f"wanted a call of a worker in at most {MOST_HEADER_BYTES} bytes, got {len(header)}"
@@ -307,6 +308,7 @@ def check_shape(shape: Shape) -> None:
         KVStoreError: an unknown type, a negative size, or too much.
     """
     is_known = shape.dtype in DTYPES and len(shape.sizes) <= MOST_DIMS
+    # Each in turn, since the size of an unknown type cannot be asked.
     if not is_known or any(size < 0 for size in shape.sizes) or shape.num_bytes() > MOST_BYTES:
         raise KVStoreError(
             f"wanted a tensor of at most {MOST_BYTES} bytes and a known type, got {shape.dtype[:32]} "
@@ -338,6 +340,7 @@ def frame_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU, not copied."""
     if not tensor.numel():
         return memoryview(b"")
+    # As bytes: NumPy has no bfloat16.
     return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
 
 

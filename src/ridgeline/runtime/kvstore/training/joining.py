@@ -147,6 +147,7 @@ def check_joined(plan: Plan, address: str) -> None:
         PlanError: it has another number of workers, or another bound.
     """
     members = found(address)
+    # The first step gives the store its values, which one who joins earlier would not find.
     members.await_training()
     bound = int(values_of(plan.sync)[STALENESS.name])
     mine = (plan.workers, None if bound < 0 else bound)

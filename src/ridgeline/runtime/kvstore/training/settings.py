@@ -51,6 +51,7 @@ def settings_of(
         rescale: See `Settings`.
         share: What learning rates are multiplied by.
     """
+    # What the class takes: groups hold more, such as what schedulers note.
     known = _known(type(optimizer))
     groups = [
         (_settings(group, known, share), [names[p] for p in group["params"] if p in names])
@@ -71,6 +72,7 @@ def _known(kind: type[Optimizer]) -> tuple[str, ...]:
 def _settings(group: Mapping[str, Any], known: Sequence[str], share: float) -> dict[str, Any]:
     found = {name: _plain(group[name]) for name in known if name in group}
     if share != 1.0 and _RATE in found:
+        # In the rate and not in the sums, which adaptive optimizers divide out again.
         found[_RATE] *= share
     return found
 

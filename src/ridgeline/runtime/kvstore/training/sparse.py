@@ -29,6 +29,7 @@ class StoredSparseGradients:
     def take(self) -> None:
         """Backward is over: the gradients are the store's."""
         for name, parameter in self._parameters.items():
+            # Taken away, or the user's optimizer would make an update of its own.
             self._taken[name], parameter.grad = parameter.grad, None
 
     def exchange(self) -> None:
@@ -47,6 +48,7 @@ class StoredSparseGradients:
         for (name, gradient), (is_used, is_dense) in zip(
             gradients.items(), self._agreed(said), strict=True
         ):
+            # No push at all where nobody has a gradient: one of zeros would still move momenta.
             if is_used:
                 parameter = self._parameters[name]
                 value = _as_agreed(gradient, parameter, is_dense=is_dense) * self._transport.scale

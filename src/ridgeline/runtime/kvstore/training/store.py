@@ -31,6 +31,7 @@ class TrainingStore(KVStore):
         Cost: Reads all values, those that change meanwhile again; ten seconds at most.
         """
         assert isinstance(self._shelf, RemoteShelf), "others are joined by their servers"
+        # Others would wait for its pushes from `init` on, while it still reads.
         self._shelf.enters_at_init = False
         places: dict[Key, Tensor] = {
             key: parameter.detach() for key, parameter in parameters.items()

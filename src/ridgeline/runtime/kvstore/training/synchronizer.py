@@ -97,6 +97,7 @@ class StoreUpdate(UpdatesAtOnce):
         """
         self._transport.take_part(self._parameters)
         for parameter in self._parameters.values():
+            # Else it would be taken for loaded state, and moved into the store over theirs.
             self._optimizer.state.pop(parameter, None)
         self._is_filled = self._has_states = self._is_told = True
         self._writes.note()
@@ -253,6 +254,7 @@ class StoreUpdate(UpdatesAtOnce):
         if self._hook is not None and not self._has_states:
             self._hook.remove()
         elif self._hook is not None:
+            # A later step would begin again without momenta, and nobody would be told.
             self._optimizer.register_step_pre_hook(self._refuse)
         self._hook = None
         self._reducer.close()
@@ -292,6 +294,8 @@ class StoreUpdate(UpdatesAtOnce):
 
     def _follow_settings(self) -> None:
         """Have the store update as the optimizer's groups say; the first worker sends that to all servers."""
+        # One worker sends them, so that servers hear of one setting and not of each worker's, some of them
+        # late.
         if self._is_filled and not self._transport.waits and self._store.rank:
             return
         share = 1.0 if self._transport.adds_up else 1.0 / self._store.num_workers

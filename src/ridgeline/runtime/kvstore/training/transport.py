@@ -146,6 +146,7 @@ class StoreTransport(Transport):
                     f"pushes others would wait for; leave out sync.options[{STALENESS.name!r}], or use it "
                     "in the first step of one of the workers"
                 )
+            # Others wait for a push of each key, from workers without a gradient, too.
             bucket.flags[position] = float(self._used[name])
 
 

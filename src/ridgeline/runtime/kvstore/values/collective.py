@@ -77,6 +77,8 @@ class CollectiveShelf(HeldValues):
         self._has_pushed = True
         sparse = [key for key, total in totals.items() if total.is_sparse]
         dense = [key for key in totals if key not in sparse]
+        # A type at a time: what goes to a worker is one flat tensor. By first occurrence, alike on all
+        # workers.
         for dtype in dict.fromkeys(totals[key].dtype for key in dense):
             self._push_dense({key: totals[key] for key in dense if totals[key].dtype == dtype})
         for key in sparse:
@@ -104,6 +106,7 @@ class CollectiveShelf(HeldValues):
     def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
         """What the updaters of all workers remember, put together, on the first worker; {} on others."""
         mine = {} if self.updater is None else self.updater.state()
+        # On all workers, also those that need nothing: it is a collective.
         told = exchange_bytes(save(of_keys(mine)), self._group, self._device)
         if self.rank:
             return {}
@@ -144,6 +147,7 @@ class CollectiveShelf(HeldValues):
         received = self._brought(totals, parts)
         failed: KVStoreError | None = None
         for key, part in self._mine(parts):
+            # By rank, so that the sum has the same bits on whichever worker serves the key.
             total = merged([next(one) for one in received], self._device)
             mine = part_of(self.values[key], part)
             try:
@@ -159,6 +163,7 @@ class CollectiveShelf(HeldValues):
         """For each worker, what it brings for this one's parts: one flat tensor after the other."""
         like = next(iter(totals.values()))
         codec = self.compression if like.is_floating_point() else None
+        # For workers that serve none of these keys: `cat` refuses an empty list.
         empty = like.new_empty(0, dtype=None if codec is None else torch.uint8)
         sends = [
             torch.cat([empty, *self._sent(totals, self._of(parts, place), codec)])

@@ -16,6 +16,7 @@ def after_present(tensors: Sequence[Tensor], fn: Callable[[], object]) -> Callab
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     if not devices:
         return fn
+    # Recorded here, in the caller's thread: each thread has a current stream of its own.
     events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def ordered() -> None:

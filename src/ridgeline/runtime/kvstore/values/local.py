@@ -83,6 +83,7 @@ class LocalShelf(HeldValues):
         if not self._on_device:
             return CPU
         devices = [value.device for value in values]
+        # Where it is: to move it in each push would cost more than an even load gains.
         if self.values[key].device in devices and self.values[key].device.type != "cpu":
             return self.values[key].device
         place = min(devices, key=lambda device: self._loads.get(device, 0))

@@ -24,6 +24,7 @@ def merged(values: Sequence[Tensor], device: torch.device, *, borrows: bool = Fa
         return first.to(device, copy=not borrows, memory_format=torch.contiguous_format)
     wide = wide_type(first)
     total = first.to(device, wide, copy=True, memory_format=torch.contiguous_format)
+    # One after the other: `stack` and `sum` add in an order of their own.
     for other in others:
         total += other.to(device)
     return total.to(first.dtype)

@@ -23,6 +23,7 @@ def exchange(
     found = [like.new_empty(size) for size in sizes]
     found[rank] = sends[rank]
     if like.device.type != "cpu":
+        # NCCL's all-to-all writes this worker's own as well, which must not be written into what is sent.
         received = [torch.empty_like(sends[rank]) if p == rank else f for p, f in enumerate(found)]
         dist.all_to_all(received, [*sends], group=group)
         return received
@@ -39,6 +40,7 @@ def exchange(
 def exchange_bytes(payload: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
     """What each worker brings, by position."""
     size = dist.get_world_size(group)
+    # At least one byte: `frombuffer` refuses none.
     mine = torch.frombuffer(bytearray(payload or b"\0"), dtype=torch.uint8).to(device)
     length = torch.tensor([len(payload)], device=device)
     lengths = [int(one) for one in exchange([length] * size, [1] * size, group)]

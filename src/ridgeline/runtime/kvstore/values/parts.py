@@ -17,6 +17,7 @@ def whole_state(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """State of a value from that of its parts, in order; what is no part of it is the same for all."""
     return {
         name: torch.cat([state[name] for state in states])
+        # Counts of steps have no dimension, and are alike in all parts.
         if tensor.ndim and len(states) > 1
         else tensor
         for name, tensor in states[0].items()

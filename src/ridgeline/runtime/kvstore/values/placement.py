@@ -43,6 +43,7 @@ def placed(
         divided: Whether a large key may be divided.
     """
     loads, found = [*loads], dict[Key, tuple[ValuePart, ...]]()
+    # A stable sort of what all name in one order: all workers place alike without a word.
     order = sorted(shapes, key=lambda key: -math.prod(shapes[key]))
     for key in order:
         size, rows = math.prod(shapes[key]), (shapes[key][0] if len(shapes[key]) else 1)

@@ -40,6 +40,7 @@ def push_rows(
     chosen = [(ids >= start) & (ids < stop) for start, stop in ranges]
     brought = _exchange_rows([(ids[one], rows[one]) for one in chosen], group)
     start, stop = ranges[rank]
+    # By rank, so that sums have the same bits in every run.
     touched, summed = summed_rows(brought)
     failed: KVStoreError | None = None
     if stop > start:
@@ -49,6 +50,7 @@ def push_rows(
         except KVStoreError as error:
             failed = error  # the others wait for the outcome, of this too
     if not _keeps_other_rows(updater, key):
+        # Momenta and weight decay move rows without a gradient, too.
         touched = torch.arange(start, stop, device=ids.device)
     who = _tell_rows(touched, value, group, has_failed=failed is not None)
     if failed is not None:
@@ -95,6 +97,7 @@ def _exchange_rows(
     rows = sends[0][1]
     counts = exchange([one.new_tensor([len(one)]) for one, _ in sends], [1] * len(sends), group)
     lengths = [int(count) for count in counts]
+    # Elements of a row, of which there may be none here and some that come.
     width = rows[:1].numel() if len(rows) else rows.new_empty(1, *rows.shape[1:]).numel()
     heard = exchange([one for one, _ in sends], lengths, group)
     flat = [one.reshape(-1) for _, one in sends]

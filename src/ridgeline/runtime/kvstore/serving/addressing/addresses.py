@@ -95,6 +95,7 @@ def reached_by_all() -> str:
     if not master:
         raise KVStoreError(f"wanted MASTER_ADDR to find out where others are, got none; {advice}")
     try:
+        # Of UDP, where connecting sends nothing: the system only chooses the interface.
         family, kind, _, _, target = socket.getaddrinfo(master, _ANY_PORT, type=socket.SOCK_DGRAM)[
             0
         ]
@@ -105,6 +106,7 @@ def reached_by_all() -> str:
         raise KVStoreError(
             f"wanted a route to MASTER_ADDR={master}, got {error.strerror}; {advice}"
         ) from error
+    # On the first host MASTER_ADDR is often itself, or its name is one of the loopback.
     if ipaddress.ip_address(host).is_loopback:
         raise KVStoreError(
             f"wanted an address that other hosts reach, got {host}, which MASTER_ADDR={master} is here; "
@@ -128,6 +130,7 @@ def told_by_all(world: World, topic: str, mine: str) -> list[str]:
     job = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
     store = dist.PrefixStore(topic, job)
     store.set(str(world.rank), mine)
+    # Waits for keys that are not there yet, so that no barrier is needed.
     told = store.multi_get([str(rank) for rank in range(world.size)])
     return [one.decode() for one in told]
 

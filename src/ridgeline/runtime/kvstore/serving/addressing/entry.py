@@ -62,8 +62,10 @@ class Door:
             socket.zap_domain = _DOMAIN.encode()
             self._authenticator = ThreadAuthenticator(context)
             self._authenticator.configure_curve_callback(_DOMAIN, _Known(keys.other))
+            # A thread of its own: ZeroMQ asks it at each handshake, and waits for the answer.
             self._authenticator.start()
         self._socket = socket
+        # Before the socket is bound, or the first refusals would go unseen.
         self._monitor = socket.get_monitor_socket(FAILED)
 
     def look(self) -> None:
@@ -122,6 +124,7 @@ class Entrance:
                 self.is_lost = False
             elif event == zmq.EVENT_DISCONNECTED:
                 self.is_lost = True
+            # ZeroMQ's only word where the server has other keys, and also where it has just ended.
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self._num_failed += 1
             else:

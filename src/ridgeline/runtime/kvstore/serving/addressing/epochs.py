@@ -39,6 +39,7 @@ class Claim:
 
     def __init__(self, folder: Path) -> None:
         self._store = dist.FileStore(str(folder / "epochs"), -1)
+        # Set only where nothing is: what comes back is what the file holds.
         present = self._store.compare_set(_COUNT, "", "0")
         while True:
             wanted = str(int(present) + 1).encode()
@@ -71,6 +72,7 @@ class Notice:
         name, mine = f"server {place}", f"{found.epoch} {found.address}"
         present = self._store.compare_set(name, "", mine).decode()
         while present != mine:
+            # A server that was slow to begin must not hide one that has taken its place since.
             if _read(present).epoch >= found.epoch:
                 return False
             present = self._store.compare_set(name, present, mine).decode()

@@ -48,6 +48,7 @@ def make_keys(directory: Path) -> None:
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Never written over: servers that run go on with the old ones.
         if any(directory.iterdir()):
             raise KVStoreError(
                 f"wanted a new or empty directory for keys, got {str(directory)!r} with something in it; "
@@ -106,6 +107,7 @@ def _keys(directory: Path, own: str, other: str) -> Keys:
 
 def _read(path: Path) -> tuple[bytes, bytes | None]:
     try:
+        # As ssh does it: a secret that others can read is none.
         mode = stat.S_IMODE(path.stat().st_mode)
         public, secret = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:

@@ -57,6 +57,7 @@ class ServerBeside:
         snapshots: Path | None = None,
         tell: Callable[[FoundServer], bool] | None = None,
     ) -> None:
+        # A process and no fork: forked threads of torch and ZeroMQ would be in an unknown state.
         words = ["-m", "ridgeline", "kvserver", "--beside", "--workers", str(num_workers)]
         words += [] if staleness is None else ["--staleness", str(staleness)]
         words += ["--import", module] if module else []
@@ -71,6 +72,7 @@ class ServerBeside:
         self._process = self._started()
         _begin(self._process)
         found = self._found(self._process)
+        # The line of a server that ended is empty: reading it is how that shows.
         if found is None:
             self._input.close()
             raise KVStoreError(
@@ -95,6 +97,7 @@ class ServerBeside:
             self._ends = True
             self._input.close()
         if self._watch is not None:
+            # Joined first, since it reads what the server prints and may be about to replace it.
             self._watch.join(END_S if is_failing else None)
         elif not is_failing:
             _ended(self._process)
@@ -156,9 +159,11 @@ class ServerBeside:
                     self._process.stdout.close()
                 self._process, self._standby = self._standby or self._started(), None
                 _begin(self._process)
+                # `close` has closed the input of the process before: this one has to end as well.
                 if self._ends:
                     self._input.close()
             found = self._found(self._process)
+            # Workers follow the newest one: a second server of the same slices would split what they push.
             if found is not None and self._tell is not None and not self._tell(found):
                 self._process.kill()
                 return
@@ -180,6 +185,7 @@ def _ended(process: "subprocess.Popen[str]") -> int | None:
     Others may use it for long after its own worker has left.
     """
     assert process.stdout is not None
+    # Read to the word that all have left: until then it may take as long as others train.
     for line in process.stdout:
         if line.strip() == LEFT:
             break

@@ -108,6 +108,7 @@ def gather(world: World, wanted: Wanted) -> Gathered:
     topic = f"servers of store {number}"
     hosts = told_by_all(world, f"{topic}: hosts", host_identity())
     beside, keys, problem = None, None, None
+    # Drawn anew, since torch's store may outlive workers that are started again, with what they wrote.
     run = f"{topic}: {told_by_all(world, f'{topic}: run', secrets.token_hex(8))[0]}"
     root = job_store()
     notice = None
@@ -133,10 +134,12 @@ def gather(world: World, wanted: Wanted) -> Gathered:
             )
     except KVStoreError as error:
         problem = error
+    # Said also where something failed: the others wait for a word of each.
     mine = _Told("" if beside is None else beside.address, str(problem or ""))
     words = told_by_all(world, f"{topic}: addresses", msgspec.json.encode(mine).decode())
     told = [msgspec.json.decode(one, type=_Told) for one in words]
     failed = [rank for rank, one in enumerate(told) if one.problem]
+    # Servers wait for all workers to leave, which will not happen now.
     if failed and beside is not None:
         beside.close()
     if problem is not None:
@@ -176,6 +179,7 @@ def gather_later(wanted: Wanted) -> Gathered:
             )
         keys = worker_keys(directory)
     notice = members.notice()
+    # What was recorded at the beginning may have been replaced since.
     newest = [None if notice is None else notice.newest(n) for n in range(len(record.addresses))]
     addresses = [
         first if there is None else there.address

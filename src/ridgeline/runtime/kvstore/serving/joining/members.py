@@ -85,6 +85,7 @@ class Members:
 
     def next_rank(self) -> int:
         """A number that was not used before."""
+        # `add` gives the sum: the first who joins gets 1, and the number behind those who began.
         return self.record.num_workers - 1 + self._store.add("joined", 1)
 
     def say_it_trains(self) -> None:
@@ -113,6 +114,7 @@ class Members:
             ).decode()
             for key, one in held.items()
         }
+        # In one message, as a model has thousands of keys.
         store: Any = self._store  # stubs do not know this of it
         store.multi_set([*told], [*told.values()])
 
@@ -158,6 +160,7 @@ def job_store() -> dist.TCPStore | None:
         return None
     job = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
     root: Any = cast(Any, job).clone()  # stubs do not know it
+    # Prefixes may be nested: elastic agents put one of their own around that of the group.
     while isinstance(root, dist.PrefixStore):
         root = root.underlying_store
     return root if isinstance(root, dist.TCPStore) else None
@@ -201,6 +204,7 @@ def found(address: str) -> Members:
             "that its workers have created it, of kind 'dist_async'"
         ) from error
     for server, place in zip(record.addresses, record.hosts, strict=True):
+        # The same loopback address is another server on another host, or none.
         if is_loopback(server) and place != host_identity():
             raise KVStoreError(
                 f"wanted servers that this host reaches, got one at {server} of another host; have the "

@@ -58,6 +58,7 @@ class Actions:
             KVStoreError: what it says of slices, shapes, names or frames does not hold; nothing was done.
         """
         pushes = wire.Push | wire.PushRows
+        # Counted before it is done: one that is refused is refused for good, and must not come again.
         if isinstance(body, pushes) and not self._slots.take(worker, body.slot, body.number):
             return Done()
         match body:
@@ -101,6 +102,7 @@ class Actions:
         value, _ = self._slots.pull(body.slot, None)
         self._slots.check(body.slot, Held(value.shape, rows.dtype))
         check_numbers(body.slot, numbers, Held(value.shape, value.dtype))
+        # Rising, and so none twice: the tensor is made as coalesced, which nobody checks later.
         if rows.shape[1:] != value.shape[1:] or bool((numbers[1:] <= numbers[:-1]).any()):
             raise KVStoreError(
                 f"wanted rows of {[*value.shape[1:]]} by rising numbers for key {body.slot.key!r}, got rows "
@@ -153,6 +155,7 @@ class Actions:
             raise KVStoreError(f"wanted states of an optimizer, got {first_line(error)}") from error
         updaters = self._slots.updaters()
         for slot, state in states.items():
+            # A file may be of more keys than this store has, or of other parts of them.
             if slot in updaters:
                 updaters[slot].load_state(slot.key, state)
 

@@ -63,6 +63,7 @@ def image_of(shard: Shard, number: int) -> Image:
     """
     slots, tensors, slices = shard.slots, dict[str, Tensor](), list[_Slice]()
     for place, (slot, one) in enumerate(slots.all().items()):
+        # By the place in the list of slices, as keys may hold any character.
         tensors[f"{place} value"] = one.value.clone()
         state = one.updater.state().get(slot.key, {}) if one.updater is not None else {}
         for name, tensor in state.items():
@@ -88,11 +89,13 @@ def write_image(image: Image, path: Path) -> None:
         OSError: the file cannot be written.
         SafetensorError: likewise.
     """
+    # Another ending, so that none of those who look for snapshots takes it for one.
     part = path.with_suffix(".part")
     try:
         save_file(image.tensors, part)
         flush(part)
         part.replace(path)
+        # The name as well: a rename is in the directory, which reaches the disk by itself only later.
         flush(path.parent)
     finally:
         part.unlink(missing_ok=True)
@@ -126,6 +129,7 @@ def restore(shard: Shard, image: Image) -> None:
             f"wanted a snapshot of a server with staleness {shard.slots.staleness}, got one of "
             f"{facts.staleness}; name another folder"
         )
+    # Before the slices, which get their updaters when they are made.
     if facts.updates_by is not None:
         shard.actions.do(0, facts.updates_by, ())
     for place, one in enumerate(facts.slices):

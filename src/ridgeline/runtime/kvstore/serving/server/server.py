@@ -97,6 +97,7 @@ class Server:
         self._segments: dict[Sender, Segment] = {}
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
+        # A peer that is gone must not keep this process at its end; `close` gives answers a second.
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, _QUEUED)
         self._socket.setsockopt(zmq.RCVHWM, _QUEUED)
@@ -116,6 +117,7 @@ class Server:
         """Answer until `stops` says so, which is asked a few times a second, or another server is there."""
         while not stops() and not self._is_superseded:
             is_writing = self._snapshots is not None and self._snapshots.is_busy
+            # One call a turn, so that leases and snapshots are looked at however many come.
             if self._socket.poll(_WRITING_POLL_MS if is_writing else _POLL_MS):
                 self._answer()
             self._door.look()
@@ -137,6 +139,7 @@ class Server:
         self._context.destroy(linger=_LINGER_MS)
 
     def _answer(self) -> None:
+        # Not copied: tensors are read in the message's own memory.
         identity, *frames = self._socket.recv_multipart(copy=False)
         try:
             call = wire.decode_call(frames[0].buffer if frames else b"")
@@ -151,6 +154,7 @@ class Server:
             refused = wire.encode(Answer(0, str(error)))
             self._socket.send_multipart([identity.bytes, refused])
             return
+        # The last one counts: a worker that connects again has another identity of ZeroMQ's.
         self._identities[sender] = identity.bytes
         self._hear(call.worker)
         replies = self._shard.handle(call, payload)
@@ -160,6 +164,7 @@ class Server:
 
     def _refuse_epoch(self, identity: bytes, call: wire.Call) -> None:
         """Say which server this is; one that hears of a later one ends, if there is one."""
+        # A word of a worker alone is not believed: the file of epochs tells.
         if call.epoch > self.epoch and self._snapshots is not None:
             self._is_superseded = self._snapshots.is_superseded
         self._hear(call.worker)
@@ -186,6 +191,7 @@ class Server:
                 continue
             if name not in self._until_written:
                 self._until_written[name] = self._snapshots.want(), reply
+            # Said at once, since a worker that hears nothing asks again, and then gives the server up.
             kept.append(Reply(reply.to, Answer(reply.answer.number, is_parked=True)))
         return kept
 
@@ -229,6 +235,7 @@ class Server:
             frames: list[memoryview] = []
             if reply.tensor is not None:
                 frame = wire.frame_of(reply.tensor)
+                # Only for the first time of a call: the place of one that came again may be another's by now.
                 if reply.call is not None and 0 < len(frame) <= reply.call.room:
                     self._segments[reply.to].part(reply.call.place, len(frame))[:] = frame
                     answer = msgspec.structs.replace(answer, is_shared=True)
@@ -267,6 +274,7 @@ class Server:
         now = time.monotonic()
         # While this server did something else, words of workers waited for it.
         late_s, self._looked_s = now - self._looked_s, now
+        # A long update or a stopped process: silence that is this server's own does not count.
         if late_s > 1.0:
             self._heard_s = {worker: heard_s + late_s for worker, heard_s in self._heard_s.items()}
         for worker, heard_s in [*self._heard_s.items()]:
@@ -330,6 +338,7 @@ def serve_beside(server: Server) -> None:
     def stops() -> bool:
         nonlocal is_over
         if not is_over and poller.poll(0):
+            # An empty read is the end: the process that started this one closed it, or is gone.
             is_over = not os.read(sys.stdin.fileno(), 4096)
         return is_over and not server.is_used
 

@@ -85,12 +85,14 @@ class Shard:
         """The answers that follow from a call, also those to calls that waited for it."""
         sender = Sender(call.worker, call.channel)
         done = self._done.get(sender, 0)
+        # No answer: the worker sends all again from the first that is missing.
         if call.number > done + 1:
             return []
         # A call shows that the worker is there, also one whose lease had run out.
         self.slots.join(call.worker)
         if call.number <= done:
             return self._again(sender, call, frames)
+        # Before it is done: one that fails has come, too, and its failure is kept.
         self._done[sender] = call.number
         replies = self._first(sender, call, frames)
         return replies + self.released()
@@ -146,6 +148,7 @@ class Shard:
         failed = self._failed.get((sender, call.number))
         if failed is not None:
             return [Reply(sender, Answer(call.number, failed))]
+        # The first answer may be lost: those that only read are answered with what is there now.
         if isinstance(call.body, _REPEATED):
             return [self._done_or_parked(sender, call, frames)._replace(call=None)]
         if call.number in self._parked.get(sender, {}):
@@ -168,6 +171,7 @@ class Shard:
                     "another one"
                 ),
             )
+        # With its frames, which hold the memory of the message.
         parked.setdefault(call.number, Parked(call, frames))
         return Reply(sender, Answer(call.number, is_parked=True))
 
@@ -211,6 +215,7 @@ class Shard:
             done = self.actions.do(call.worker, call.body, frames)
         except KVStoreError as error:
             return self._refused(sender, call, error)
+        # What a worker sends must not end the server that others use.
         except (TypeError, ValueError, RuntimeError, IndexError) as error:  # of an updater
             return self._refused(sender, call, error)
         if isinstance(call.body, wire.Join) and call.worker >= self._num_beginners:

@@ -101,6 +101,7 @@ class Slots:
                 f"{slot.key!r}; have more servers, or fewer keys"
             )
         updater = None if self._make_updater is None else self._make_updater()
+        # A copy, as the value lies in the memory of the message, which is read-only or shared.
         self._slices[slot] = Slice(value.clone(), updater)
 
     def all(self) -> dict[ValueSlot, Slice]:
@@ -197,6 +198,7 @@ class Slots:
             KVStoreError: the slice has no value.
         """
         one = self._of(slot)
+        # Who has not pushed yet reads what there is, and waits for nobody.
         if self.staleness is None or not one.taken.get(worker):
             return True
         if self.staleness == 0:
@@ -228,6 +230,7 @@ class Slots:
         """
         one = self._of(slot)
         self._enter(worker, one)
+        # Less what the value holds of it already, so that the clock, the sum of both, is what was said.
         one.since[worker] = max(one.since[worker], clock - one.rounds.get(worker, 0))
         self._complete(slot, one)
         return one.clock(worker)
@@ -271,6 +274,7 @@ class Slots:
             # Where all who are there begin later, so does the next round.
             done = max(one.rounds_done, min(map(one.clock, here), default=0))
             who = sorted(w for w, queue in one.waiting.items() if queue and one.clock(w) <= done)
+            # Those ahead belong to later rounds, and are not waited for in this one.
             if not who or not all(one.waiting.get(w) for w in here if one.clock(w) <= done):
                 return
             totals = [one.waiting[worker].popleft() for worker in who]
@@ -279,6 +283,7 @@ class Slots:
             try:
                 apply(one.updater, slot.key, total, one.value)
             except KVStoreError as error:
+                # Kept: the sums of this round are taken out of the queues and cannot be worked in again.
                 one.failure = str(error)
                 raise
             for worker in who:

@@ -65,6 +65,7 @@ class Snapshots:
             raise KVStoreError(
                 f"wanted a folder for snapshots, got {folder}: {error.strerror}; name another one"
             ) from error
+        # Before the newest one is read: from here on the server before this one writes none that counts.
         self._claim = Claim(folder)
         self.epoch = self._claim.epoch
         self.begun = self.durable = self._restored()
@@ -127,11 +128,13 @@ class Snapshots:
 
     def _begin(self) -> None:
         self._is_wanted = self._is_changed = False
+        # Set back before it is written: what comes meanwhile belongs to the next one.
         self._bytes, self._begun_s = 0, time.monotonic()
         self.begun += 1
         try:
             image = image_of(self._shard, self.begun)
         except KVStoreError as error:
+            # As if writing had failed, so that those who wait for it are told the same way.
             self._writing = Future()
             self._writing.set_exception(error)
             return
@@ -148,6 +151,7 @@ class Snapshots:
                 f"wanted to be the only server that writes snapshots to {self._folder}, got another one that "
                 "has taken the place of this one"
             )
+        # Old ones last, so that there is a whole one at every moment.
         for other in _files(self._folder):
             if other < path:
                 other.unlink(missing_ok=True)

@@ -81,6 +81,7 @@ class Connections:
         """
         channels = self._channels()
         for channel in channels:
+            # Before anything is queued: it waits for a snapshot, behind which calls would stand.
             channel.make_room()
         started = [
             channel.queue([call.asked for call in calls if call.place == place])
@@ -110,6 +111,7 @@ class Connections:
         Raises:
             KVStoreError: a server says nothing; the connections are released all the same.
         """
+        # First, or a beat after the word that it leaves would have the worker counted again.
         self._ends.set()
         for thread in self._beating:
             thread.join()

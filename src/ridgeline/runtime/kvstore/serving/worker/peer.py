@@ -93,6 +93,7 @@ class Peer:
         """A push with its number; other calls as they are. Pushes to a slice come one after the other."""
         if not isinstance(body, wire.Push | wire.PushRows) or body.number:
             return body
+        # By slice and not by connection: several threads push, and a push outlives its connection.
         number = self._counts[body.slot] = self._counts.get(body.slot, 0) + 1
         return msgspec.structs.replace(body, number=number)
 
@@ -115,6 +116,7 @@ class Peer:
         if self.writes is False:
             return
         with self._lock:
+            # Each answer says so, since a server that takes the place may be of another kind.
             self.writes = answer.durable >= 0
             if isinstance(body, wire.Init | wire.Push | wire.PushRows):
                 kept = self._kept.get(_name(body))
@@ -167,6 +169,7 @@ class Peer:
     def _first_covered(self, durable: int) -> list[tuple[tuple[ValueSlot, int], Kept]]:
         covered = []
         for name, kept in self._kept.items():
+            # In the order in which they were sent: behind the first that may be lost, none is forgotten.
             if kept.begun is None or kept.begun >= durable:
                 break
             covered.append((name, kept))

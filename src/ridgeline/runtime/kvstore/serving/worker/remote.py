@@ -147,6 +147,7 @@ class RemoteShelf:
         begun_s = time.monotonic()
         while True:
             newest = {w: max(one.get(w, 0) for one in seen) for one in seen for w in one}
+            # Only those are read again: all anew would never meet a moment while others push.
             behind = [number for number, one in enumerate(seen) if dict(one) != newest]
             if not behind:
                 return newest
@@ -172,6 +173,7 @@ class RemoteShelf:
         Raises:
             KVStoreError: there was no moment at which all that are pushed to held the same pushes.
         """
+        # Keys that nobody pushes to would keep the others from ever holding alike.
         first = {key: self.read(key, [place], None) for key, place in places.items()}
         pushed = {key: [places[key]] for key, versions in first.items() if versions}
         bound = None if self._members is None else self._members.record.staleness
@@ -182,6 +184,7 @@ class RemoteShelf:
         held = self.read_alike(pushed)
         self._enter([*places])
         if bound is not None and pushed:
+            # Any key says how far all are: the smallest costs least to read.
             least = min(pushed, key=lambda key: places[key].numel())
             now = self.read(least, [torch.empty_like(places[least])], None)
             if max(count - held.get(worker, 0) for worker, count in now.items()) > bound:
@@ -200,6 +203,7 @@ class RemoteShelf:
         there = self._pushes(key, total)
         back = slices.pulls(key, outs, self._parts[key])
         pairs = [call for pair in zip(there, back, strict=True) for call in pair]
+        # Of the pulls alone: answers to pushes hold no value.
         return _held_by_all(self._servers.ask(pairs)[1::2])
 
     def set_updater(self, updater: Updater) -> None:

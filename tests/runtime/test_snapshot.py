@@ -68,12 +68,38 @@ def test_what_the_first_step_makes_is_made_again() -> None:
     """A buffer that was not there is not there again, and Python's and NumPy's random numbers repeat."""
     torch.manual_seed(0)
     model = Remembering()
+    model.again = model.linear.again = nn.Identity()  # a module at several paths
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     snapshot = Snapshot(model, optimizer)
     first = train(model, optimizer, 3)
+    model.again.register_buffer("other", torch.ones(1))
     snapshot.restore()
     assert "mean" not in dict(model.named_buffers())
     assert train(model, optimizer, 3) == first
+
+
+class Scaled(nn.Module):
+    """A layer whose buffer is None until its first batch, as `register_buffer` allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("scale", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = x.detach().mean()
+        return x * self.scale * self.weight
+
+
+def test_a_buffer_that_was_none_is_none_again() -> None:
+    """And not gone: the next step asks for it."""
+    model = Scaled()
+    snapshot = Snapshot(model, torch.optim.SGD(model.parameters(), 0.1))
+    model(torch.ones(3))
+    snapshot.restore()
+    assert model.scale is None
+    assert torch.equal(model(torch.full((3,), 2.0)), torch.full((3,), 4.0))
 
 
 def test_networks_that_the_loss_reads_are_put_back() -> None:

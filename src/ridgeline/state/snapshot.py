@@ -59,11 +59,7 @@ class Snapshot:
             {key: _copy(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-        self._paths = {
-            (number, path)
-            for number, network in enumerate(self._networks)
-            for path, _ in network.named_buffers(remove_duplicate=False)
-        }
+        self._paths = {name: buffer is None for name, _, _, buffer in self._buffers()}
         self._generators = Generators()
 
     def tensors(self) -> Iterator[Tensor]:
@@ -124,13 +120,20 @@ class Snapshot:
         return [p for p in found if p not in held]
 
     def _forget_new_buffers(self) -> None:
-        """Buffers that a network registered in a step since: it will do so again."""
+        """Buffers that a network registered in a step since, or that were None: it will make them again."""
+        for path, module, name, buffer in [*self._buffers()]:
+            if path not in self._paths and hasattr(module, name):  # it may stand at several paths
+                delattr(module, name)
+            elif buffer is not None and self._paths.get(path):
+                setattr(module, name, None)
+
+    def _buffers(self) -> Iterator[tuple[Name, nn.Module, str, Tensor | None]]:
+        """By every path: the module, its name for the buffer, and the buffer, which may be None."""
         for number, network in enumerate(self._networks):
             for prefix, module in network.named_modules(remove_duplicate=False):
-                buffers = module.named_buffers(recurse=False, remove_duplicate=False)
-                for name, _ in list(buffers):
-                    if (number, f"{prefix}.{name}" if prefix else name) not in self._paths:
-                        delattr(module, name)
+                # Not `named_buffers`, which leaves out those that are None.
+                for name, buffer in module._buffers.items():  # noqa: SLF001
+                    yield (number, f"{prefix}.{name}" if prefix else name), module, name, buffer
 
     def _restore_state(self) -> None:
         state = self._optimizer.state

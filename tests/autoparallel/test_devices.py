@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ridgeline.autoparallel.graphs.dag import Dag, descendants
 from ridgeline.autoparallel.graphs.program import Program, trace_program
-from ridgeline.autoparallel.lanes.devices import DeviceProgram, traffic_of
+from ridgeline.autoparallel.lanes.devices import DeviceProgram, traffic_of, with_index
 from ridgeline.autoparallel.lanes.issue import pieces
 from ridgeline.autoparallel.scheduling.placement import Placement
 from ridgeline.autoparallel.scheduling.transfers import Copy, Traffic, plan_transfers
@@ -250,3 +250,12 @@ def test_messages() -> None:
             [HOME, meta],
             lanes=Notes(),
         )
+
+
+def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As everywhere in torch: on the second worker of a host `cuda` is the second GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert with_index(torch.device("cuda")) == torch.device("cuda", 1)
+    assert with_index(torch.device("cuda", 0)) == torch.device("cuda", 0)
+    assert with_index(HOME) == HOME

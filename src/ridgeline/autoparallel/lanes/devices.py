@@ -245,8 +245,11 @@ def _with_sources(devices: list[torch.device], program: Program) -> list[torch.d
 
 
 def with_index(device: torch.device) -> torch.device:
-    """`cuda` as `cuda:0`: devices of tensors have an index, and are compared with it."""
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    """`cuda` as the current GPU: devices of tensors have an index, and are compared with it."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    # Without a GPU there is no current one; who moves something there is told so by torch.
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
 def _device_of(node: fx.Node) -> torch.device | None:

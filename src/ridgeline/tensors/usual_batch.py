@@ -1,6 +1,6 @@
 """Recognising batches that lie in memory just as the last one did, in half a microsecond.
 
-`batch_pattern` recognises batches for which a program was captured; of these, programs bear some that lie
+`batch_pattern` recognises batches for which a program was captured; of these, programs accept some that lie
 otherwise, and not all. Calls of a training loop are alike, and one comparison in C says that.
 """
 

@@ -32,7 +32,7 @@ from ridgeline.workers.world import World
 EVERY_S = 0.5
 """Seconds between two words of a worker. One takes about 10 us of another thread."""
 PATIENCE_S = 5.0
-"""So long an answer is waited for, once something has failed: ten times what one takes."""
+"""How long an answer is waited for, once something has failed: ten times what one takes."""
 TOLD_AFTER_S = 30.0
 """Seconds without progress after which those that are behind are named on stderr; then twice as long."""
 _POLL_S = 0.02

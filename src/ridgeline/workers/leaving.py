@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 
 IDLE_S = 5.0
-"""So long a worker that fails waits for its device: finished steps shall count, lost peers hold none up."""
+"""How long a failing worker waits for its device: finished steps count, but lost peers hold none up."""
 GATHER_S = 10.0
-"""So long the first worker at its end waits for the others, so that none loses what is still on its way."""
+"""How long the first worker at its end waits for the others, so that none loses what is still on its way."""
 ABORT_S = 20
-"""So long an abort may take. Aborts of sound groups take less than a second."""
+"""How long an abort may take. Aborts of sound groups take less than a second."""
 _POLL_S = 0.002
 
 

@@ -76,7 +76,7 @@ def _import_source(translator: Any, name: str) -> Any:
     scope = translator.output.global_scope
     alias = f"__import_{name.replace('.', '_dot_')}"
     if alias in scope and scope[alias] is not _import_module(name):
-        # The compiler asserts that an alias means one module for ever.
+        # The compiler asserts that an alias means one module for good.
         del scope[alias]
     return _source_in_torch(translator, name)
 

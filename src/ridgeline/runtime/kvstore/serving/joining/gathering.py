@@ -108,7 +108,7 @@ def gather(world: World, wanted: Wanted) -> Gathered:
     topic = f"servers of store {number}"
     hosts = told_by_all(world, f"{topic}: hosts", host_identity())
     beside, keys, problem = None, None, None
-    # Drawn anew, since torch's store may outlive workers that are started again, with what they wrote.
+    # Another one each time: the store may outlive workers that start again, with what they wrote.
     run = f"{topic}: {told_by_all(world, f'{topic}: run', secrets.token_hex(8))[0]}"
     root = job_store()
     notice = None

@@ -147,7 +147,7 @@ class RemoteShelf:
         begun_s = time.monotonic()
         while True:
             newest = {w: max(one.get(w, 0) for one in seen) for one in seen for w in one}
-            # Only those are read again: all anew would never meet a moment while others push.
+            # Only those are read again: all of them would never meet a moment while others push.
             behind = [number for number, one in enumerate(seen) if dict(one) != newest]
             if not behind:
                 return newest

@@ -369,6 +369,7 @@ class Machine(Noun, frozen=True, kw_only=True):
         Raises:
             MachineError: this link was not measured.
         """
+        # Nothing is copied then, while a table has its latency for every size.
         if source == target:
             return 0.0
         return self.link(source, target).seconds(num_bytes)

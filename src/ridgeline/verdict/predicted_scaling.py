@@ -104,6 +104,7 @@ def predicted_scaling(
         regime=regime,
         samples=samples,
         machine=_described(machine),
+        # A curve is of the settings; the reasons for them stay with the plan.
         plan=plan.settings,
         points=tuple(points),
         laws=found,

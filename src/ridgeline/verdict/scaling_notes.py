@@ -16,6 +16,7 @@ def differences(runs: Sequence[MeasuredRun]) -> Iterator[str]:
     ways = sorted({f"{plan.execution} in {plan.precision}" for plan in plans})
     if len(ways) > 1:
         yield f"the runs differ in more than their workers: they were executed as {', '.join(ways)}"
+    # Without a number of threads torch decides, and it is unknown how many cores a run had.
     cores = {plan.workers * plan.threads for plan in plans if plan.threads}
     if len(plans) == len(runs) and all(plan.threads for plan in plans) and len(cores) == 1:
         yield (
@@ -66,6 +67,7 @@ def _odd(points: Sequence[MeasuredPoint], found: Sequence[Law]) -> Iterator[str]
         )
     nearest = min(found, key=lambda law: max(map(abs, law.misses)))
     for point, miss in zip(points, nearest.misses, strict=True):
+        # What is told above bends all laws, so that points which are in order look off as well.
         if abs(miss) > OFF_CURVE and not (slower or faster):
             missed = f"{_workers(point.workers)} by {units.percent(abs(miss))}"
             yield (

@@ -159,6 +159,7 @@ def verify(
         spread=spread,
         drift=drift,
         steps=len(measured.steps_ns),
+        # Predictions have these seconds for every mode that compiles, whether a cache had it or not.
         is_compiled="compile_s" in predicted.counters,
         is_full=machine is not None and measured.workers >= _most_workers(machine),
         is_fed=is_fed(measured),
@@ -189,6 +190,7 @@ def verify(
         expected_ns=judged.step_ns if is_corrected else None,
         error_before=error_before,
         drift=drift,
+        # A prediction's frames are the clock's own, and replaying them would show nothing.
         replay=replayed(measured) if measured.origin == "measured" else None,
     )
 
@@ -266,6 +268,7 @@ def _check(predicted: Timeline, measured: Timeline, tolerance: float) -> None:
             f"wanted a measured step that takes time, got {measured.step_ns} ns in {measured.title!r}; "
             "record at least one step after the warm-up"
         )
+    # NaN is refused as well: it is not above 0.
     if not 0.0 <= tolerance < math.inf:
         raise VerificationError(
             f"wanted a finite tolerance >= 0, got {tolerance:g}; give a fraction such as 0.15"

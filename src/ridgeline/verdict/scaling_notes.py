@@ -1,5 +1,6 @@
 """What is odd about runs that are compared, and about the laws through them."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from ridgeline import units
@@ -50,11 +51,13 @@ def notes_on(
 
 def _odd(points: Sequence[MeasuredPoint], found: Sequence[Law]) -> Iterator[str]:
     """Points that no smooth curve through the others has."""
-    most = points[0].samples_per_s
-    slower = [point for point in points if point.speedup < 1.0]
+    least = points[0].workers
+    # Runs of the least number are what others are compared with; several of them scatter around their median.
+    most = statistics.median(point.samples_per_s for point in points if point.workers == least)
+    slower = [point for point in points if point.workers > least and point.samples_per_s < most]
     for point in slower:
         yield (
-            f"{point.run}: {_workers(point.workers)} do less than {_workers(points[0].workers)} "
+            f"{point.run}: {_workers(point.workers)} do less than {_workers(least)} "
             f"({units.digits3(point.samples_per_s)} for {units.digits3(most)} samples/s): what they share or "
             "exchange costs more than they add, which is no serial part"
         )

@@ -102,5 +102,6 @@ def _ranking(
     if ranking is not None or plan is None or predicted is None:
         return ranking
     only = Candidate(plan=plan, timeline=predicted, why=GIVEN, measured=measured)
+    # The page shows the model's error, of which the only plan's miss is all that is known.
     miss = abs(predicted.step_ns / measured.step_ns - 1.0) if measured and measured.step_ns else 0.0
     return Ranking(candidates=(only,), error=miss)

@@ -119,6 +119,7 @@ def fraction(text: str) -> float:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"wanted a number above 0, got {text!r}") from None
+    # NaN is refused, too: it is not above 0.
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"wanted a number above 0, got {text}")
     return value
@@ -225,6 +226,7 @@ def describe(
     counts = worker_counts(machine, task.batch_size, wished=wished, most=most)
     with Heartbeat(output.progress) as heartbeat:
         workloads = traced(task, counts, machine.device_kind, heartbeat, allow)
+        # A profile that was given may be another machine's, of which measuring here says nothing.
         if args.machine is None:
             machine = measured_for(machine, workloads, heartbeat)
     return machine, workloads
@@ -285,9 +287,11 @@ def measured_for(
         LaunchError: a measuring process failed.
     """
     for workers, workload in workloads.items():
+        # What has no room here cannot be measured here, and is predicted from what can.
         if workers <= num_devices(machine):
             setting = setting_of(machine, workload, Plan(workers=workers))
             found = measured(workload, setting, heartbeat)
+            # The cache knows this host alone; what joins it to others comes from the arguments.
             machine = structs.replace(found, cluster=machine.cluster)
     for line in said(machine):
         heartbeat.tell(line)

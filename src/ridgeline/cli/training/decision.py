@@ -83,6 +83,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     known = given or here.machine
     device = known.device_kind
     counts = worker_counts(known, task.batch_size, wished=wishes.workers, threads=wishes.threads)
+    # Only the wished number is planned; it was counted with the others to be checked.
     if wishes.workers is not None:
         counts = (wishes.workers,)
     factor = compile_times.load(here.directory).factor(task.name)
@@ -122,11 +123,13 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
             again=again,
         )
     profile = decision.machine.measured_at
+    # A recalled choice that still holds is in its place already.
     is_kept = recalled is not None and kept is not None and kept.profile == profile
     if is_open and not is_kept and decision.ranking and decision.ranking.best.measured is not None:
         problem = remembered.keep(here.directory, key, decision.ranking, profile=profile)
         if problem:
             say(problem)
+    # What an earlier start compiled comes from a cache now, and tells nothing of compiling.
     if decision.ranking is not None and recalled is None:
         compile_times.learn(here.directory, decision.ranking, factor, step=task.name)
     return decision
@@ -162,12 +165,14 @@ def decide_in_group(
         )
     known = known_machine()
     directory = known.directory
+    # By `repr`, which keeps all digits: workers that rank by other numbers may choose otherwise.
     factor = float(share_text(repr(compile_times.load(directory).factor(task.name)), world))
 
     def profile(refresh: bool) -> Machine:
         machine = measured(
             workload, world.setting, heartbeat, codecs=wishes.may_encode, refresh=refresh
         )
+        # Rank 0 alone writes into the cache of profiles.
         if refresh and again and world.rank == 0:
             machine = mark(machine, "", known.machine.retakes + 1)
         phases = partial(phases_in_group, task, world, seed=seed)
@@ -176,10 +181,12 @@ def decide_in_group(
     def attempt(plan: Plan) -> Timeline:
         with limited(plan, world):
             mine = try_plan(task, plan, world, seed=seed, compile_limit_s=LONGEST_S)
+        # Every worker measures another time, and all must rank by the same.
         return msgspec.json.decode(share_bytes(msgspec.json.encode(mine), world), type=Timeline)
 
     with Heartbeat(say if world.rank == 0 else None) as heartbeat:
         mine = _traced(task, world.size, world.device.type, wishes, heartbeat)
+        # Rank 0's for all, so that they rank the same step.
         traced = share_bytes(msgspec.json.encode(mine), world)
         workload = msgspec.json.decode(traced, type=Workload)
         mine_again = "" if wishes.machine is not None else why_again(known.machine, heartbeat)

@@ -179,11 +179,13 @@ def work(
 def main(arguments: list[str]) -> None:
     """Entry of a worker process: the request's file and the parent's process id."""
     path, parent = arguments
+    # Before any import that takes time: the parent may die meanwhile, and leave an orphan.
     worker_process.end_with_parent(int(parent))
     request = TrainRequest.load(path)
     run_dir, rank = Path(request.run_dir), int(os.environ["RANK"])
     worker_process.redirect_output(worker_process.log_path(run_dir, rank))
     with worker_process.last_words(run_dir, rank):
+        # Unbuffered, so that the parent reads whole lines even of a worker that dies.
         progress = (run_dir / worker_process.LOGS / PROGRESS_FILE).open("ab", buffering=0)
         with progress:
             work(request, lambda point: _append(progress.write, point), _log)

@@ -66,7 +66,8 @@ def _going_on(found: Sequence[int], end: int) -> list[int]:
     """What follows below `end`: 1, 2, 4 doubles, and 2, 4, 6 adds, as the step to the last number shows."""
     before, last = found[-2:]
     rise = last - before
-    adds = last % before != 0 or (len(found) > 2 and before - found[-3] == rise)
+    # A multiple of the number before it cannot rise evenly from a third one, which would be below 1.
+    adds = last % before != 0
     following = range(last + rise, end, rise) if adds else _powers(last, last // before, end)
     return [*following]
 

@@ -145,6 +145,7 @@ def lacking(*, is_shaped: bool = True) -> str:
     if absent:
         return f"the program {' and '.join(absent)} (package iproute2)"
     probe = f"{PREFIX}-{os.getpid()}-{_born(os.getpid())}-{next(_serial)}-probe"
+    # Tried, since users, containers and kernels can refuse each of these.
     for what, command in (
         ("privileges to add a network namespace", ("ip", "netns", "add", probe)),
         ("veth interfaces", ("ip", "-n", probe, *_veth("port", probe))),

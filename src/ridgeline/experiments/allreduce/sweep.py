@@ -54,6 +54,7 @@ def _case(world: World, name: str, num_bytes: int) -> Case:
 
 
 def _contest(world: World, num_bytes: int) -> Contest:
+    # Other values on each worker: of equal ones nobody sees whether they were exchanged.
     generator = torch.Generator().manual_seed(world.rank)
     values = torch.randn(num_bytes // 4, generator=generator).to(world.device)
     backend = dist.get_backend(group=world.group())

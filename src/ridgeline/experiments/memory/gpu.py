@@ -75,6 +75,7 @@ def _replayed(num_samples: int) -> Quantity:
     """One kernel of a graph of them in a chain, each waiting for the one before."""
     number = torch.zeros(1, device="cuda")
     graph = torch.cuda.CUDAGraph()
+    # Needs no warm-up, since this kernel has run before.
     with torch.cuda.graph(graph):
         for _ in range(NODES):
             number.add_(1.0)

@@ -88,6 +88,7 @@ class Network:
         device = torch.device(device)
         with _seeded(device), device:
             model = parts.make_model()
+        # What a constructor makes on a device of its own choice is moved.
         model.to(device).train()
         batch = parts.make_batch(torch.Generator().manual_seed(1 + rank))
         trained = [p for p in model.parameters() if p.requires_grad]

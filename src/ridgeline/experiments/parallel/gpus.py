@@ -137,6 +137,7 @@ def _on_streams(work: Work, streams: Sequence[torch.cuda.Stream]) -> Any:
     for index, piece in enumerate(work.pieces):
         with torch.cuda.stream(streams[index % len(streams)]):
             result = piece()
+        # A graph that is being captured keeps all of its memory anyway.
         if isinstance(result, Tensor) and not torch.cuda.is_current_stream_capturing():
             result.record_stream(current)
         done.append(result)

@@ -103,6 +103,7 @@ class _Hold(Holding[WayRow, WayRunner]):
             gap = difference(seen, self._wanted)
         except FAILURES as error:
             failure = error
+        # Infinity stands for a failure, since numbers are gathered and every worker has to take part.
         gaps = [gap for (gap,) in self._peers.gather([math.inf if failure else gap])]
         if runner is None or failure is not None or math.inf in gaps:
             if runner is not None:
@@ -164,6 +165,7 @@ class _Hold(Holding[WayRow, WayRunner]):
             rows[name] = msgspec.structs.replace(
                 rows[name],
                 times_faster=ratios.get(name),
+                # Not strict: without a limit there are none.
                 of_limit=_median([a / b for a, b in zip(limits, samples[name], strict=False)]),
                 hidden=_hidden(bound, samples, name) if case.hides and is_complete else None,
             )
@@ -214,7 +216,9 @@ def observed(results: Any) -> list[Tensor]:
             seen.append(torch.tensor([float(leaf)], dtype=torch.float64))
         elif isinstance(leaf, Tensor):
             flat = leaf.detach().reshape(-1)
+            # Of an empty result the stride would be 0, which slices refuse.
             stride = -(-flat.numel() // CHECKED_ELEMENTS) or 1
+            # Copied, as the next way may write where this one's results are.
             seen.append(flat[::stride].to("cpu", torch.float64, copy=True))
     return seen
 

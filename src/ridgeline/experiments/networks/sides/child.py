@@ -58,6 +58,7 @@ def perform(request: NetworkRequest) -> None:
         answer = NetworkAnswer(first_s=time.perf_counter() - begin)
         write_atomically(Path(request.answer), msgspec.json.encode(answer))
         return
+    # The check is in float32, so that the precision is no part of what differs.
     precision = "bf16" if "bf16" in request.allow and request.task != "check" else "as-is"
     subject = NetworkSubject(
         network=catalog(request.sources)[request.network],

@@ -49,6 +49,7 @@ def first_step(request: NetworkRequest, subject: NetworkSubject, write: Write) -
     by_hand = _Entrants(subject)
     for form in forms_by_hand(subject):
         by_hand.admit(form)
+        # After each, so that no more than two hold memory.
         by_hand.drop_clearly_slower()
         write(msgspec.structs.replace(answer, forms=tuple(by_hand.rows.values())))
     by_hand.close()
@@ -166,6 +167,7 @@ class _Entrants:
             first_s = first_step_s(runner.run)
         except FAILURES as error:
             reason = reason_of(error)
+        # All or none: a form that some lack would wait for those in its first collective.
         if not _everywhere(not reason, self._subject):
             reason = reason or "it failed in another worker"
             if runner is not None:

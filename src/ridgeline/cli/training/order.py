@@ -155,8 +155,12 @@ def _is_same_place(mine: str, its_own: str) -> bool:
 
 def _digest(task: str) -> str | None:
     """Of a task file's text; None for a built-in task."""
+    from ridgeline.tasks.load import is_path
+
+    # A file called like a built-in task is not that task's.
     path = Path(task)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    is_own = is_path(task) and path.is_file()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if is_own else None
 
 
 def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Path) -> None:

@@ -159,8 +159,9 @@ class _Fleet:
         base.mkdir()
         reply = self._ask("machine", "", slot, base)
         reason = (f"the machine was not measured ahead: {reply.reason}",) if reply.reason else ()
+        notes = (*self.experiment.notes, *reason)
         self.experiment = msgspec.structs.replace(
-            self.experiment, machine_s=reply.answer.first_s, notes=reason
+            self.experiment, machine_s=reply.answer.first_s, notes=notes
         )
 
     def _examine(self, network: Network, slot: NetworkSlot, folder: Path, base: Path) -> None:

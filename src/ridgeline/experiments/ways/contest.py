@@ -28,6 +28,8 @@ from ridgeline.probe.timing import synchronize
 
 TURN_S = 0.05
 """What one turn of the first way takes, at least."""
+NO_NUMBER = 1e30
+"""The difference of a result that is NaN or infinite, for which JSON has no number."""
 CHECKED_ELEMENTS = 1 << 16
 """Of each result; results of gigabytes are compared at evenly spaced elements."""
 
@@ -224,7 +226,7 @@ def observed(results: Any) -> list[Tensor]:
 
 
 def difference(seen: list[Tensor], wanted: list[Tensor]) -> float:
-    """The largest between results, over the largest value of the result.
+    """The largest between results, over the largest value of the result; `NO_NUMBER` where there is none.
 
     Raises:
         ValueError: there are more or fewer results.
@@ -234,7 +236,8 @@ def difference(seen: list[Tensor], wanted: list[Tensor]) -> float:
         for a, b in zip(seen, wanted, strict=True)
         if b.numel()
     ]
-    return max(gaps, default=0.0)
+    # `max` passes over NaN unless it comes first, and a result that is no number equals none.
+    return max((gap if math.isfinite(gap) else NO_NUMBER for gap in gaps), default=0.0)
 
 
 def _parts(bound: Bound | None) -> tuple[str, ...]:

@@ -203,6 +203,7 @@ def setting_of(
     device = workload.device if workload is not None else machine.device_kind
     plan = ranking.best.plan if ranking is not None and ranking.candidates else Plan()
     workers = timeline.workers if timeline is not None else plan.workers
+    # A plan for another number of workers says nothing of the threads of these.
     threads = plan.threads if plan.workers == workers else 0
     if device == "cpu":
         threads = threads or max(1, machine.host.cores // workers)
@@ -286,6 +287,7 @@ def _page(title: str, subtitle: str, sections: dict[str, Markup]) -> str:
         bar,
         tag("main", header, *sections.values(), id="report"),
         tag("footer", f"Made by Ridgeline {VERSION}. This file works offline and loads nothing."),
+        # Within the page, whose policy lets it load nothing.
         tag("script", Markup(get_plotlyjs())),
         tag("script", Markup(asset("page.js"))),
     )

@@ -55,6 +55,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
     shown = placed(groups)
     intensities = [group.intensity for group in shown] or [1.0]
     ridge = compute[0].rate.value / memory.rate.value if compute and memory else 1.0
+    # Whole decades, with some room beside the outermost dots.
     left = 10 ** math.floor(math.log10(min(*intensities, ridge) / 1.5))
     right = 10 ** math.ceil(math.log10(max(*intensities, ridge) * 1.5))
     data, names = _roof_lines(compute, memory, {group.dtype for group in shown}, left, right)
@@ -71,6 +72,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
                 **scale,
                 range=[math.log10(left), math.log10(right)],
             ),
+            # Ticks at 1, 2 and 5, since roofs lie within few decades.
             yaxis=axis("FLOP/s", **(scale | {"dtick": "D2"}), range=bounds),
             showlegend=True,
             legend=layout(0)["legend"] | {"y": -0.16, "yanchor": "top", "itemsizing": "constant"},

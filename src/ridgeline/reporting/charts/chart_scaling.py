@@ -79,6 +79,7 @@ def _beyond(law: Law) -> dict[str, Any]:
     return dots(
         [float(count) for count, _ in shown],
         [rate.value or 0.0 for _, rate in shown],
+        # An end that is infinite has no bar.
         [(rate.high or rate.value or 0.0) - (rate.value or 0.0) for _, rate in shown],
         [(rate.value or 0.0) - (rate.low or rate.value or 0.0) for _, rate in shown],
         {"color": _COLOURS[law.name], "size": 7, "symbol": "circle-open"},

@@ -80,6 +80,7 @@ def timeline_figure(timelines: Sequence[Timeline]) -> Figure:
                 tickmode="array",
                 tickvals=list(drawing.ticks),
                 ticktext=list(drawing.ticks.values()),
+                # Upside down, as Plotly counts upwards and the first timeline is to be on top.
                 range=[drawing.height - 0.35, -0.85],
                 showgrid=False,
                 fixedrange=True,

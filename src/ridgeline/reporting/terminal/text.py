@@ -201,6 +201,7 @@ def table(head: Sequence[str], *, right: Sequence[int] = ()) -> Table:
     for index, name in enumerate(head):
         is_number = index in right
         made.add_column(
+            # Numbers that are broken at their units cannot be compared.
             name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
         )
     return made

@@ -24,6 +24,7 @@ def levers_text(levers: Sequence[Lever]) -> RenderableType:
             units.seconds(lever.step_s),
             f"{lever.gain:.2f} x",
             f"{lever.low:.2f} .. {lever.high:.2f}",
+            # Twice as fast is the most that a part twice as fast can make of a step.
             Text(bar((lever.gain - 1.0), 24), style="cyan"),
         )
     return Group(title("Levers", _reading(ordered)), rows)

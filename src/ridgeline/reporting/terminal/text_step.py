@@ -157,6 +157,7 @@ def _lane(frames: Sequence[Span], longest_ns: int, width: int) -> Text:
     scale = width / longest_ns
     for span in frames:
         start, end = span.start_ns * scale, span.end_ns * scale
+        # One character at least, or a short frame would not be seen.
         for index in range(int(start), min(width, max(int(start) + 1, int(-(-end // 1))))):
             covered = min(end, index + 1) - max(start, index)
             if covered > cells[index][0]:

@@ -82,6 +82,7 @@ def _check(task: Task, where: str) -> None:
         )
     for name in ("model", "loss_fn", "optimizer", "metric"):
         made = getattr(task, name)
+        # A module can be called as well, but it is a model and not what makes one.
         if not callable(made) or isinstance(made, nn.Module):
             raise TaskError(
                 f"wanted {name} as a function, got {type(made).__name__} in {where}; write for example "
@@ -170,6 +171,7 @@ def _line_in(path: Path, error: BaseException) -> int:
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return error.lineno
     frames = traceback.extract_tb(error.__traceback__)
+    # Frames name the file by the path that it was executed under.
     lines = [
         f.lineno for f in frames if Path(f.filename) == path.resolve() and f.lineno is not None
     ]

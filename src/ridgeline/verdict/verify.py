@@ -159,7 +159,6 @@ def verify(
         spread=spread,
         drift=drift,
         steps=len(measured.steps_ns),
-        # Predictions have these seconds for every mode that compiles, whether a cache had it or not.
         is_compiled="compile_s" in predicted.counters,
         is_full=machine is not None and measured.workers >= _most_workers(machine),
         is_fed=is_fed(measured),
@@ -190,7 +189,6 @@ def verify(
         expected_ns=judged.step_ns if is_corrected else None,
         error_before=error_before,
         drift=drift,
-        # A prediction's frames are the clock's own, and replaying them would show nothing.
         replay=replayed(measured) if measured.origin == "measured" else None,
     )
 

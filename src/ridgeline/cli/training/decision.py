@@ -83,9 +83,8 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     known = given or here.machine
     device = known.device_kind
     counts = worker_counts(known, task.batch_size, wished=wishes.workers, threads=wishes.threads)
-    # Only the wished number is planned; it was counted with the others to be checked.
     if wishes.workers is not None:
-        counts = (wishes.workers,)
+        counts = (wishes.workers,)  # it was counted with the others to be checked
     factor = compile_times.load(here.directory).factor(task.name)
 
     def requested(plan: Plan) -> TrialRequest:
@@ -123,14 +122,12 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
             again=again,
         )
     profile = decision.machine.measured_at
-    # A recalled choice that still holds is in its place already.
     is_kept = recalled is not None and kept is not None and kept.profile == profile
     if is_open and not is_kept and decision.ranking and decision.ranking.best.measured is not None:
         problem = remembered.keep(here.directory, key, decision.ranking, profile=profile)
         if problem:
             say(problem)
-    # What an earlier start compiled comes from a cache now, and tells nothing of compiling.
-    if decision.ranking is not None and recalled is None:
+    if decision.ranking is not None and recalled is None:  # else a cache had what was compiled
         compile_times.learn(here.directory, decision.ranking, factor, step=task.name)
     return decision
 
@@ -172,7 +169,6 @@ def decide_in_group(
         machine = measured(
             workload, world.setting, heartbeat, codecs=wishes.may_encode, refresh=refresh
         )
-        # Rank 0 alone writes into the cache of profiles.
         if refresh and again and world.rank == 0:
             machine = mark(machine, "", known.machine.retakes + 1)
         phases = partial(phases_in_group, task, world, seed=seed)
@@ -186,7 +182,6 @@ def decide_in_group(
 
     with Heartbeat(say if world.rank == 0 else None) as heartbeat:
         mine = _traced(task, world.size, world.device.type, wishes, heartbeat)
-        # Rank 0's for all, so that they rank the same step.
         traced = share_bytes(msgspec.json.encode(mine), world)
         workload = msgspec.json.decode(traced, type=Workload)
         mine_again = "" if wishes.machine is not None else why_again(known.machine, heartbeat)

@@ -46,9 +46,7 @@ def newest(task: str) -> Path:
     # The whole name: that of another task may begin like this one's.
     name = re.compile(rf"{re.escape(Path(task).stem)}-\d{{8}}-\d+")
     runs = [
-        path
-        for path in HOME.glob("*")
-        if name.fullmatch(path.name) and (path / REQUEST).is_file()
+        path for path in HOME.glob("*") if name.fullmatch(path.name) and (path / REQUEST).is_file()
     ]
     if not runs:
         raise CheckpointError(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from ridgeline.cli.arguments import run_directory
 from ridgeline.codec import Noun, Value
 from ridgeline.history import History
 from ridgeline.plan import Plan
@@ -23,9 +24,6 @@ from ridgeline.workers import worker_process
 if TYPE_CHECKING:
     from ridgeline.runtime.training.task import Task
 
-REQUEST_FILE = "request.json"
-HISTORY_FILE = "history.json"
-MEASURED_FILE = "measured.json"
 PROGRESS_FILE = "progress.jsonl"
 
 
@@ -153,7 +151,7 @@ def work(
 
     def accept() -> None:
         if world.rank == 0 and request.resume:
-            request.save(run_dir / REQUEST_FILE)
+            request.save(run_dir / run_directory.REQUEST)
 
     result = train(
         request.job.load(request.seed),
@@ -169,10 +167,10 @@ def work(
         say=say,
     )
     if world.rank == 0:
-        result.history.save(run_dir / HISTORY_FILE)
+        result.history.save(run_dir / run_directory.HISTORY)
         # Nothing was timed where the run that is resumed had been killed after its last step.
         if result.timeline.step_ns > 0:
-            result.timeline.save(run_dir / MEASURED_FILE)
+            result.timeline.save(run_dir / run_directory.MEASURED)
     return result.history
 
 

@@ -16,8 +16,6 @@ from ridgeline.tasks.mlp import perceptron
 from ridgeline.tasks.resnet18 import ResNet18
 
 MODELS = ("mlp", "resnet18", "gpt2")
-PURPOSES: dict[Purpose, str] = {"callable": "inference", "step": "training"}
-"""Purpose to its word in titles."""
 NUM_BATCHES = 4
 ONE_THREAD = ", 1 thread"
 """On a CPU: threads that wait for a busy core would cost more than these sizes can gain from them."""

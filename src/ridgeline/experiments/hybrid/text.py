@@ -4,11 +4,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ridgeline import units
-from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridExperiment, HybridRow
+from ridgeline.experiments.hybrid.result import (
+    BASE,
+    PURPOSES,
+    CaseResult,
+    HybridExperiment,
+    HybridRow,
+)
 from ridgeline.experiments.ways.text import gap_cell, quartiles_cell, skipped_lines
 from ridgeline.reporting.terminal.text import table, title
 
-_NAMES = {"callable": "inference", "step": "training"}
 WARM = "warm cache: break-even counts the seconds of the first that compiled, if those were more"
 _KINDS = ("peer", "ridgeline", "bound")
 
@@ -38,7 +43,7 @@ def case_text(case: CaseResult) -> RenderableType:
         style = "bold" if row is fastest else None if row.seconds is not None else "dim"
         rows.add_row(*_cells(row), style=style)
     heading = title(
-        f"{case.model} {_NAMES[case.purpose]}",
+        f"{case.model} {PURPOSES[case.purpose]}",
         f"{case.title}; {case.turns} turns of {case.calls} {unit}",
     )
     notes = [Text(f"! {line}", style="yellow") for line in (*skipped_lines(case.rows), *case.notes)]

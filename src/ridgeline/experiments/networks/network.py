@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 Scale = Literal["gpu", "cpu"]
 LossFunction = Callable[[nn.Module, Any], Tensor]
 MakeOptimizer = Callable[..., Optimizer]
-Draw = Callable[[torch.Generator], Any]
 """From an iterable of parameters, and keyword arguments such as `fused`."""
+Draw = Callable[[torch.Generator], Any]
+"""Draws a batch on the CPU."""
 
 
 class Parts(NamedTuple):

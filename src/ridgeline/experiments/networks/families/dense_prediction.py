@@ -37,7 +37,8 @@ class UNet(nn.Module):
         widths = [width * 2**level for level in range(levels)]
         self.down = nn.ModuleList(
             # Not strict: the last width is the input of no level.
-            double_convolution(a, b) for a, b in zip([3, *widths], widths, strict=False)
+            double_convolution(a, b)
+            for a, b in zip([3, *widths], widths, strict=False)
         )
         self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, 2) for w in reversed(widths[:-1]))
         self.joined = nn.ModuleList(double_convolution(2 * w, w) for w in reversed(widths[:-1]))

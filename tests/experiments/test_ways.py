@@ -1,10 +1,9 @@
 """What the three experiments share: ways checked, timed in turns, set against a limit, and shown."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import math
 
 import pytest
 import torch

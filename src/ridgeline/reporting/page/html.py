@@ -91,7 +91,9 @@ def data_script(name: str, value: Any, **attributes: str) -> Markup:
     """`value` as JSON inside the page, in a form that cannot end the script element early."""
     return raw_data_script(
         # NaN is no JSON, and would end the script that draws the page.
-        name, json.dumps(value, allow_nan=False, separators=(",", ":")), **attributes
+        name,
+        json.dumps(value, allow_nan=False, separators=(",", ":")),
+        **attributes,
     )
 
 

@@ -202,7 +202,10 @@ def table(head: Sequence[str], *, right: Sequence[int] = ()) -> Table:
         is_number = index in right
         made.add_column(
             # Numbers that are broken at their units cannot be compared.
-            name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+            name,
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
+            overflow="fold",
         )
     return made
 

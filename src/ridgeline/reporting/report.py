@@ -134,6 +134,7 @@ def report(
     nouns = given._asdict()
     _check_any(nouns, path)
     target = Path(path)
+    # A link to what is not there would fail when somebody follows it.
     trace_name = TRACE_NAME if target.with_name(TRACE_NAME).exists() else None
     sections = _sections(given) | {"data": data_section(nouns, trace_name)}
     drawn = {name: content for name, content in sections.items() if content is not None}
@@ -164,6 +165,7 @@ def _sections(given: _Given) -> dict[str, Markup | None]:
     measured, verdict = given.measured, given.verdict
     setting = setting_of(machine, workload, given.ranking, measured or predicted)
     groups = _groups(workload, machine, setting, predicted)
+    # The measurement is held against what was expected when training began.
     judged = given.expected or predicted
     tolerance = verdict.tolerance if verdict is not None else 0.15
     return {

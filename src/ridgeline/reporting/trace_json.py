@@ -112,6 +112,7 @@ def _process(role: str, timeline: Timeline) -> Iterator[Event]:
     thread_of: dict[int, int] = {}
     for tid, (name, spans) in enumerate(_named_rows(timeline), 1):
         yield _metadata(pid, tid, "thread_name", "name", name)
+        # Without it viewers order rows as they like.
         yield _metadata(pid, tid, "thread_sort_index", "sort_index", tid)
         for span in spans:
             # By identity, since equal spans may be in different rows.
@@ -163,6 +164,7 @@ def _flows(pid: int, timeline: Timeline, thread_of: dict[int, int]) -> Iterator[
         yield {
             **shared,
             "ph": "f",
+            # To the slice that is open then; by default viewers take the next one that begins.
             "bp": "e",
             "tid": thread_of[id(reduce)],
             "ts": reduce.start_ns / 1000,

@@ -28,6 +28,7 @@ def predicted_scaling_figure(scaling: PredictedScaling) -> Figure:
     points = scaling.points
     counts = [point.workers for point in points]
     grid = grid_of(counts)
+    # Later traces cover earlier ones, so that the prediction itself comes behind bands and laws.
     shown = [
         no_loss(points[0].samples_per_s / points[0].speedup if points[0].speedup else 0.0, grid),
         *_band(points),

@@ -35,6 +35,7 @@ def roofs(machine: Machine, setting: Setting) -> tuple[list[Ceiling], Ceiling | 
     compute = [ceiling for ceiling in mine if ceiling.rate.unit.startswith("FLOP")]
     memory = [ceiling for ceiling in mine if ceiling.family == "memory"]
     best = max(memory, key=lambda ceiling: ceiling.rate.value, default=None)
+    # Highest first, since the slope of memory ends at the highest.
     return sorted(compute, key=lambda ceiling: -ceiling.rate.value), best
 
 
@@ -149,6 +150,7 @@ def _dots(groups: Sequence[OpGroup]) -> list[dict[str, Any]]:
             "marker": {
                 "symbol": symbol(family),
                 "color": family_colour(family),
+                # Dots of operators that are alike lie upon each other.
                 "opacity": 0.78,
                 "size": [
                     max(7.0, _LARGEST * math.sqrt(group.seconds / longest))

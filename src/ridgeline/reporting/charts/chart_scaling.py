@@ -18,6 +18,7 @@ def scaling_figure(scaling: MeasuredScaling) -> Figure:
     counts = [point.workers for point in scaling.points]
     beyond = [point.workers for law in scaling.laws for point in law.points]
     grid = grid_of(counts + beyond)
+    # Measured ones last, which are then above all lines.
     data = [
         no_loss(scaling.points[0].samples_per_s / scaling.points[0].speedup, grid),
         *(law_curve(law, grid) for law in scaling.laws),

@@ -82,6 +82,7 @@ def timeline_text(
         for lane in LANES:
             frames = timeline.lane(lane)
             if frames:
+                # The legend has the letters that are there, and no others.
                 used.update({kind(span.name): _word(span.name) for span in frames})
                 parts.append(Text.assemble(f"{lane:>14} ", _lane(frames, longest, width)))
     legend = ", ".join(f"{_LETTERS[name]} {used[name]}" for name in _LETTERS if name in used)

@@ -204,6 +204,7 @@ def _join(host: NamespaceHost, switch: str, port: str) -> None:
     _ip("netns", "add", host.namespace)
     _ip("-n", switch, *_veth(port, host.namespace))
     _ip("-n", switch, "link", "set", port, "master", "br0", "up")
+    # A new namespace has its loopback down.
     _ip("-n", host.namespace, "link", "set", "lo", "up")
     _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", INTERFACE)
     _ip("-n", host.namespace, "link", "set", INTERFACE, "up")

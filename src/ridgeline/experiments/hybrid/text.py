@@ -38,6 +38,7 @@ def case_text(case: CaseResult) -> RenderableType:
         right=(1, 2, 3, 4, 5, 6),
     )
     fastest = case.fastest("ridgeline", may_overwrite=False)
+    # Skipped ones are told in lines below, several with one reason.
     shown = [row for row in case.rows if row.status != "skipped"]
     for row in sorted(shown, key=lambda row: _KINDS.index(row.kind)):
         style = "bold" if row is fastest else None if row.seconds is not None else "dim"

@@ -79,6 +79,7 @@ def _replayed(num_samples: int) -> Quantity:
     with torch.cuda.graph(graph):
         for _ in range(NODES):
             number.add_(1.0)
+    # One replay is a thousand kernels, so that a tenth of the samples does.
     whole = _timed(graph.replay, max(num_samples // 10, 5))
     return whole.times(1.0 / NODES)
 

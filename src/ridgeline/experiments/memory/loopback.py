@@ -35,6 +35,7 @@ def loopback_latency(num_messages: int) -> Latency:
                 peer.settimeout(LIMIT_S)
                 # Or TCP may keep the end of a message back until the one before is confirmed.
                 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # First ones find the other process asleep, and pay for its buffers.
                 _round_trips(peer, num_messages // 10 + 1)
                 measured = Quantity.measured(_round_trips(peer, num_messages), "s")
         finally:

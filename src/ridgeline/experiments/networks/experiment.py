@@ -144,6 +144,7 @@ class _Fleet:
 
     def _keep(self, result: NetworkResult) -> None:
         """Publish a result with those before it, in the order of the catalog; the user's own come last."""
+        # Networks in other slots end at any time.
         with self._lock:
             self._results[result.network] = result
             names = [*catalog(), *self._results]

@@ -119,6 +119,7 @@ def slots_of(how: NetworkSettings) -> list[NetworkSlot]:
             f"wanted a GPU for each of {how.parallel} networks at a time, got {len(gpus)} GPUs, device "
             f"{how.device} and {how.workers} workers for each; run fewer at a time"
         )
+    # Those that this process may use, of which a container may leave some.
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // how.parallel)
     return [

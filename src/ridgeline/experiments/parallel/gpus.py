@@ -98,6 +98,7 @@ def _over_streams(work: Work, *, can_alone: bool = True) -> Contest:
     """One GPU: operator by operator, streams by hand, both captured, ours."""
     whole = partial(work.fn, *work.inputs)
     by_hand = partial(_on_streams, work, [torch.cuda.Stream() for _ in work.pieces[:8]])
+    # Replayed, or launching a small one would be the longest part of it.
     alone = _replayed(work.pieces[0]).run if can_alone else None
     return Contest(
         ways=(

@@ -95,6 +95,7 @@ def hold_together(
             hanging=pass_on,
             prefixes=prefixes,
         )
+        # What was written since it was asked last.
         pass_on()
     return msgspec.json.decode(reply, type=tuple[WayCase, ...])
 

@@ -81,6 +81,7 @@ def contest(request: NetworkRequest, subject: NetworkSubject, write: Write) -> N
         return ours.runner()
 
     tell(CHOOSING)
+    # First of all, while nothing is warm or compiled for another form.
     entry.admit(NetworkForm(AUTO, "ridgeline", prepared))
     answer = NetworkAnswer(first_s=ours.plan_s)
     if AUTO in entry.runners:

@@ -37,6 +37,7 @@ class Curve(msgspec.Struct, frozen=True):
     def all_ops(self) -> Workload:
         """A workload with the operators of all steps, which says what limits them."""
         loads = [self.loads] if isinstance(self.loads, Workload) else [*self.loads.values()]
+        # Once each, as steps for several numbers of workers share most of them.
         ops = {op.key: op for load in loads for op in load.ops}
         return msgspec.structs.replace(loads[0], ops=tuple(ops.values()))
 

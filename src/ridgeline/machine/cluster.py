@@ -14,6 +14,7 @@ from ridgeline.laws.arguments import check
 from ridgeline.laws.fair_sharing import Flow, fair_rates
 
 _RATE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)"
+# In a fixed order, so that a second rate can only be the traffic of others.
 _LEVEL = re.compile(rf"(\d+):{_RATE}(?::(\d+(?:\.\d+)?)(us|ms))?(?::(\d+)jobs?)?(?::{_RATE})?")
 MOST_JOBS = 1000
 """On one link beside this one; of more nothing would be left."""

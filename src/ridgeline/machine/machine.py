@@ -350,6 +350,7 @@ class Machine(Noun, frozen=True, kw_only=True):
             MachineError: it was not measured; the message lists what was.
         """
         for entry in self.links:
+            # A link that could not be measured is kept without a table.
             if entry.ends == (source, target) and entry.table:
                 return entry
         known = ", ".join(" -> ".join(entry.ends) for entry in self.links if entry.table)

@@ -105,6 +105,7 @@ def times_on_machine(workload: Workload, machine: Machine, setting: Setting) -> 
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
     """
+    # Equal operators are priced once, of which a step has hundreds.
     known: dict[str, OpTime] = {}
     result: dict[int, OpTime] = {}
     for index, op in enumerate(workload.ops):

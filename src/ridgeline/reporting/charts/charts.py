@@ -9,6 +9,7 @@ from ridgeline.reporting.charts.figure import Figure, axis, layout, line, note
 from ridgeline.workload import Workload
 
 MEMORY_CATEGORIES = (
+    # From what stays all the time up to what comes and goes, as they are stacked.
     ("parameter_bytes", "Parameters", "@parameter"),
     ("state_bytes", "Optimizer state", "@state"),
     ("gradient_bytes", "Gradients", "@gradient"),

@@ -225,6 +225,7 @@ def frames_section(
     """Predicted against measured, frame by frame; None unless both timelines are there."""
     if predicted is None or measured is None:
         return None
+    # What only one side has cannot be compared; the verdict lists it.
     pairs = [
         (frame.name, frame.predicted_ns * 1e-9, frame.measured_ns * 1e-9, frame_colour(frame.name))
         for frame in sorted(compare_frames(predicted, measured), key=lambda f: LANES.index(f.lane))

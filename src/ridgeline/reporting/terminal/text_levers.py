@@ -45,6 +45,7 @@ def _faster(part: str, factor: float) -> str:
 
 
 def _reading(ordered: Sequence[Lever]) -> str:
+    # By the low end of its interval: a gain within the spread is none.
     helping = [" and ".join(lever.factors) for lever in ordered if lever.low > LEAST_GAIN]
     if not helping:
         return "no part alone helps by more than its spread"

@@ -60,6 +60,7 @@ class Children:
         answer = Path(request.answer)
         # The answer of another task would be taken for that of this one.
         answer.unlink(missing_ok=True)
+        # Unbuffered, so that the log of a child that is ended has its last lines.
         command = [sys.executable, "-P", "-u", "-m"]
         if workers > 1:
             command += [

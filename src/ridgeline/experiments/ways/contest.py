@@ -140,10 +140,12 @@ class _Hold(Holding[WayRow, WayRunner]):
                 return wall_s(runner.run, -(-calls // runner.units)) / runner.units
 
         def measure() -> Turn:
+            # All are idle then: what others still sent would count to this turn.
             self._peers.barrier()
             runner.before_turn()
             seconds, failure = attempted(mean_s)
             slowest = max(own for (own,) in self._peers.gather([seconds]))
+            # Behind the gathering, by which others say that they have received everything.
             runner.after_turn()
             if math.isfinite(slowest):
                 return slowest, None
@@ -155,6 +157,7 @@ class _Hold(Holding[WayRow, WayRunner]):
         case, bound = self._case, self._contest.bound
         timed = [way.name for way in self._contest.ways if way.name in samples]
         first = self._contest.ways[0].name
+        # A limit needs all of its parts, and a ratio the first way.
         is_complete = all(name in samples for name in (first, *_parts(bound)))
         limits = _limits(bound, samples) if bound is not None and is_complete else []
         ratios = times_faster(samples, first) if first in samples else {}

@@ -35,6 +35,7 @@ RECOMPILE_LIMIT = 64
 
 def main() -> None:
     """Do what the file named by the last argument asks for."""
+    # The experiment may be killed, while a compiler has minutes to go.
     end_with_parent(os.getppid())
     request = msgspec.json.decode(Path(sys.argv[-1]).read_bytes(), type=NetworkRequest)
     try:

@@ -88,6 +88,7 @@ def contest(request: NetworkRequest, subject: NetworkSubject, write: Write) -> N
         answer = _chosen(ours)
         tell(ALONE)
         answer = _trained(answer, ours, request, subject)
+    # What other forms compile must not be found by `auto` in a later process.
     if not request.is_warm:
         use_cache(request.peer_cache)
     for form in plain_forms(subject):

@@ -75,6 +75,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
             work(order.request(decision.plan, world.device.type), watch.show)
         if world.rank == 0:
             conclude(Path(order.run_dir), task.name, decision, output)
+    # Only where all went well: after an error others may be in a collective for ever.
     World.leave()
     return FINE
 

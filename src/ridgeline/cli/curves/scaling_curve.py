@@ -86,5 +86,6 @@ def curve(args: argparse.Namespace, output: Output) -> Curve:
         fixed["algorithm"] = Sync().algorithm
     plan = choose(machine, {first: of_count[first]}, fixed=fixed).best.plan
     machine = differing(machine, args.stragglers, of_count[first], plan)
+    # One workload for all numbers, where each worker has a batch of its own.
     loads = steps[1] if args.scaling == WEAK else steps
     return Curve(plan, machine, loads, tuple(counts))

@@ -127,6 +127,7 @@ def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
         resume=True,
         checkpoint_every=args.checkpoint_every or before.checkpoint_every,
         task_digest=digest,
+        # Once and for all: no single text has made such a run.
         is_task_changed=before.is_task_changed or is_changed,
         planned=before.plan,
         decided=_decided_before(run_dir, say),

@@ -230,6 +230,7 @@ def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
         counters: Of a measured timeline; unknown ones say nothing.
     """
     words: list[str] = []
+    # Counters are floats, whatever they count.
     eager = round(counters.get("eager_steps", 0.0))
     if eager:
         words.append(

@@ -322,7 +322,7 @@ def rows_refusal(plan: Plan, device: str, name: str) -> RowsRefusal | None:
             f"gradients, while that of {name} is sparse",
             f"use another algorithm, or {dense}",
         )
-    # Momentum of a row would have to decay in steps in which the row is not sent.
+    # Rows pass through no codec, which is what keeps such momentum.
     momentum = values_of(sync).get("momentum")
     if momentum:
         return RowsRefusal(

@@ -52,7 +52,7 @@ def newest(task: str) -> Path:
         raise CheckpointError(
             f"wanted a run of {task} to resume, got none in {HOME}/; name its directory with -o"
         )
-    # By the request, which is the first file of a run and is written again when it is resumed.
+    # By the request, which is written when workers start, and again when a run is resumed.
     return max(runs, key=lambda path: (path / REQUEST).stat().st_mtime_ns)
 
 

@@ -74,6 +74,7 @@ class _Envelope(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int
     made_by: str
     created: str
+    # Left as it is until kind and version are known to be those wanted.
     value: msgspec.Raw
 
 
@@ -136,14 +137,17 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same directory: a rename across file systems is a copy, which is not atomic.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
+            # Flushed before the rename, or after a power cut the new name may stand for an empty file.
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)  # mkstemp makes it private; results are meant to be shared
         Path(temporary).replace(path)
+    # Also for Ctrl-C, which is no `Exception`: no temporary file may stay behind.
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -61,6 +61,7 @@ def product_sizes(kernel: CompilerKernel) -> tuple[int, int, int, int] | None:
     """
     if len(kernel.shapes) < 2:
         return None
+    # The last two, since `addmm` has its sum before them.
     left, right = kernel.shapes[-2:]
     if len(left) != len(right) or len(left) not in (2, 3) or left[-1] != right[-2]:
         return None

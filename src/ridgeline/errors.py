@@ -117,5 +117,6 @@ def first_line(error: BaseException, otherwise: str = "no message") -> str:
     first, second, *_ = [*map(str.strip, str(error).strip().splitlines()), "", ""]
     if first.endswith(":"):
         return f"{first} {second}".strip()
+    # Dynamo's first line names a kind of failure; what it failed at stands behind `got`.
     got = second.partition("): got ")[2] if second.startswith("Explanation:") else ""
     return f"{first}: {got}" if got else first or otherwise

@@ -103,6 +103,7 @@ def waiting_as_here(given: Mapping[str, str]) -> dict[str, str]:
     Args:
         given: The environment of this process, as it was when it began.
     """
+    # What this process was given, its children inherit.
     return {} if _says_how_to_wait(given) else {"GOMP_SPINCOUNT": USUAL_SPINS}
 
 
@@ -188,6 +189,7 @@ def check_alone(name: Execution, workers: int) -> None:
             f"wanted workers=1 for execution={name!r}, got workers={workers} in the plan; this release "
             "replays the model alone on one worker: use another mode"
         )
+    # One program has backward and optimizer inside, where no bucket could leave.
     if MODES[name].is_one_program and workers > 1:
         raise PlanError(
             f"wanted workers=1 for execution={name!r}, got workers={workers} in the plan; a step that is one "
@@ -231,6 +233,7 @@ def check_plan(plan: Plan, device: str) -> None:
     Raises:
         PlanError: names the field, what it may be, and what to do.
     """
+    # A CUDA machine offers every precision there is, so its words are all that are known.
     known = PRECISIONS["cuda"]
     if plan.precision not in known:
         words = ", ".join(repr(word) for word in known)
@@ -238,6 +241,7 @@ def check_plan(plan: Plan, device: str) -> None:
             f"wanted precision to be one of {words}, got {plan.precision!r} in the plan; this release "
             "runs no other"
         )
+    # Words first, then what fits together: an error should name the first thing to correct.
     check_sync(plan.sync, plan.workers, device)
     if plan.layout is not None and plan.layout.data != plan.workers:
         raise PlanError(
@@ -252,6 +256,7 @@ def check_plan(plan: Plan, device: str) -> None:
             f"wanted sync.every=1 for execution={plan.execution!r}, got {plan.sync.every} in the plan; a "
             "captured step is the same in every replay: exchange in every step, or use another mode"
         )
+    # Only eager code reads parameters through Python, which is where the update is caught up.
     if plan.workers > 1 and holds(plan.sync) and plan.execution != "eager":
         raise PlanError(
             f"wanted execution='eager' for sync.options[{HELD.name!r}], got {plan.execution!r} in the plan; "
@@ -317,6 +322,7 @@ def rows_refusal(plan: Plan, device: str, name: str) -> RowsRefusal | None:
             f"gradients, while that of {name} is sparse",
             f"use another algorithm, or {dense}",
         )
+    # Rows pass through no codec, which is what keeps such momentum.
     momentum = values_of(sync).get("momentum")
     if momentum:
         return RowsRefusal(
@@ -336,6 +342,7 @@ def _check_replaced(plan: Plan, device: str) -> None:
             "the update that it captures is not made by the worker there: use another mode, or another "
             "algorithm"
         )
+    # The check runs a step twice and compares; without waiting, other workers change the values between.
     if is_checked(plan.execution) and not is_exact(plan.sync):
         raise PlanError(
             f"wanted execution='eager' for workers that need not wait for each other, got {plan.execution!r} "

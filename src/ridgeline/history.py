@@ -82,6 +82,7 @@ def metric_text(value: float | None, others: Iterable[float | None]) -> str:
     """
     if value is None:
         return NOT_FINITE
+    # All of the run and not this value alone: a loss that happens to be below 1 would become a percentage.
     known = [other for other in (value, *others) if other is not None]
     is_share = all(0.0 <= other <= 1.0 for other in known)
     return units.percent(value) if is_share else units.digits3(value)

@@ -41,6 +41,7 @@ Source: torch/optim, releases 2.11 to 2.13. Not so: Adafactor, LBFGS, Muon; Spar
 
 def fits_graph(optimizer: Any, model: Any) -> bool:
     """Whether a CUDA graph can hold the step of an optimizer; else it steps outside of a captured step."""
+    # By name and not by class: this module is imported without torch.
     name = type(optimizer).__name__
     if sparse_modules(model):
         return False
@@ -57,6 +58,7 @@ def sparse_modules(model: Any) -> tuple[str, ...]:
         name
         for name, module in model.named_modules()
         if getattr(module, "sparse", False) is True
+        # By the names of base classes, so that subclasses of torch's embeddings count as well.
         and any(kind.__name__ in kinds for kind in type(module).__mro__)
     )
 
@@ -81,7 +83,9 @@ def begins_with_gradients(optimizer: Any) -> bool:
 
 def _refuses_none(step: Any) -> bool:
     """Whether the code of a method refuses to run without its argument `closure`; no, where it has none."""
+    # Read and not called: a call without a closure, to find out, could update the parameters.
     try:
+        # Unwrapped, since profilers and schedulers put wrappers around `step` whose code says nothing.
         written = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(step))))
     except (OSError, TypeError, SyntaxError):
         return False
@@ -155,6 +159,7 @@ def is_dense(parameter: Any) -> bool:
     if parameter.is_contiguous():
         return True
     extent = 1
+    # By stride, since any order of dimensions may fill memory, such as channels last.
     for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
         if size > 1:
             if stride != extent:

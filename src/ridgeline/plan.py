@@ -131,6 +131,7 @@ class Plan(Noun, frozen=True, kw_only=True):
             ("kernels", self.kernels, get_args(Kernels)),
             ("random", self.random, get_args(RandomNumbers)),
         ):
+            # Not left to the decoder: plans that are written in Python are held to no annotation.
             if word not in known:
                 words = ", ".join(repr(w) for w in known)
                 raise PlanError(
@@ -144,6 +145,7 @@ class Plan(Noun, frozen=True, kw_only=True):
             ("sync.every", self.sync.every, 1),
             ("feed.depth", self.feed.depth, 0),
         ):
+            # A bool passes every comparison with numbers, and a float fails much later, in `range`.
             if not is_whole(value):
                 raise PlanError(
                     f"wanted {name} as a whole number >= {least}, got {value!r} in the plan; correct it"
@@ -219,16 +221,19 @@ def cut_buckets(
     for index, (num_bytes, dtype) in enumerate(gradients):
         open_members.setdefault(dtype, []).append(index)
         open_bytes[dtype] = open_bytes.get(dtype, 0) + num_bytes
+        # By the number of closed buckets, of whatever dtype: that is the order in which they leave.
         limit = bucket_bytes[min(len(closed), len(bucket_bytes) - 1)]
         if open_bytes[dtype] >= limit:
             closed.append(tuple(open_members.pop(dtype)))
             del open_bytes[dtype]
+    # What never filled leaves when backward ends, first what was complete first.
     closed.extend(tuple(members) for members in sorted(open_members.values(), key=lambda m: m[-1]))
     return tuple(closed)
 
 
 def _program(value: Value) -> str:
     """Constructor call with the fields that differ from their defaults."""
+    # Every field of a plan has a default, so that what is printed can be what differs.
     default = type(value)()
     parts = []
     for field in msgspec.structs.fields(value):

@@ -62,6 +62,7 @@ def lane_title(lane: Lane, index: int, indexes: Sequence[int]) -> str:
 def covered_ns(spans: Sequence[Span], end_ns: int | None = None) -> int:
     """Time during which at least one span runs; given an end, from 0 to that."""
     total, reached = 0, None if end_ns is None else 0
+    # By start, so that all that is covered so far ends at one moment.
     for span in sorted(spans, key=lambda span: span.start_ns):
         start = span.start_ns if reached is None else max(span.start_ns, reached)
         end = span.end_ns if end_ns is None else min(span.end_ns, end_ns)

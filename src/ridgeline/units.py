@@ -32,6 +32,7 @@ def digits3(value: float) -> str:
 def seconds(value_s: float) -> str:
     """A duration given in seconds, e.g. `12.3 ms`."""
     for scale, unit in _TIME:
+        # 0.9995 and not 1, or 999.6 us would be written as 1000 us.
         if abs(value_s) >= scale * 0.9995:
             return f"{digits3(value_s / scale)} {unit}"
     return "0 s" if value_s == 0 else f"{digits3(value_s / 1e-9)} ns"

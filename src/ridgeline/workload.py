@@ -126,7 +126,9 @@ class Op(Value, frozen=True, kw_only=True):
         """
         if self.runs_on_host:
             return False
+        # The second last part: `aten.index.Tensor` has its namespace before and its overload behind.
         name = self.name.split(".")[-2]
+        # An index of booleans has as many results as it has Trues, which only the device knows.
         if name.startswith("index"):
             return any(spec.dtype in ("bool", "uint8") for spec in self.inputs[1:])
         has_left = any(spec.on_host for spec in self.outputs)
@@ -135,11 +137,13 @@ class Op(Value, frozen=True, kw_only=True):
     @property
     def draws_random(self) -> bool:
         """Whether this op draws random numbers, as dropout does and its backward pass does not."""
+        # A backward pass uses the mask that forward drew.
         return "backward" not in self.name and any(word in self.name for word in _DRAWS)
 
     @property
     def key(self) -> str:
         """Equal for ops that must take equal time: same operator, shapes, strides, dtypes, arguments."""
+        # Shapes, strides and arguments alone: the same operator of two layers is timed once.
         content = msgspec.json.encode((self.name, self.inputs, self.arguments))
         return f"{self.name}:{hashlib.sha256(content).hexdigest()[:16]}"
 
@@ -176,6 +180,7 @@ class MemoryPoint(Value, frozen=True, kw_only=True):
 
 def _dims(spec: TensorSpec) -> tuple[tuple[int, int], ...]:
     """Size and stride of the dimensions that have more than one element: the others say nothing."""
+    # The stride of a dimension of one element is arbitrary, and differs between equal layouts.
     pairs = zip(spec.shape, spec.stride, strict=True)
     return tuple((size, stride) for size, stride in pairs if size > 1)
 
@@ -242,6 +247,7 @@ class Workload(Noun, frozen=True, kw_only=True):
         A generator fills memory from front to back: the same numbers are a different mask where the channels
         are innermost.
         """
+        # In order: a generator that is ahead by one draw gives all later ones other numbers.
         return _drawn(self.ops) == _drawn(other.ops)
 
     def phase(self, phase: Phase) -> tuple[Op, ...]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.cli.arguments import run_directory
 from ridgeline.cli.arguments.claim import claimed
 from ridgeline.errors import RidgelineError
 
@@ -54,3 +55,17 @@ def test_the_lock_of_a_killed_process_does_not_count(tmp_path: Path) -> None:
     with claimed("mlp", tmp_path, resume=False) as mine:
         (mine / "request.json").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["request.json"]
+
+
+def test_the_newest_run_is_one_of_the_same_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of another whose name begins alike, and whatever characters the name has."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("gpt2-20260131-1", "gpt2-small-20260131-1", "a[1]-20260131-1")):
+        request = Path("runs") / name / run_directory.REQUEST
+        request.parent.mkdir(parents=True)
+        request.touch()
+        os.utime(request, ns=(number, number))
+    assert run_directory.newest("gpt2") == Path("runs/gpt2-20260131-1")
+    assert run_directory.newest("my/a[1].py") == Path("runs/a[1]-20260131-1")

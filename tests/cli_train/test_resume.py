@@ -1,11 +1,13 @@
 """What a resumed run keeps of the run before, and what a refused one leaves as it was."""
 
+import argparse
 import shutil
 from pathlib import Path
 
 import pytest
 
 from ridgeline.cli.main import main
+from ridgeline.cli.training.order import order_from
 from ridgeline.cli.training.worker import TrainRequest
 from ridgeline.plan import Plan
 from ridgeline.timeline import Timeline
@@ -110,3 +112,14 @@ def test_a_changed_task_and_a_lost_prediction(
     request = TrainRequest.load(home / "run" / "request.json")
     assert request.resume
     assert request.is_task_changed
+
+
+def test_a_file_called_like_a_built_in_task_is_not_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever such a file holds, and however it changes, the task is the built-in one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mlp").write_text("a list of things to do")
+    given = {"task": "mlp", "data": None, "batch_size": None, "epochs": None, "seed": None}
+    args = argparse.Namespace(**given, resume=False, checkpoint_every=None, allow=[])
+    assert order_from(args, tmp_path / "run", lambda line: None).task_digest is None

@@ -352,3 +352,16 @@ def test_starts_without_bytecode_are_noted(
     how = settings_for("cpu", scale="cpu", stop_after_s=0.0, machine=str(profile))
     found = run(names=["mlp"], settings=how).notes
     assert found == ((WITHOUT_BYTECODE,) if is_without else ())
+
+
+def test_measuring_the_machine_keeps_what_was_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sets the starts of a run apart, then why the machine was not measured."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    reply = ChildReply(NetworkAnswer(first_s=2.0), "it was ended after 600 s")
+    monkeypatch.setattr(Children, "ask", lambda *given, **settings: reply)
+    found = run(names=["mlp"], settings=settings_for("cpu", scale="cpu", stop_after_s=0.0))
+    assert found.machine_s == 2.0
+    assert found.notes == (
+        WITHOUT_BYTECODE,
+        "the machine was not measured ahead: it was ended after 600 s",
+    )

@@ -1,5 +1,6 @@
 """What the three experiments share: ways checked, timed in turns, set against a limit, and shown."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,14 @@ from ridgeline.experiments.ways.case import (
     longest,
     simply,
 )
-from ridgeline.experiments.ways.contest import CHECKED_ELEMENTS, _Hold, difference, hold, observed
+from ridgeline.experiments.ways.contest import (
+    CHECKED_ELEMENTS,
+    NO_NUMBER,
+    _Hold,
+    difference,
+    hold,
+    observed,
+)
 from ridgeline.experiments.ways.experiment import run_cases
 from ridgeline.experiments.ways.result import (
     LowerBound,
@@ -231,6 +239,13 @@ def test_large_results_are_compared_by_samples() -> None:
         [1.0],
     ]
     assert difference(observed([2.0, torch.empty(0)]), observed([4.0, torch.empty(0)])) == 0.5
+
+
+def test_results_that_are_no_numbers_differ() -> None:
+    """Wherever they stand among the results, and for infinity as for NaN."""
+    wanted = observed([1.0, 2.0])
+    for seen in ([1.0, math.nan], [math.nan, 2.0], [1.0, math.inf]):
+        assert difference(observed(seen), wanted) == NO_NUMBER
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`load_task`: names and files that work, and the exact words for those that do not."""
 
+import importlib
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -99,6 +100,28 @@ def test_neighbours_are_importable(tmp_path: Path) -> None:
         assert load_task(path).name == "from the neighbour"
     finally:
         sys.modules.pop("ridgeline_test_neighbour", None)
+
+
+@pytest.mark.parametrize("name", ["ridgeline_test_task", "code", "two-words"])
+def test_classes_of_a_file_are_found_by_the_name_of_their_module(tmp_path: Path, name: str) -> None:
+    """As dataclasses need for annotations that are text, and pickle; no other module is hidden."""
+    lines = """
+        from __future__ import annotations
+        import dataclasses
+        import pickle
+
+        @dataclasses.dataclass
+        class Sizes:
+            width: int = 4
+
+        assert pickle.loads(pickle.dumps(Sizes())) == Sizes()
+    """
+    path = working(tmp_path)
+    own = tmp_path / f"{name}.py"
+    own.write_text(textwrap.dedent(lines) + path.read_text())
+    for _ in range(2):
+        assert load_task(own).name == "mine"
+    assert importlib.import_module("code").__file__ != str(own)
 
 
 def test_unknown_name() -> None:

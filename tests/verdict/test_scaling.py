@@ -147,6 +147,19 @@ def test_workers_that_do_less_are_named() -> None:
     assert law(found, "amdahl").coefficients["serial_fraction"].value == 1.0
 
 
+def test_runs_of_the_least_number_are_not_compared_with_each_other() -> None:
+    """Two runs of one worker scatter; neither is told to do less than one worker."""
+    runs = [run_of(1, 64, 0.100), run_of(1, 64, 0.102), run_of(2, 32, 0.051)]
+    assert not [note for note in scaling(runs).notes if "do less than" in note]
+
+
+def test_four_workers_that_do_less_than_two_are_named() -> None:
+    """Where no run has one worker, what counts is the work of the least number, not its share of one."""
+    notes = scaling([run_of(2, 32, 0.100), run_of(4, 16, 0.120)]).notes
+    (note,) = [note for note in notes if "do less than" in note]
+    assert note.startswith("run4: 4 workers do less than 2 workers (533 for 640 samples/s): ")
+
+
 def test_more_than_all_workers_can_do_is_named() -> None:
     """No law has it; it is not taken for a break in a curve."""
     (note,) = scaling([run_of(1, 32, 0.042), run_of(2, 16, 0.006)]).notes

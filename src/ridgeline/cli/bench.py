@@ -164,7 +164,9 @@ class BenchCommand:
             return USAGE
         own = {"rates": args.rates} if args.rates else {}
         own |= {"sources": args.sources} if args.sources else {}
+        # Networks of the user replace the catalog, unless parts of that are named as well.
         only = args.only or (() if args.sources else chosen.parts)
+        # By name and only now: each of them imports torch and what it is compared with.
         package = importlib.import_module(f"ridgeline.experiments.{chosen.package}")
         text = importlib.import_module(f"ridgeline.experiments.{chosen.text}")
         experiment = package.run(quick=args.quick, only=only, progress=output.progress, **own)

@@ -60,8 +60,10 @@ class Output:
             shown: What people see instead.
         """
         if self.is_json:
+            # `sys.stdout` leads to stderr meanwhile (see `main`), so what it was before is kept.
             target = self.stdout or sys.stdout
             target.write(json_text(value))
+            # A reader that has gone shows here, and not where the interpreter flushes at its end.
             target.flush()
             return
         terminal = console()

@@ -92,6 +92,7 @@ class KvserverCommand:
                 f"wanted --workers from 1 and --staleness from 0 on, got {args.workers} and {args.staleness}"
             )
         if args.module:
+            # `python -m` has the working directory on the path, an installed command does not.
             sys.path.insert(0, str(Path.cwd()))
             importlib.import_module(args.module)
         if args.beside and not is_wanted():

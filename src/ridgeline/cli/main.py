@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: that of the process) and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
+        # Only the module of the verb is imported, so that help and mistakes are answered at once.
         args = make_parser(words[0] if words and words[0] in VERBS else None).parse_args(words)
     except SystemExit as leaving:  # argparse leaves after help (0) and wrong usage (2)
         return leaving.code if isinstance(leaving.code, int) else USER_ERROR
@@ -92,6 +93,7 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
             add_output_flags(own)
             own.set_defaults(command=command)
         else:
+            # A line in the list; whoever asks for its help gets the parser above.
             verbs.add_parser(name, help=line, add_help=False)
     return parser
 

@@ -60,6 +60,7 @@ class PlanCommand:
             world_size=args.devices,
             allow=args.allow,
             steps=args.steps,
+            # What this host's compiler takes says nothing of another host, so its assumption stays.
             compile_factor=1.0 if args.machine is not None else _compile_factor(name),
         )
         if args.output is not None:

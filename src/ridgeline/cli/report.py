@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TypeVar
 
+from ridgeline.cli.arguments import run_directory
 from ridgeline.cli.command import FINE, Output
 from ridgeline.codec import Noun
 from ridgeline.errors import FileFormatError
@@ -36,7 +37,7 @@ class ReportCommand:
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Load what is there, write both files."""
         written = write_report(args.run_dir)
-        history = _load(History, args.run_dir / "history.json")
+        history = _load(History, args.run_dir / run_directory.HISTORY)
         outages = () if history is None else history.outages
         output.result(
             {"files": [str(path) for path in written], "outages": [*map(str, outages)]},
@@ -53,13 +54,13 @@ def write_report(run_dir: Path) -> list[Path]:
         FileFormatError: there is no file of a run, or one of them is damaged.
         OSError: a file cannot be read or written.
     """
-    machine = _load(Machine, run_dir / "machine.json")
-    workload = _load(Workload, run_dir / "workload.json")
-    predicted = _load(Timeline, run_dir / "predicted.json")
-    expected = corrected(_load(Timeline, run_dir / "expected.json"), predicted)
-    measured = _load(Timeline, run_dir / "measured.json")
-    verdict = _load(Verdict, run_dir / "verdict.json")
-    history = _load(History, run_dir / "history.json")
+    machine = _load(Machine, run_dir / run_directory.MACHINE)
+    workload = _load(Workload, run_dir / run_directory.WORKLOAD)
+    predicted = _load(Timeline, run_dir / run_directory.PREDICTED)
+    expected = corrected(_load(Timeline, run_dir / run_directory.EXPECTED), predicted)
+    measured = _load(Timeline, run_dir / run_directory.MEASURED)
+    verdict = _load(Verdict, run_dir / run_directory.VERDICT)
+    history = _load(History, run_dir / run_directory.HISTORY)
     ranking = _ranking(run_dir, predicted, measured)
     if not any((machine, workload, predicted, measured, verdict, history, ranking)):
         raise FileFormatError(
@@ -97,10 +98,11 @@ def _ranking(
     run_dir: Path, predicted: Timeline | None, measured: Timeline | None
 ) -> Ranking | None:
     """The saved ranking; for a run whose plan was given, that plan alone."""
-    ranking = _load(Ranking, run_dir / "ranking.json")
-    plan = _load(Plan, run_dir / "plan.json")
+    ranking = _load(Ranking, run_dir / run_directory.RANKING)
+    plan = _load(Plan, run_dir / run_directory.PLAN)
     if ranking is not None or plan is None or predicted is None:
         return ranking
     only = Candidate(plan=plan, timeline=predicted, why=GIVEN, measured=measured)
+    # The page shows the model's error, of which the only plan's miss is all that is known.
     miss = abs(predicted.step_ns / measured.step_ns - 1.0) if measured and measured.step_ns else 0.0
     return Ranking(candidates=(only,), error=miss)

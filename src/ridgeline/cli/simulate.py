@@ -122,6 +122,7 @@ class SimulateCommand:
         plan = choose(machine, workloads, fixed={"workers": workers}).best.plan
         machine = differing(machine, args.stragglers, workload, plan)
         timeline = simulate(machine, workload, plan)
+        # Against itself, since nothing but its waterfall is wanted.
         split = verify(timeline, timeline, machine=machine, workload=workload)
         points = scaling_curve(machine, workloads, plan, list(workloads))
         value: dict[str, Any] = {

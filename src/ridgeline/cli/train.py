@@ -77,6 +77,7 @@ def _train(args: argparse.Namespace, run_dir: Path, output: Output) -> int:
 
     order = order_from(args, run_dir, output.progress)
     wishes = wishes_from(args)
+    # Before minutes of measuring; below once more, for the device that was found.
     if wishes.plan is not None:
         check_plan(wishes.plan)
     task = order.job.load(order.seed)

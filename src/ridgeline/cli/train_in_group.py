@@ -56,6 +56,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
     world = World.join(threads=args.threads or planned)
     with _ending_at_once(world), contextlib.ExitStack() as stack:
         order = _agreed_order(args, world, stack, output.progress)
+        # Quiet and not left out: all workers run the same code, so that their collectives meet.
         shown = output if world.rank == 0 else Output(is_quiet=True)
         if wishes.plan is not None:
             check_plan(wishes.plan, world.device.type)
@@ -74,6 +75,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
             work(order.request(decision.plan, world.device.type), watch.show)
         if world.rank == 0:
             conclude(Path(order.run_dir), task.name, decision, output)
+    # Only where all went well: after an error others may be in a collective for ever.
     World.leave()
     return FINE
 
@@ -89,6 +91,7 @@ def _agreed_order(
         try:
             claim = claimed(args.task, args.output, resume=args.resume)
             start = _Start(order=order_from(args, stack.enter_context(claim), say))
+        # As text, so that all workers end with the same words and none waits for the order.
         except (RidgelineError, OSError) as error:
             start = _Start(error=str(error))
     start = msgspec.json.decode(share_bytes(msgspec.json.encode(start), world), type=_Start)
@@ -111,6 +114,7 @@ def _ending_at_once(world: "World") -> Iterator[None]:
         traceback.print_exc()
     else:
         return
+    # `os._exit` flushes nothing.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(USER_ERROR)

@@ -55,6 +55,7 @@ class VerifyCommand:
             f"{one.title} with {one.workers} worker{'s' * (one.workers != 1)}"
             for one in (predicted, measured)
         ]
+        # Any two may be compared, so that this is no error.
         if steps[0] != steps[1]:
             output.progress(f"! two different steps are compared: {steps[0]}, and {steps[1]}")
         if (files.machine is None) != (files.workload is None):

@@ -62,7 +62,9 @@ def dismiss(close: Callable[[], object]) -> None:
 
 def release_memory() -> None:
     """Give back what contenders that are gone have left."""
+    # Models and their hooks refer to each other in circles, which hold memory until they are collected.
     gc.collect()
+    # No context is made for this where there is none so far.
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
@@ -93,6 +95,7 @@ def captured(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
             fn()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
+    # Other threads may allocate meanwhile, which the default mode takes for an error.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         results = fn()
     return graph, results

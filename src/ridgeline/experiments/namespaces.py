@@ -145,6 +145,7 @@ def lacking(*, is_shaped: bool = True) -> str:
     if absent:
         return f"the program {' and '.join(absent)} (package iproute2)"
     probe = f"{PREFIX}-{os.getpid()}-{_born(os.getpid())}-{next(_serial)}-probe"
+    # Tried, since users, containers and kernels can refuse each of these.
     for what, command in (
         ("privileges to add a network namespace", ("ip", "netns", "add", probe)),
         ("veth interfaces", ("ip", "-n", probe, *_veth("port", probe))),
@@ -203,6 +204,7 @@ def _join(host: NamespaceHost, switch: str, port: str) -> None:
     _ip("netns", "add", host.namespace)
     _ip("-n", switch, *_veth(port, host.namespace))
     _ip("-n", switch, "link", "set", port, "master", "br0", "up")
+    # A new namespace has its loopback down.
     _ip("-n", host.namespace, "link", "set", "lo", "up")
     _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", INTERFACE)
     _ip("-n", host.namespace, "link", "set", INTERFACE, "up")

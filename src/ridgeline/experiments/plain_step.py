@@ -47,6 +47,7 @@ class PlainStep:
         """One training step; the detached loss."""
         if self._begin is not None:
             self._begin()
+        # To None: zeros would have to be written, read and added to.
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._is_bf16):
             loss = self._loss_fn(self._called, batch)

@@ -39,8 +39,10 @@ def take_turns(
     begin = time.perf_counter()
     for turn in range(turns):
         is_late = limit_s is not None and time.perf_counter() - begin > limit_s
+        # Asked by all in every turn, since it may be a collective.
         if turn >= least and agree(is_late):
             break
+        # Alternately, so that nobody always runs behind the same rival.
         for name in names if turn % 2 == 0 else reversed(names):
             samples[name].append(rivals[name]())
         each(samples)

@@ -24,6 +24,7 @@ def amdahl(parallel_fraction: float, speedup: float) -> float:
     check("parallel_fraction", parallel_fraction, least=0.0, most=1.0)
     check("speedup", speedup, above=0.0, is_finite=False)
     time = (1.0 - parallel_fraction) + parallel_fraction / speedup
+    # Python divides by no 0.0; everything infinitely fast takes no time.
     return math.inf if time == 0.0 else 1.0 / time
 
 

@@ -30,6 +30,7 @@ def check(
         LawError: it does not.
     """
     is_wrong = (
+        # NaN compares as false with every bound, so it has to be asked for.
         math.isnan(value)
         or (is_finite and math.isinf(value))
         or (least is not None and value < least)

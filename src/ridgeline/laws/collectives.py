@@ -55,6 +55,7 @@ def bus_bandwidth_factor(operation: CollectiveOperation, workers: int) -> float:
         1.75
     """
     known = get_args(CollectiveOperation)
+    # Words come from files and scripts, too, which no type checker has read.
     if operation not in known:
         raise LawError(
             f"wanted an operation out of {', '.join(known)}, got {operation!r}; name one of them"
@@ -130,6 +131,7 @@ def tree_all_reduce_seconds(
         3.0
     """
     # Up and down each move the whole tensor: twice a broadcast's traffic.
+    # Half the latency each way, as it is paid once for both.
     payload = 2 * _seconds("broadcast", num_bytes, workers, bandwidth_bytes_per_s, latency_s / 2)
     return payload + 2 * _tree_depth(workers) * check("hop_s", hop_s, least=0.0)
 
@@ -265,11 +267,13 @@ def parameter_server_seconds(
     bandwidth = check("bandwidth_bytes_per_s", bandwidth_bytes_per_s, above=0.0)
     check("latency_s", latency_s, least=0.0)
     if not colocated:
+        # With more servers than workers each worker's own link is the limit.
         return max(1.0, workers / servers) * num_bytes / bandwidth + 2 * latency_s
     if workers == 1:
         return 0.0
     # A host with a server sends its own pushes to the other servers and its share to the other workers.
     busiest = (workers + servers - 2) / servers
+    # Hosts without a server send all their bytes, as none of those stay at home.
     if servers < workers:
         busiest = max(busiest, 1.0)
     return busiest * num_bytes / bandwidth + 2 * latency_s

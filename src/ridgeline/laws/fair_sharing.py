@@ -66,6 +66,7 @@ def fair_rates(flows: Sequence[Flow], capacities: Mapping[str, float]) -> tuple[
         # All rise together until a link is full, or one sends what it wants to.
         full = {link: level + left[link] / count for link, count in counts.items()}
         most = (flows[index].most_bytes_per_s for index in growing)
+        # Rounding may put a full link a little below the level that was reached; levels never fall.
         reached = max(level, min((*full.values(), *most)))
         for link, count in counts.items():
             left[link] = max(0.0, left[link] - (reached - level) * count)
@@ -101,8 +102,10 @@ def fair_finish_seconds(
     """
     for flow in flows:
         _check(flow, capacities)
+    # What sends nothing ends as it begins, and never takes a share.
     ends = [math.inf if flow.num_bytes else flow.start_s for flow in flows]
     left = [flow.num_bytes for flow in flows]
+    # Latest first, so that `pop` takes the next one.
     waiting = sorted({flow.start_s for flow in flows}, reverse=True)
     active: list[int] = []
     now_s = 0.0
@@ -115,6 +118,7 @@ def fair_finish_seconds(
             start_s = waiting.pop()
             passed_s, now_s = start_s - now_s, start_s
             begun = [i for i, f in enumerate(flows) if f.start_s == start_s and f.num_bytes]
+        # Nobody begins any more, and what still sends does not end.
         elif math.isinf(first_s):
             break
         else:

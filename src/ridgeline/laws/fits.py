@@ -142,9 +142,11 @@ def fit_gustafson(workers: Sequence[float], throughputs: Sequence[float]) -> Gus
     """
     check_points(workers, throughputs, 2)
     counts, values = np.asarray(workers, float), np.asarray(throughputs, float)
+    # Divided by the values, misses are relative; else the largest throughputs alone would decide.
     terms = np.stack([counts / values, (1.0 - counts) / values], axis=1)
     rate, lost = (float(v) for v in np.linalg.lstsq(terms, np.ones(len(values)), rcond=None)[0])
     serial = min(1.0, max(0.0, lost / rate)) if rate > 0.0 else 1.0
+    # A share that was cut to its range needs another rate than the one found with it.
     shape = np.array([gustafson(serial, float(n)) for n in counts])
     rate = float(np.sum(shape / values) / np.sum((shape / values) ** 2))
     return GustafsonFit(serial, rate, float(np.max(np.abs(rate * shape / values - 1.0))))
@@ -215,6 +217,7 @@ def _least_squares(
         # What would leave its bounds stays there; else the others creep towards their best in tiny steps.
         is_free = ~((parameters <= 0.0) & (slope > 0.0) | (parameters >= upper) & (slope < 0.0))
         damped = normal * np.outer(is_free, is_free) + damping * np.diag(np.diag(normal) + 1e-300)
+        # `lstsq` and not `solve`: over few numbers of workers the two terms are almost collinear.
         step = np.linalg.lstsq(damped, slope * is_free, rcond=None)[0]
         candidate = np.clip(parameters - step, 0.0, upper)
         moved = np.abs(candidate - parameters)
@@ -223,10 +226,12 @@ def _least_squares(
             parameters, current, damping = candidate, trial, max(damping / 5.0, 1e-12)
         else:
             damping *= 5.0
+        # Relative to each parameter, and absolute near 0, where kappa often ends.
         if np.all(moved <= _SMALLEST_STEP * (parameters + _SMALLEST_STEP)):
             break
     kappa_error = 0.0
     if has_kappa:
+        # Rate, sigma and kappa are fitted: of three points nothing is left to tell the scatter from.
         freedom = max(1, len(values) - 3)
         covariance = np.linalg.pinv(normal) * float(current @ current) / freedom
         kappa_error = math.sqrt(max(0.0, float(covariance[1, 1])))

@@ -50,6 +50,7 @@ def slowest_of(workers: int, spread: float, *, slow: int = 0, slowdown: float = 
     if workers == 1 or spread == 0.0:
         return least
     apart = math.log(slowdown) / spread
+    # By deviations of the logarithm, of which both kinds have the same.
     usual = _mean_of_largest(workers - late, late, -apart, spread)
     whole = usual + slowdown * _mean_of_largest(late, workers - late, apart, spread)
     return max(least, whole)  # sums are rounded
@@ -69,6 +70,7 @@ def _mean_of_largest(own: int, others: int, ahead: float, spread: float) -> floa
     total = 0.0
     for number in range(math.ceil(2.0 * _WIDEST / _STEP)):
         z = number * _STEP - _WIDEST
+        # In logarithms: with 10^9 workers the power of the distribution would underflow.
         below = (own - 1) * _log_cdf(z) if own > 1 else 0.0
         below += others * _log_cdf(z + ahead) if others else 0.0
         total += math.exp(spread * z - 0.5 * (spread * spread + z * z) + below)
@@ -77,6 +79,7 @@ def _mean_of_largest(own: int, others: int, ahead: float, spread: float) -> floa
 
 def _log_cdf(z: float) -> float:
     """Logarithm of the normal distribution, exact in both of its tails."""
+    # `erfc` of the nearer tail; 1 minus the other one would leave no digits.
     if z > 0.0:
         return math.log1p(-0.5 * math.erfc(z / math.sqrt(2.0)))
     below = 0.5 * math.erfc(-z / math.sqrt(2.0))

@@ -38,6 +38,7 @@ def pipelined_seconds(
     check("pieces", pieces, least=1.0, is_finite=False)
     first = 1.0 / pieces
     longer, shorter = max(compute_s, communication_s), min(compute_s, communication_s)
+    # The formula above in short: the longer one, and the shorter one for one piece.
     return longer + first * shorter
 
 

@@ -75,6 +75,7 @@ def repeat_range(middle: float, medians: Sequence[float], common: float) -> Repe
     own = statistics.variance(medians) if len(medians) > 1 else 0.0
     degrees = COMMON_DEGREES + len(medians) - 1
     variance = COMMON_DEGREES * (common * middle) ** 2 + (len(medians) - 1) * own
+    # Twice, since both medians deviate: that of this run and that of the other.
     deviation = math.sqrt(2.0 * variance / degrees)
     reach = max(FLOOR * middle, _student(degrees) * deviation)
     return RepeatRange(max(0.0, middle - reach), middle + reach)

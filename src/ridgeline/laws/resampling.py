@@ -88,9 +88,11 @@ def resampled(
         check("spread", spread, least=0.0)
     left = _unexplained(found, workers, throughputs)
     widths = np.maximum(np.asarray(spreads or [0.0] * len(throughputs), float), left)
+    # Spreads of 0 that were given are knowledge, and none given is not.
     if not widths.any() and not spreads and len(throughputs) <= found.num_fitted:
         return ()
     noise = np.random.default_rng(seed).standard_normal((draws, len(throughputs)))
+    # Log-normal, since fits refuse throughputs at or below 0.
     sets = np.asarray(throughputs, float) * np.exp(noise * widths)
     return tuple(fit(workers, row.tolist()) for row in sets)
 

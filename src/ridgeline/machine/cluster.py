@@ -14,6 +14,7 @@ from ridgeline.laws.arguments import check
 from ridgeline.laws.fair_sharing import Flow, fair_rates
 
 _RATE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)"
+# In a fixed order, so that a second rate can only be the traffic of others.
 _LEVEL = re.compile(rf"(\d+):{_RATE}(?::(\d+(?:\.\d+)?)(us|ms))?(?::(\d+)jobs?)?(?::{_RATE})?")
 MOST_JOBS = 1000
 """On one link beside this one; of more nothing would be left."""
@@ -55,6 +56,7 @@ class Level(Value, frozen=True, kw_only=True):
         """What others leave of the link: a fair share, by `laws.fair_rates`."""
         mine = Flow(("link",))
         others = [mine] * self.other_jobs
+        # A flow that wants nothing is none to the law, so it is left out.
         if self.other_bytes_per_s:
             others.append(mine._replace(most_bytes_per_s=self.other_bytes_per_s))
         return fair_rates([mine, *others], {"link": self.rate_bytes_per_s})[0]
@@ -63,6 +65,7 @@ class Level(Value, frozen=True, kw_only=True):
         """The same places on links `factor` times as fast; others want as much as before."""
         return structs.replace(
             self,
+            # A better network is both: it carries more and delivers sooner.
             rate_bytes_per_s=factor * self.rate_bytes_per_s,
             latency_s=self.latency_s / factor,
         )
@@ -138,6 +141,7 @@ def _level(text: str) -> Level:
     size, rate, unit, latency, latency_unit, jobs, taken, taken_unit = found.groups()
     carried = _bytes_per_s(rate, unit)
     wanted = _bytes_per_s(taken, taken_unit) if taken else 0.0
+    # More would change no share, as it is cut to the link's rate; so it is taken for a mistake.
     if wanted > carried:
         raise MachineError(
             f"wanted other traffic that the link can carry, {_bits(carried)} at most, got {_bits(wanted)} in "

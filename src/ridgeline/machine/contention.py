@@ -28,4 +28,5 @@ class Contention(Value, frozen=True, kw_only=True):
     @property
     def gain(self) -> float:
         """Work done at once over that done one after the other: 2.0 where neither slows, 1.0 for nothing."""
+        # Each does 1 / slowdown of what it does alone in the same time.
         return 1.0 / self.compute_slowdown.value + 1.0 / self.transfer_slowdown.value

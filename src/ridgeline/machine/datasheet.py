@@ -36,6 +36,7 @@ _VOLTA = "NVIDIA V100 Tensor Core GPU datasheet"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet"
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet; tensor cores halved, as it counts sparsity"
 SHEETS = (
+    # Before Ampere tensor cores multiply float16 only: no tf32, no bfloat16.
     _sheet(r"V100-SXM2-(16|32)GB", 900, _VOLTA, float32=15.7, float16=125),
     _sheet(r"V100-PCIE-(16|32)GB", 900, _VOLTA, float32=14, float16=112),
     _sheet(r"V100S-PCIE-32GB", 1134, _VOLTA, float32=16.4, float16=130),
@@ -46,6 +47,7 @@ SHEETS = (
     _sheet(r"A100-SXM4-80GB", 2039, _A100, **_tensor(19.5, 156, 312)),
     _sheet(r"A100 80GB PCIe", 1935, _A100, **_tensor(19.5, 156, 312)),
     _sheet(r"A10", 600, "NVIDIA A10 Tensor Core GPU datasheet", **_tensor(31.2, 62.5, 125)),
+    # GeForce cards reach half of their tensor rate where sums are kept in float32, as torch keeps them.
     _sheet(
         r"GeForce RTX 3090",
         936,
@@ -84,6 +86,7 @@ SHEETS = (
 
 def sheet_of(device: str) -> Sheet | None:
     """The sheet of a GPU by the name that torch has for it; None where it is not known."""
+    # Drivers differ in what they write before the model: `Tesla T4`, `NVIDIA A10`.
     name = re.sub(r"^(NVIDIA |Tesla )+", "", device)
     return next((sheet for sheet in SHEETS if re.fullmatch(sheet.name, name)), None)
 

@@ -34,6 +34,7 @@ class Limit(Value, frozen=True, kw_only=True):
         return f"{self.what}: {self.amount} ({self.by})"
 
     def _text(self, value: float) -> str:
+        # `:g` would write a million and more with an exponent.
         return (
             units.num_bytes(value)
             if self.unit == "B"

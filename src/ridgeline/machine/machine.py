@@ -350,6 +350,7 @@ class Machine(Noun, frozen=True, kw_only=True):
             MachineError: it was not measured; the message lists what was.
         """
         for entry in self.links:
+            # A link that could not be measured is kept without a table.
             if entry.ends == (source, target) and entry.table:
                 return entry
         known = ", ".join(" -> ".join(entry.ends) for entry in self.links if entry.table)
@@ -369,6 +370,7 @@ class Machine(Noun, frozen=True, kw_only=True):
         Raises:
             MachineError: this link was not measured.
         """
+        # Nothing is copied then, while a table has its latency for every size.
         if source == target:
             return 0.0
         return self.link(source, target).seconds(num_bytes)

@@ -40,6 +40,7 @@ class OperatorDispatch(Value, frozen=True, kw_only=True):
         """Seconds that the record adds to a call; 0 where a sample without it took longer."""
         if self.recorded is None:
             return None
+        # Taken in pairs: between rounds clocks change more than a record costs.
         pairs = zip(self.recorded.samples, self.plain.samples, strict=True)
         return Sampled.measured([max(0.0, with_ - without) for with_, without in pairs], "s")
 

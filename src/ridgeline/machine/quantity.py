@@ -39,8 +39,10 @@ class Quantity(Value, frozen=True, kw_only=True):
         """Median and quartiles of measured samples; needs at least one."""
         ordered = sorted(samples)
         if len(ordered) < 2:
+            # `statistics.quantiles` refuses a single sample.
             low = high = ordered[0]
         else:
+            # Inclusive, so that quartiles of few samples stay within them.
             low, _, high = statistics.quantiles(ordered, n=4, method="inclusive")
         middle = statistics.median(ordered)
         return cls(value=middle, unit=unit, low=low, high=high, n=len(ordered), source="measured")
@@ -77,12 +79,14 @@ class Quantity(Value, frozen=True, kw_only=True):
         """How far a repeated measurement may be off, as a share of the median; None where nobody knows."""
         if self.repeat_high is None or not self.value:
             return None
+        # The range is symmetric but for its cut at 0, so the upper end says how far it reaches.
         return self.repeat_high / self.value - 1.0
 
     def times(self, factor: float) -> Self:
         """The number, its quartiles and the range of repeated measurements multiplied."""
         names = ("value", "low", "high", "repeat_low", "repeat_high")
         known = {name: getattr(self, name) for name in names}
+        # A range that nobody knows stays None.
         fields = {name: factor * number for name, number in known.items() if number is not None}
         return structs.replace(self, **fields)
 
@@ -103,6 +107,7 @@ class Sampled(Quantity, frozen=True, kw_only=True):
     @classmethod
     def measured(cls, samples: Sequence[float], unit: str) -> Self:
         """Median and quartiles of the samples, and those; needs at least one."""
+        # Not by `super()`, which would build a `Sampled` without its samples.
         known = Quantity.measured(samples, unit)
         fields = {name: getattr(known, name) for name in Quantity.__struct_fields__}
         return cls(**fields, samples=tuple(samples))

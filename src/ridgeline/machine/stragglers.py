@@ -50,6 +50,7 @@ class Stragglers(Value, frozen=True, kw_only=True):
             LawError: a number is below 1.
         """
         check("steps", steps, least=1)
+        # Steps vary independently, so the deviation of their sum grows as the root of their number.
         spread = self.spread / math.sqrt(steps)
         return slowest_of(workers, spread, slow=self.slow, slowdown=self.slowdown)
 
@@ -59,6 +60,7 @@ class Stragglers(Value, frozen=True, kw_only=True):
         Raises:
             LawError: they would differ too much.
         """
+        # The delay is divided, not the whole time: half of a factor of 1.3 is 1.15.
         return structs.replace(
             self, spread=self.spread / factor, slowdown=1.0 + (self.slowdown - 1.0) / factor
         )
@@ -90,6 +92,7 @@ def parse_stragglers(text: str) -> Stragglers:
             given = {"spread": float(spread[1]) / 100.0}
         elif slow := _SLOW.fullmatch(word):
             given = {"slowdown": float(slow[1]), "slow": int(slow[2])}
+        # Held to the limits of the laws here too, so that the error shows the text that was written.
         is_meant = (
             0.0 <= given.get("spread", 0.0) <= MOST_SPREAD
             and 1.0 <= given.get("slowdown", 1.0) <= MOST_SLOWDOWN

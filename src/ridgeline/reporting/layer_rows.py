@@ -51,6 +51,7 @@ def rows_of(found: Intensities) -> tuple[LayerRow, ...]:
     for one in found.layers:
         layer = one.layer
         if layer.is_split:
+            # What makes layers equal on the wire, whatever they are called.
             key = (layer.family, layer.dtype, layer.flops, one.data_bytes, one.model_bytes)
             rows.setdefault(key, []).append(one)
     return tuple(LayerRow(tuple(members)) for members in rows.values())

@@ -15,6 +15,7 @@ def links_by_kind(machine: Machine) -> dict[str, dict[int, float]]:
     for kind, tables in grouped.items():
         name = kind if len(tables) == 1 else f"{kind}, slowest of {len(tables)}"
         sizes = sorted({size for table in tables for size in table})
+        # Of those that have a size, as tables may differ in theirs.
         found[name] = {s: max(table[s] for table in tables if s in table) for s in sizes}
     return found
 
@@ -30,6 +31,7 @@ def link_matrix(machine: Machine) -> LinkMatrix | None:
     """The rates of all pairs; None where there is only one GPU, which has no pairs to report."""
     rates = link_rates(machine)
     names = tuple(sorted({name for ends in rates for name in ends}))
+    # The host and a single GPU are two names.
     if len(names) < 3:
         return None
     return LinkMatrix(names, tuple(tuple(rates.get((a, b)) for b in names) for a in names))

@@ -90,6 +90,7 @@ def _shares(workload: Workload, span: Span) -> list[tuple[int, float]]:
     """The operators that a span stands for, with the share of it that each gets."""
     index, fused = span.attributes.get("op"), span.attributes.get("ops", "")
     members = [index] if isinstance(index, int) else [int(word) for word in str(fused).split()]
+    # A timeline from a file may belong to another trace.
     members = [i for i in members if 0 <= i < len(workload.ops)]
     moved = [workload.ops[i].bytes_moved for i in members]
     total = sum(moved)
@@ -104,9 +105,11 @@ def times_on_machine(workload: Workload, machine: Machine, setting: Setting) -> 
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
     """
+    # Equal operators are priced once, of which a step has hundreds.
     known: dict[str, OpTime] = {}
     result: dict[int, OpTime] = {}
     for index, op in enumerate(workload.ops):
+        # By phase as well, since issuing costs differ between them.
         key = f"{op.phase}:{op.key}"
         if key not in known:
             cost = op_seconds(machine, op, setting)
@@ -124,6 +127,7 @@ def group_ops(workload: Workload, times: Mapping[int, OpTime]) -> tuple[OpGroup,
         _group([workload.ops[i] for i in found], [times[i] for i in found if i in times])
         for found in members.values()
     ]
+    # Down to the name, so that equal runs give equal pages.
     return tuple(sorted(groups, key=lambda g: (-g.seconds, -g.flops, -g.num_bytes, g.name)))
 
 

@@ -134,6 +134,7 @@ def report(
     nouns = given._asdict()
     _check_any(nouns, path)
     target = Path(path)
+    # A link to what is not there would fail when somebody follows it.
     trace_name = TRACE_NAME if target.with_name(TRACE_NAME).exists() else None
     sections = _sections(given) | {"data": data_section(nouns, trace_name)}
     drawn = {name: content for name, content in sections.items() if content is not None}
@@ -164,6 +165,7 @@ def _sections(given: _Given) -> dict[str, Markup | None]:
     measured, verdict = given.measured, given.verdict
     setting = setting_of(machine, workload, given.ranking, measured or predicted)
     groups = _groups(workload, machine, setting, predicted)
+    # The measurement is held against what was expected when training began.
     judged = given.expected or predicted
     tolerance = verdict.tolerance if verdict is not None else 0.15
     return {
@@ -203,6 +205,7 @@ def setting_of(
     device = workload.device if workload is not None else machine.device_kind
     plan = ranking.best.plan if ranking is not None and ranking.candidates else Plan()
     workers = timeline.workers if timeline is not None else plan.workers
+    # A plan for another number of workers says nothing of the threads of these.
     threads = plan.threads if plan.workers == workers else 0
     if device == "cpu":
         threads = threads or max(1, machine.host.cores // workers)
@@ -286,6 +289,7 @@ def _page(title: str, subtitle: str, sections: dict[str, Markup]) -> str:
         bar,
         tag("main", header, *sections.values(), id="report"),
         tag("footer", f"Made by Ridgeline {VERSION}. This file works offline and loads nothing."),
+        # Within the page, whose policy lets it load nothing.
         tag("script", Markup(get_plotlyjs())),
         tag("script", Markup(asset("page.js"))),
     )

@@ -47,6 +47,7 @@ def write_trace(
             "give at least one of them to write_trace"
         )
     target = Path(path)
+    # Without the present time, so that equal timelines give equal bytes.
     write_atomically(target, gzip.compress(trace_bytes(timelines), mtime=0))
     return target
 
@@ -76,6 +77,7 @@ def trace_bytes(timelines: dict[str, Timeline]) -> bytes:
     }
     # ASCII output: control characters, and what some viewers choke on, leave as \u escapes.
     text = json.dumps(trace, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    # DEL is ASCII, so that `json` leaves it as it is.
     return text.replace("\x7f", "\\u007f").encode("ascii")
 
 
@@ -88,6 +90,7 @@ def rows(spans: Iterable[Span]) -> tuple[tuple[Span, ...], ...]:
     open_ends: list[list[int]] = []
     for span in sorted(spans, key=lambda s: (s.start_ns, -s.end_ns, s.name)):
         for row, ends in zip(placed, open_ends, strict=True):
+            # What has ended by then holds nothing more.
             while ends and ends[-1] <= span.start_ns:
                 ends.pop()
             if not ends or span.end_ns <= ends[-1]:
@@ -109,8 +112,10 @@ def _process(role: str, timeline: Timeline) -> Iterator[Event]:
     thread_of: dict[int, int] = {}
     for tid, (name, spans) in enumerate(_named_rows(timeline), 1):
         yield _metadata(pid, tid, "thread_name", "name", name)
+        # Without it viewers order rows as they like.
         yield _metadata(pid, tid, "thread_sort_index", "sort_index", tid)
         for span in spans:
+            # By identity, since equal spans may be in different rows.
             thread_of[id(span)] = tid
             yield _slice(pid, tid, span)
     yield from _flows(pid, timeline, thread_of)
@@ -159,6 +164,7 @@ def _flows(pid: int, timeline: Timeline, thread_of: dict[int, int]) -> Iterator[
         yield {
             **shared,
             "ph": "f",
+            # To the slice that is open then; by default viewers take the next one that begins.
             "bp": "e",
             "tid": thread_of[id(reduce)],
             "ts": reduce.start_ns / 1000,

@@ -73,6 +73,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.dropout = config.dropout
+        # One product for all three, as larger kernels fill more of a device.
         self.query_key_value = nn.Linear(config.width, 3 * config.width)
         self.projection = nn.Linear(config.width, config.width)
 
@@ -143,6 +144,7 @@ class GPT2(nn.Module):
         x = self.dropout(self.embedding(tokens) + self.positions[: tokens.shape[1]])
         for block in self.blocks:
             x = block(x)
+        # The embedding's own weight: torch lists and updates it once.
         return F.linear(self.norm(x), self.embedding.weight)
 
     def _initialise(self) -> None:
@@ -241,6 +243,7 @@ def learning_rate_factor(step: int, num_steps: int) -> float:
     """Fraction of the peak learning rate at a step, counted from 0."""
     warm_up = max(1, round(WARM_UP_FRACTION * num_steps))
     if step < warm_up:
+        # Not from 0, with which the first step would change nothing.
         return (step + 1) / warm_up
     progress = min(1.0, (step - warm_up) / max(1, num_steps - warm_up))
     return FINAL_FRACTION + (1 - FINAL_FRACTION) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -133,6 +133,7 @@ def _read_values(file: BinaryIO | gzip.GzipFile, path: Path, *, shape: tuple[int
             f"wanted {wanted_bytes} bytes of values for sizes {'x'.join(map(str, shape))}, got {got} "
             f"in {path}; {_FETCH_AGAIN}"
         )
+    # Without a copy, as the tensor keeps the bytearray that it is made of.
     return torch.frombuffer(content, dtype=torch.uint8).reshape(shape)
 
 

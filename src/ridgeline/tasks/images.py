@@ -28,6 +28,7 @@ class ImageData(Dataset[tuple[Tensor, Tensor]]):
         deviation: Divides every pixel, in pixel values.
     """
 
+    # Samples depend on their indices alone, so that training may take small batches several at once.
     is_pure = True
 
     def __init__(self, images: Tensor, labels: Tensor, *, mean: float, deviation: float) -> None:

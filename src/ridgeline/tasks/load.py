@@ -82,6 +82,7 @@ def _check(task: Task, where: str) -> None:
         )
     for name in ("model", "loss_fn", "optimizer", "metric"):
         made = getattr(task, name)
+        # A module can be called as well, but it is a model and not what makes one.
         if not callable(made) or isinstance(made, nn.Module):
             raise TaskError(
                 f"wanted {name} as a function, got {type(made).__name__} in {where}; write for example "
@@ -138,7 +139,8 @@ def _takes_data_dir(make: Callable[..., Any]) -> bool:
 def _execute(path: Path) -> ModuleType:
     """Run a task file as a module of its own name, with its directory importable as for a script."""
     resolved = path.resolve()
-    spec = importlib.util.spec_from_file_location(resolved.stem, resolved)
+    name = _module_name(resolved)
+    spec = importlib.util.spec_from_file_location(name, resolved)
     if spec is None or spec.loader is None:
         raise TaskError(
             f"wanted a Python file, got a name that Python cannot import: {path}; end it in .py"
@@ -148,8 +150,30 @@ def _execute(path: Path) -> ModuleType:
     directory = str(resolved.parent)
     if directory not in sys.path:
         sys.path.append(directory)  # last, so that the file's neighbours never hide a package
-    _guarded(lambda: loader.exec_module(module), path)
+    # Dataclasses, pickle and torch's compiler look up by name the module that a class or function is of.
+    sys.modules[name] = _EXECUTED[name] = module
+    try:
+        _guarded(lambda: loader.exec_module(module), path)
+    except BaseException:  # a part of a module is none
+        del sys.modules[name], _EXECUTED[name]
+        raise
     return module
+
+
+_EXECUTED: dict[str, ModuleType] = {}
+"""Name to the task file that was executed under it last."""
+
+
+def _module_name(path: Path) -> str:
+    """A file's own name, or one like it where that is a module's, which the file must not hide."""
+    name = path.stem
+    known = sys.modules.get(name)
+    if known is not None:
+        is_free = known is _EXECUTED.get(name)
+    else:
+        found = importlib.util.find_spec(name) if name.isidentifier() else None
+        is_free = found is None or found.origin == str(path)
+    return name if is_free else f"ridgeline_task_{name}"
 
 
 def _guarded(act: Callable[[], Any], path: Path) -> Any:
@@ -170,6 +194,7 @@ def _line_in(path: Path, error: BaseException) -> int:
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return error.lineno
     frames = traceback.extract_tb(error.__traceback__)
+    # Frames name the file by the path that it was executed under.
     lines = [
         f.lineno for f in frames if Path(f.filename) == path.resolve() and f.lineno is not None
     ]

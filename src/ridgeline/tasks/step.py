@@ -58,6 +58,7 @@ def step_workload(
     place = wanted if has_gpu else torch.device("cpu")
     model = _made_model(task, place)
     available = length(task.train_data, "training")
+    # One at least, as the data may have fewer samples than there are workers.
     samples = max(1, min(task.batch_size, available) // workers)
     batch = fetch(task.train_data, torch.arange(samples))
     optimizer = _made_optimizer(task, model)
@@ -82,6 +83,7 @@ def step_workload(
 
 
 def _made_model(task: Task, place: torch.device) -> nn.Module:
+    # Of the CPU alone, where models are made before they are moved.
     with torch.random.fork_rng(devices=[]), _blamed(task, "model"):
         made = task.model()
         if not isinstance(made, nn.Module):
@@ -106,6 +108,7 @@ def _blamed(task: Task, part: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # a user's program may raise anything; it is chained
         frames = traceback.extract_tb(error.__traceback__)
+        # The last frame outside of this package is the last of the task's own.
         theirs = [f for f in frames if not Path(f.filename).is_relative_to(_PACKAGE)]
         where = f" (at {theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
         raise TaskError(

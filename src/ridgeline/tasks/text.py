@@ -39,6 +39,7 @@ class TextData(Dataset[tuple[Tensor, Tensor]]):
         self.sequence_length = sequence_length
 
     def __len__(self) -> int:
+        # No token follows the last one.
         return max(0, len(self.text) - 1) // self.sequence_length
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
@@ -97,6 +98,7 @@ def _windows(texts: Sequence[bytes], sequence_length: int, what: str) -> TextDat
             f"wanted at least {sequence_length + 1} bytes of {what}, got {len(joined)}; add text, or "
             "take a shorter sequence_length"
         )
+    # In a bytearray, since torch warns of memory that it may not write to.
     text = torch.frombuffer(bytearray(joined), dtype=torch.uint8)
     return TextData(text, sequence_length=sequence_length)
 

@@ -18,7 +18,6 @@ from ridgeline.verdict.scaling_nouns import Law, Regime
 
 WORTH_WHILE = 0.8
 """Efficiency below which a curve is said to fall off. Source: a convention, not a law."""
-LEAST_FOR_LAWS = LEAST_TO_EXTRAPOLATE
 
 
 class OtherCurve(Value, frozen=True, kw_only=True):
@@ -96,7 +95,7 @@ def predicted_scaling(
     counts = [float(point.workers) for point in points]
     rates = [point.samples_per_s for point in points]
     found: tuple[Law, ...] = ()
-    if len(counts) >= LEAST_FOR_LAWS:
+    if len(counts) >= LEAST_TO_EXTRAPOLATE:
         names = names_of_laws(regime, counts)
         found = tuple(fitted_law(name, counts, rates) for name in names)
     return PredictedScaling(
@@ -104,6 +103,7 @@ def predicted_scaling(
         regime=regime,
         samples=samples,
         machine=_described(machine),
+        # A curve is of the settings; the reasons for them stay with the plan.
         plan=plan.settings,
         points=tuple(points),
         laws=found,
@@ -122,7 +122,7 @@ def _limits(points: Sequence[ScalingPoint], found: Sequence[Law]) -> Iterator[st
     if not found:
         yield (
             f"no law is drawn: {len(points)} numbers of workers are predicted, a law needs "
-            f"{LEAST_FOR_LAWS}; give more to --devices"
+            f"{LEAST_TO_EXTRAPOLATE}; give more to --devices"
         )
     least = points[0].workers
     if least > 1:

@@ -44,6 +44,7 @@ def scaling(runs: Sequence[MeasuredRun], devices: Sequence[int] = ()) -> Measure
         raise LawError(
             f"wanted runs of one training step, got {' and '.join(titles) or 'none'}; name runs of one task"
         )
+    # The first one is the base of all speed-ups.
     ordered = sorted(runs, key=lambda run: (run.measured.workers, run.name))
     regime = _regime(ordered)
     points = _points(ordered, regime)
@@ -64,6 +65,7 @@ def _regime(runs: Sequence[MeasuredRun]) -> Regime:
             f"wanted runs with at least 2 different numbers of workers, got {len(runs)} with {counts}; train "
             "with another --workers too"
         )
+    # Asked first: with one sample a worker, whole batches are also within what division leaves over.
     if len({run.workload.samples for run in runs}) == 1:
         return "weak"
     wholes = [run.workload.samples * run.measured.workers for run in runs]
@@ -85,6 +87,7 @@ def _points(runs: Sequence[MeasuredRun], regime: Regime) -> tuple[MeasuredPoint,
     firsts = [
         rate for (run, _), rate in zip(pairs, rates, strict=True) if run.measured.workers == least
     ]
+    # The median of all runs of that size, since a single one that was disturbed would move all points.
     base = statistics.median(firsts) / least
     return tuple(
         _point(run, step_s, rate, rate / base, regime)
@@ -124,8 +127,10 @@ def _laws(
     counts = [float(point.workers) for point in points]
     rates = [point.samples_per_s for point in points]
     spreads: list[float] = []
+    # A single step has no quartiles, and a spread of 0 would call it exact.
     if all(point.num_steps > 1 for point in points):
         quartiles = [(point.high_s - point.low_s) / point.step_s for point in points]
+        # Throughput is inverse to time: for small spreads both have the same relative one.
         spreads = [width / QUARTILES_IN_DEVIATIONS for width in quartiles]
     return tuple(
         fitted_law(

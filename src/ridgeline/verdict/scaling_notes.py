@@ -1,5 +1,6 @@
 """What is odd about runs that are compared, and about the laws through them."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from ridgeline import units
@@ -16,6 +17,7 @@ def differences(runs: Sequence[MeasuredRun]) -> Iterator[str]:
     ways = sorted({f"{plan.execution} in {plan.precision}" for plan in plans})
     if len(ways) > 1:
         yield f"the runs differ in more than their workers: they were executed as {', '.join(ways)}"
+    # Without a number of threads torch decides, and it is unknown how many cores a run had.
     cores = {plan.workers * plan.threads for plan in plans if plan.threads}
     if len(plans) == len(runs) and all(plan.threads for plan in plans) and len(cores) == 1:
         yield (
@@ -49,11 +51,13 @@ def notes_on(
 
 def _odd(points: Sequence[MeasuredPoint], found: Sequence[Law]) -> Iterator[str]:
     """Points that no smooth curve through the others has."""
-    most = points[0].samples_per_s
-    slower = [point for point in points if point.speedup < 1.0]
+    least = points[0].workers
+    # Runs of the least number are what others are compared with; several of them scatter around their median.
+    most = statistics.median(point.samples_per_s for point in points if point.workers == least)
+    slower = [point for point in points if point.workers > least and point.samples_per_s < most]
     for point in slower:
         yield (
-            f"{point.run}: {_workers(point.workers)} do less than {_workers(points[0].workers)} "
+            f"{point.run}: {_workers(point.workers)} do less than {_workers(least)} "
             f"({units.digits3(point.samples_per_s)} for {units.digits3(most)} samples/s): what they share or "
             "exchange costs more than they add, which is no serial part"
         )
@@ -66,6 +70,7 @@ def _odd(points: Sequence[MeasuredPoint], found: Sequence[Law]) -> Iterator[str]
         )
     nearest = min(found, key=lambda law: max(map(abs, law.misses)))
     for point, miss in zip(points, nearest.misses, strict=True):
+        # What is told above bends all laws, so that points which are in order look off as well.
         if abs(miss) > OFF_CURVE and not (slower or faster):
             missed = f"{_workers(point.workers)} by {units.percent(abs(miss))}"
             yield (

@@ -85,6 +85,7 @@ class Law(Value, frozen=True, kw_only=True):
 
     def throughput(self, workers: float) -> float:
         """Samples per second of so many workers."""
+        # None stands for infinity, which a rate of measured samples never is.
         rate = self.rate.value or 0.0
         found = {name: one.value or 0.0 for name, one in self.coefficients.items()}
         if self.name == "gustafson":

@@ -68,6 +68,7 @@ def _waterfall_lines(verdict: "Verdict") -> Iterator[str]:
     """One floating bar a part, each from where the last one ended."""
     reached = 0
     for part in verdict.waterfall:
+        # Both ends come from the running sum, so that rounded bars join without gaps.
         start = round(_BAR * reached / verdict.measured_ns)
         reached += part.ns
         end = round(_BAR * reached / verdict.measured_ns)

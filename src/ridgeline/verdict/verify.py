@@ -266,6 +266,7 @@ def _check(predicted: Timeline, measured: Timeline, tolerance: float) -> None:
             f"wanted a measured step that takes time, got {measured.step_ns} ns in {measured.title!r}; "
             "record at least one step after the warm-up"
         )
+    # NaN is refused as well: it is not above 0.
     if not 0.0 <= tolerance < math.inf:
         raise VerificationError(
             f"wanted a finite tolerance >= 0, got {tolerance:g}; give a fraction such as 0.15"

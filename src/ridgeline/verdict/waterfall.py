@@ -89,6 +89,7 @@ def waterfall(
         limit = estimate.ideal_ns + estimate.memory_ns
     fitted = _fit(estimate, compute, notes)
     unexplained = compute - sum(fitted)
+    # A reason within the unexplained part and no part of its own, so that the parts add up.
     slowed = min(estimate.slowed_ns, unexplained)
     why_other = f"{units.nanoseconds(slowed)} of it is computing that communication slows down"
     parts = (
@@ -101,6 +102,7 @@ def waterfall(
         Part(name=BETWEEN, ns=waiting - waited, why=f"from a step's end to the next call: {whose}"),
         Part(name=OTHER, ns=rest + unexplained, why=why_other if slowed >= LEAST_TOLD_NS else ""),
     )
+    # As it was fitted: a limit above the measured step would be a share of more than all of it.
     if limit is not None:
         limit = fitted[0] + fitted[1]
     return Waterfall(parts, tuple(notes), limit)
@@ -132,8 +134,10 @@ def is_fed(measured: Timeline) -> bool:
 
 def _waited(measured: Timeline, waiting_ns: int) -> int:
     """What of the time between steps is waiting for input, as far as it is known."""
+    # Only the host's frame between steps includes code of the user; other lanes load, and nothing else.
     if measured.origin == "predicted" or not any(s.lane == "host" for s in measured.frames):
         return waiting_ns
+    # The counter is the usual wait of all steps, which may exceed the gap of this one.
     return min(waiting_ns, round(measured.counters.get("waited_ns", 0.0)))
 
 
@@ -170,6 +174,7 @@ def _priced(
     if machine is None or workload is None:
         return None
     workers = measured.workers
+    # A profile has settings that share all cores out, and no others.
     threads = 0 if workload.device == "cuda" else max(1, machine.host.cores // workers)
     setting = Setting(device=workload.device, workers=workers, threads=threads)
     try:
@@ -208,6 +213,7 @@ def _fit(estimate: Estimate, compute_ns: int, notes: list[str]) -> tuple[int, in
         notes.append(
             f"predicted losses exceed the measured computing: scaled by {share:.2f} to fit"
         )
+        # Rounded down, so that the sum stays within the computing; what is left counts as other.
         return ideal, memory, int(kernel * share), int(launch * share)
     share = compute_ns / limit
     notes.append(

@@ -134,6 +134,7 @@ def words_for(
         is_fed: Whether the waiting for batches was measured.
     """
     length = {part.name: part.ns for part in parts}
+    # By what can be done about it, not by part: kernels that lose time belong to computing.
     kind = max(_KINDS, key=lambda k: sum(length[name] for name in k.parts))
     share = sum(length[name] for name in kind.parts) / step_ns
     drifted = "" if drift is None else f", drift {100 * drift:+.1f} %"
@@ -141,6 +142,7 @@ def words_for(
         f"a step takes {units.nanoseconds(step_ns)} (median of {steps}, spread {units.percent(spread)}"
         f"{drifted})"
     )
+    # The physical limit is no loss, however long it is.
     losses = [part for part in parts if part.name not in (IDEAL, MEMORY) and part.ns > 0]
     if losses:
         worst = max(losses, key=lambda part: part.ns)
@@ -149,6 +151,7 @@ def words_for(
             f"{units.percent(worst.ns / step_ns)}"
         )
     doubt = spread if kind.is_measured else max(abs(error), spread)
+    # What the step is already comes first: advice to compile a compiled step is none.
     advice = (
         (is_compiled and kind.advice_compiled)
         or (is_full and kind.advice_full)
@@ -156,6 +159,7 @@ def words_for(
         or kind.advice
     )
     gain = _gain(kind, length, step_ns, doubt)
+    # Without a feed this may be the user's own code, of which nobody knows whether it can be avoided.
     if kind.advice_fed and not is_fed:
         gain = "no gain is claimed: what passed there was not measured"
     return Words(
@@ -226,6 +230,7 @@ def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
         counters: Of a measured timeline; unknown ones say nothing.
     """
     words: list[str] = []
+    # Counters are floats, whatever they count.
     eager = round(counters.get("eager_steps", 0.0))
     if eager:
         words.append(

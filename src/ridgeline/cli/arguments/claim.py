@@ -40,6 +40,7 @@ def claimed(task: str, given: Path | None, *, resume: bool) -> Iterator[Path]:
             _make(path, stack, exist_ok=True)
         else:
             path = _make_fresh(task, stack)
+        # Locked before it is looked into, so that nobody writes in between.
         stack.enter_context(_locked(path))
         if not resume and {entry.name for entry in path.iterdir()} - _OURS:
             raise _taken(path)
@@ -66,9 +67,11 @@ def _make_fresh(task: str, stack: contextlib.ExitStack) -> Path:
 
 def _make(path: Path, stack: contextlib.ExitStack, *, exist_ok: bool) -> None:
     """Make a directory with its parents; at the end those that were made and are empty are removed."""
+    # Noted before any is made: afterwards nobody knows which were there.
     missing = [place for place in (path, *path.parents) if not place.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(exist_ok=exist_ok)
+    # The stack runs them backwards, so that the innermost directory goes first.
     for place in reversed(missing):
         stack.callback(_remove_if_empty, place)
 
@@ -88,10 +91,12 @@ def _locked(run_dir: Path) -> Iterator[None]:
     path = run_dir / LOCK
     handle = _open_locked(path)
     try:
+        # What the owner before wrote may be longer than our number.
         os.ftruncate(handle, 0)
         os.write(handle, str(os.getpid()).encode())
         yield
     finally:
+        # While it is held: who opened the old file sees by `samestat` that its lock counts for nothing.
         for name in _OURS:
             (run_dir / name).unlink(missing_ok=True)
         fcntl.flock(handle, fcntl.LOCK_UN)  # also for what was forked from here

@@ -66,7 +66,8 @@ def _going_on(found: Sequence[int], end: int) -> list[int]:
     """What follows below `end`: 1, 2, 4 doubles, and 2, 4, 6 adds, as the step to the last number shows."""
     before, last = found[-2:]
     rise = last - before
-    adds = last % before != 0 or (len(found) > 2 and before - found[-3] == rise)
+    # A multiple of the number before it cannot rise evenly from a third one, which would be below 1.
+    adds = last % before != 0
     following = range(last + rise, end, rise) if adds else _powers(last, last // before, end)
     return [*following]
 
@@ -119,6 +120,7 @@ def fraction(text: str) -> float:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"wanted a number above 0, got {text!r}") from None
+    # NaN is refused, too: it is not above 0.
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"wanted a number above 0, got {text}")
     return value
@@ -225,6 +227,7 @@ def describe(
     counts = worker_counts(machine, task.batch_size, wished=wished, most=most)
     with Heartbeat(output.progress) as heartbeat:
         workloads = traced(task, counts, machine.device_kind, heartbeat, allow)
+        # A profile that was given may be another machine's, of which measuring here says nothing.
         if args.machine is None:
             machine = measured_for(machine, workloads, heartbeat)
     return machine, workloads
@@ -285,9 +288,11 @@ def measured_for(
         LaunchError: a measuring process failed.
     """
     for workers, workload in workloads.items():
+        # What has no room here cannot be measured here, and is predicted from what can.
         if workers <= num_devices(machine):
             setting = setting_of(machine, workload, Plan(workers=workers))
             found = measured(workload, setting, heartbeat)
+            # The cache knows this host alone; what joins it to others comes from the arguments.
             machine = structs.replace(found, cluster=machine.cluster)
     for line in said(machine):
         heartbeat.tell(line)

@@ -31,6 +31,7 @@ def _check(path: Path) -> None:
         raise argparse.ArgumentTypeError(
             f"wanted a file to write, got the device or pipe {path}; name a file, or leave this out"
         )
+    # The nearest that is there, since missing directories are made when the file is written.
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
         raise argparse.ArgumentTypeError(

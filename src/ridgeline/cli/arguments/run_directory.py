@@ -5,6 +5,7 @@ verdict.json history.json trace.json.gz report.html request.json checkpoints/ lo
 """
 
 import datetime
+import re
 from pathlib import Path
 
 from ridgeline.decision.heartbeat import Say
@@ -42,11 +43,16 @@ def newest(task: str) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    runs = [path for path in HOME.glob(f"{Path(task).stem}-*") if (path / REQUEST).is_file()]
+    # The whole name: that of another task may begin like this one's.
+    name = re.compile(rf"{re.escape(Path(task).stem)}-\d{{8}}-\d+")
+    runs = [
+        path for path in HOME.glob("*") if name.fullmatch(path.name) and (path / REQUEST).is_file()
+    ]
     if not runs:
         raise CheckpointError(
             f"wanted a run of {task} to resume, got none in {HOME}/; name its directory with -o"
         )
+    # By the request, which is written when workers start, and again when a run is resumed.
     return max(runs, key=lambda path: (path / REQUEST).stat().st_mtime_ns)
 
 

@@ -80,4 +80,5 @@ def settled(wishes: Wishes) -> Wishes:
             raise PlanError(
                 f"wanted --{name} {wanted}, got {name}={planned} in the plan; give one of them"
             )
+    # A plan says by 0 that it leaves the threads alone, a wish by None.
     return replace(wishes, workers=wishes.plan.workers, threads=wishes.plan.threads or None)

@@ -41,11 +41,13 @@ def show_intensity(args: argparse.Namespace, output: Output) -> int:
     if args.devices is not None:
         workers = args.devices[0]
     else:
+        # A worker alone sends nothing, so that nothing could be compared.
         workers = max(2, *worker_counts(machine, task.batch_size))
     is_strong = args.scaling == STRONG
     if is_strong:
         check_batch_size(task.batch_size, workers)
     with Heartbeat(output.progress) as heartbeat:
+        # Where each worker has a batch of its own, its step is that of one alone.
         count = workers if is_strong else 1
         workload = traced(task, (count,), machine.device_kind, heartbeat)[count]
         if args.machine is None and workers <= num_devices(machine):

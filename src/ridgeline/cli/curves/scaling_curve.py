@@ -37,6 +37,7 @@ class Curve(msgspec.Struct, frozen=True):
     def all_ops(self) -> Workload:
         """A workload with the operators of all steps, which says what limits them."""
         loads = [self.loads] if isinstance(self.loads, Workload) else [*self.loads.values()]
+        # Once each, as steps for several numbers of workers share most of them.
         ops = {op.key: op for load in loads for op in load.ops}
         return msgspec.structs.replace(loads[0], ops=tuple(ops.values()))
 
@@ -85,5 +86,6 @@ def curve(args: argparse.Namespace, output: Output) -> Curve:
         fixed["algorithm"] = Sync().algorithm
     plan = choose(machine, {first: of_count[first]}, fixed=fixed).best.plan
     machine = differing(machine, args.stragglers, of_count[first], plan)
+    # One workload for all numbers, where each worker has a batch of its own.
     loads = steps[1] if args.scaling == WEAK else steps
     return Curve(plan, machine, loads, tuple(counts))

@@ -46,8 +46,10 @@ def draw_curve(
     gains = levers(found.machine, found.load(most), resized(found.plan, most))
     best = max(gains, key=lambda lever: lever.gain)
     curves = dict(others)
+    # By the low end of its interval, so that no gain is drawn which may be noise.
     if best.low > LEAST_GAIN:
         faster = what_if(found.machine, best.factors, found.all_ops)
+        # What the user asked under this name stays as it is.
         curves.setdefault(
             lever_name(best), scaling_curve(faster, found.loads, found.plan, found.counts)
         )

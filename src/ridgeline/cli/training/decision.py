@@ -84,7 +84,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     device = known.device_kind
     counts = worker_counts(known, task.batch_size, wished=wishes.workers, threads=wishes.threads)
     if wishes.workers is not None:
-        counts = (wishes.workers,)
+        counts = (wishes.workers,)  # it was counted with the others to be checked
     factor = compile_times.load(here.directory).factor(task.name)
 
     def requested(plan: Plan) -> TrialRequest:
@@ -127,7 +127,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         problem = remembered.keep(here.directory, key, decision.ranking, profile=profile)
         if problem:
             say(problem)
-    if decision.ranking is not None and recalled is None:
+    if decision.ranking is not None and recalled is None:  # else a cache had what was compiled
         compile_times.learn(here.directory, decision.ranking, factor, step=task.name)
     return decision
 
@@ -162,6 +162,7 @@ def decide_in_group(
         )
     known = known_machine()
     directory = known.directory
+    # By `repr`, which keeps all digits: workers that rank by other numbers may choose otherwise.
     factor = float(share_text(repr(compile_times.load(directory).factor(task.name)), world))
 
     def profile(refresh: bool) -> Machine:
@@ -176,6 +177,7 @@ def decide_in_group(
     def attempt(plan: Plan) -> Timeline:
         with limited(plan, world):
             mine = try_plan(task, plan, world, seed=seed, compile_limit_s=LONGEST_S)
+        # Every worker measures another time, and all must rank by the same.
         return msgspec.json.decode(share_bytes(msgspec.json.encode(mine), world), type=Timeline)
 
     with Heartbeat(say if world.rank == 0 else None) as heartbeat:

@@ -24,6 +24,7 @@ def with_stale_profile(measured: Timeline, trial: Timeline | None, predicted: Ti
     if trial is None or not (trial.step_ns and measured.step_ns):
         return measured
     ratios = [predicted.step_ns / step_ns for step_ns in (trial.step_ns, measured.step_ns)]
+    # Both, and to the same side: a single measurement may have been disturbed.
     if not (min(ratios) > FAR or max(ratios) < 1.0 / FAR):
         return measured
     note = (

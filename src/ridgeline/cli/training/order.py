@@ -113,6 +113,7 @@ def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
     if run_directory.check_unfinished(run_dir, epochs, say) is None:
         say(f"no checkpoint was written in {run_dir}: starting from the beginning")
     digest = _digest(task)
+    # Requests of earlier releases have no digest, which tells of no change.
     is_changed = before.task_digest is not None and digest != before.task_digest
     if is_changed:
         say(
@@ -126,6 +127,7 @@ def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
         resume=True,
         checkpoint_every=args.checkpoint_every or before.checkpoint_every,
         task_digest=digest,
+        # Once and for all: no single text has made such a run.
         is_task_changed=before.is_task_changed or is_changed,
         planned=before.plan,
         decided=_decided_before(run_dir, say),
@@ -148,13 +150,18 @@ def _place(data_dir: str | None) -> str | None:
 
 
 def _is_same_place(mine: str, its_own: str) -> bool:
+    # Only text that differs is resolved: a built-in name is no path.
     return mine == its_own or Path(mine).resolve() == Path(its_own).resolve()
 
 
 def _digest(task: str) -> str | None:
     """Of a task file's text; None for a built-in task."""
+    from ridgeline.tasks.load import is_path
+
+    # A file called like a built-in task is not that task's.
     path = Path(task)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    is_own = is_path(task) and path.is_file()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if is_own else None
 
 
 def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Path) -> None:
@@ -165,10 +172,12 @@ def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Pa
         ("--workers", args.workers, plan.workers),
         ("--threads", args.threads, plan.threads),
     ]
+    # Asked by itself, as nothing allowed is an empty list and not None.
     if args.allow:
         own_words = ", ".join(before.allow) or "nothing"
         wanted.append(("--allow", ", ".join(_sorted(args.allow)), f"{own_words} allowed"))
     if args.batch_size is not None:
+        # Only a loaded task knows its own batch size.
         own = before.job.batch_size or before.job.load(before.seed).batch_size
         wanted.append(("--batch-size", args.batch_size, own))
     if args.plan is not None:
@@ -179,6 +188,7 @@ def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Pa
             ("--data", args.data, f"its data in {data_dir}" if data_dir else "the task's own data")
         )
     own_profile = run_dir / run_directory.MACHINE
+    # By content, since the run has a copy under another name.
     if (
         args.machine is not None
         and own_profile.is_file()

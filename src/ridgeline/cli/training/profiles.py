@@ -75,7 +75,7 @@ class TaskProfiles:
         """The machine whose operators add up to the task's step.
 
         On GPUs for the largest number of workers alone: starting them there takes longer than the result is
-            worth.
+        worth.
         """
         for count in counts[-1:] if machine.device_kind == "cuda" else counts:
             setting = self._setting(machine, count)

@@ -31,6 +31,7 @@ def phases_in_group(task: "Task", world: "World", *, seed: int) -> dict[str, flo
         model,
         task.loss_fn,
         task.optimizer(model),
+        # Each by itself, though all at once: exchanges are none of the operators that it is held against.
         Plan(workers=1, threads=world.threads),
         clip_norm=task.clip_norm,
         world=Place(0, 1, world.local_rank, world.device),

@@ -68,6 +68,7 @@ def prepare(order: Order, decision: Decision, output: Output) -> Path:
 
 def limit_samples_per_s(decision: Decision) -> float | None:
     """Samples per second at the physical limit of the step, over all workers."""
+    # Against itself, since nothing but its limit is wanted.
     ideal = verify(
         decision.predicted, decision.predicted, machine=decision.machine, workload=decision.workload
     )
@@ -85,6 +86,7 @@ def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> in
     measured = with_drift(Timeline.load(run_dir / run_directory.MEASURED), trial)
     measured = with_stale_profile(measured, trial, decision.predicted)
     measured = _with_changed_task(measured, TrainRequest.load(run_dir / run_directory.REQUEST))
+    # With its notes, so that a report that is written later has them, too.
     measured.save(run_dir / run_directory.MEASURED)
     history = History.load(run_dir / run_directory.HISTORY)
     verdict = verify(

@@ -29,6 +29,7 @@ def try_apart(request: TrialRequest) -> Timeline:
         reply = answered(TRIAL, request, deadline_s=limit_s)
     except WorkerError as error:
         which = f"rank {error.rank} of {plan.workers}"
+        # What a signal ended did not write its last line about that.
         last = f": {error.last_line}" if error.last_line and not error.signal else ""
         if error.is_late:
             raise LaunchError(

@@ -46,6 +46,7 @@ def held_against_task(
         )
         return machine
     found = held_against_step(machine, workload, setting, seconds)
+    # Warnings are appended, so that those behind the known ones are new.
     for line in found.warnings[len(machine.warnings) :]:
         heartbeat.tell(line)
     return found

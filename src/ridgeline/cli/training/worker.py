@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from ridgeline.cli.arguments import run_directory
 from ridgeline.codec import Noun, Value
 from ridgeline.history import History
 from ridgeline.plan import Plan
@@ -23,9 +24,6 @@ from ridgeline.workers import worker_process
 if TYPE_CHECKING:
     from ridgeline.runtime.training.task import Task
 
-REQUEST_FILE = "request.json"
-HISTORY_FILE = "history.json"
-MEASURED_FILE = "measured.json"
 PROGRESS_FILE = "progress.jsonl"
 
 
@@ -153,7 +151,7 @@ def work(
 
     def accept() -> None:
         if world.rank == 0 and request.resume:
-            request.save(run_dir / REQUEST_FILE)
+            request.save(run_dir / run_directory.REQUEST)
 
     result = train(
         request.job.load(request.seed),
@@ -169,21 +167,23 @@ def work(
         say=say,
     )
     if world.rank == 0:
-        result.history.save(run_dir / HISTORY_FILE)
+        result.history.save(run_dir / run_directory.HISTORY)
         # Nothing was timed where the run that is resumed had been killed after its last step.
         if result.timeline.step_ns > 0:
-            result.timeline.save(run_dir / MEASURED_FILE)
+            result.timeline.save(run_dir / run_directory.MEASURED)
     return result.history
 
 
 def main(arguments: list[str]) -> None:
     """Entry of a worker process: the request's file and the parent's process id."""
     path, parent = arguments
+    # Before any import that takes time: the parent may die meanwhile, and leave an orphan.
     worker_process.end_with_parent(int(parent))
     request = TrainRequest.load(path)
     run_dir, rank = Path(request.run_dir), int(os.environ["RANK"])
     worker_process.redirect_output(worker_process.log_path(run_dir, rank))
     with worker_process.last_words(run_dir, rank):
+        # Unbuffered, so that the parent reads whole lines even of a worker that dies.
         progress = (run_dir / worker_process.LOGS / PROGRESS_FILE).open("ab", buffering=0)
         with progress:
             work(request, lambda point: _append(progress.write, point), _log)

@@ -41,6 +41,7 @@ def run(
     """
     check_names("allreduce", CASES, only)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    # A single GPU has nobody to exchange with.
     kind = device or ("cuda" if gpus > 1 else "cpu")
     count = workers or (gpus if kind == "cuda" else LOCAL_WORKERS)
     return experiment_together(

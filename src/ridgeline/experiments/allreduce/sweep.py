@@ -54,6 +54,7 @@ def _case(world: World, name: str, num_bytes: int) -> Case:
 
 
 def _contest(world: World, num_bytes: int) -> Contest:
+    # Other values on each worker: of equal ones nobody sees whether they were exchanged.
     generator = torch.Generator().manual_seed(world.rank)
     values = torch.randn(num_bytes // 4, generator=generator).to(world.device)
     backend = dist.get_backend(group=world.group())
@@ -150,6 +151,7 @@ def _backend(world: World, values: Tensor) -> _Reduction:
 def _ours(world: World, values: Tensor, algorithm: str) -> _Reduction:
     """The mean of a bucket, as in a step: started, waited for and settled."""
     transport = make_transport(Sync(algorithm=algorithm), world)
+    # Buckets are cut from parameters; the values of this one are never read.
     parameter = nn.Parameter(torch.empty_like(values))
     bucket = Bucket(0, [("values", parameter)], allocate=transport.allocate)
     transport.arranged((bucket,))

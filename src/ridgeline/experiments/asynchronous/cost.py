@@ -71,6 +71,7 @@ def _dask(num: int) -> WayRunner:
 
 def _engine(num: int, variables: str) -> WayRunner:
     """An engine; its tasks write nothing, a variable each (of 64), or all the same one."""
+    # Room for all, so that a task is timed and not the waiting for room.
     engine = Engine(max_pending=num)
     count = {"none": 0, "own": 64, "same": 1}[variables]
     written = [(engine.variable(f"v{index}"),) for index in range(count)] or [()]

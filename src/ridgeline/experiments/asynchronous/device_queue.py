@@ -40,6 +40,7 @@ class DeviceChain:
         self.num = num
         self.device = device
         generator = torch.Generator().manual_seed(0)
+        # Scaled, so that thousands of products neither grow nor vanish.
         self._weight = (torch.randn(SIDE, SIDE, generator=generator) / SIDE**0.5).to(device)
         self._initial = torch.randn(SIDE, SIDE, generator=generator).to(device)
         self._state = self._initial.clone()
@@ -71,6 +72,7 @@ def _contest(num: int, device: str = "cuda") -> Contest:
         synchronize()
         return time_block_of_host(work.issue, few)
 
+    # The least, since what disturbs only adds.
     issue_s = min(issue() for _ in range(5))
     compute_s = min(time_block(work.issue, few) for _ in range(5))
     return_s = min(_return_s(work) for _ in range(20))

@@ -126,6 +126,7 @@ def law(num: int, issue_s: float, compute_s: float, return_s: float) -> tuple[fl
 def explain(num: int, seconds: Mapping[str, float]) -> Sequence[str]:
     """The law beside what was measured."""
     one_by_one_s, queued_s = law(num, *_per_operation(num, seconds))
+    # The first way is the one that queues nothing.
     first = next(iter(seconds.values()))
     queued = [value for name, value in seconds.items() if name.startswith("ridgeline")]
     lines = [
@@ -182,6 +183,7 @@ class _Futures:
 
 
 def _engine(work: HostChain, every: int) -> WayRunner:
+    # Room for all, so that nothing but `pace` makes the front end wait.
     engine = Engine(max_pending=work.num + 1)
     state = engine.variable("state")
 

@@ -68,6 +68,7 @@ class Items:
         with self._lock:
             self._bytes += ITEM_BYTES
             self.peak_bytes = max(self.peak_bytes, self._bytes)
+        # Counted until the tensor dies, whoever holds it by then.
         weakref.finalize(item, self._forget)
         return item
 

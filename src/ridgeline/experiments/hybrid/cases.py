@@ -16,8 +16,6 @@ from ridgeline.tasks.mlp import perceptron
 from ridgeline.tasks.resnet18 import ResNet18
 
 MODELS = ("mlp", "resnet18", "gpt2")
-PURPOSES: dict[Purpose, str] = {"callable": "inference", "step": "training"}
-"""Purpose to its word in titles."""
 NUM_BATCHES = 4
 ONE_THREAD = ", 1 thread"
 """On a CPU: threads that wait for a busy core would cost more than these sizes can gain from them."""
@@ -67,6 +65,7 @@ class HybridCase:
     def model_on_device(self) -> nn.Module:
         """A model with the same weights each time, ready for its purpose."""
         devices = [torch.cuda.current_device()] if self.device == "cuda" else []
+        # The caller's random state stays what it was.
         with torch.random.fork_rng(devices=devices), torch.device(self.device):
             torch.manual_seed(0)
             model = self.make_model()
@@ -172,6 +171,7 @@ def _residual_networks(device: str, *, quick: bool) -> list[HybridCase]:
         replace(
             base,
             title=f"{side}x{side}x1, batch {size}, SGD with momentum, {layout}",
+            # Bound here: when a batch is made the loop is over.
             make_batch=lambda generator, size=size: _images(size, side, generator),
             # Later sizes find most kernels in the cache.
             weight=2.0 if index == 0 else 1.2,
@@ -231,6 +231,7 @@ def _images(size: int, side: int, generator: torch.Generator) -> tuple[Tensor, T
 
 
 def _tokens(batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    # One token more, so that inputs and targets are two ends of the same window.
     window = torch.randint(0, 256, (batch, length + 1), generator=generator)
     return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 

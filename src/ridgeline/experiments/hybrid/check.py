@@ -36,6 +36,7 @@ def observe(case: HybridCase, entrant: Entrant, batches: list[Inputs]) -> Seen:
     Cost: Some calls or steps, and a copy of the outputs or parameters.
     """
     if case.purpose == "step":
+        # From where `begin` stopped, so that all have taken the same steps.
         for index in range(FIRST_STEPS, CHECKED_STEPS):
             entrant.run(batches[index % len(batches)])
         return Seen([p.detach().clone() for p in entrant.model.parameters()], overwrites=False)

@@ -20,11 +20,17 @@ from ridgeline.experiments.contests import (
     torch_threads,
 )
 from ridgeline.experiments.hybrid.calls import call_contenders
-from ridgeline.experiments.hybrid.cases import PURPOSES, HybridCase
+from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.check import Seen, begin, difference, observe
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant
 from ridgeline.experiments.hybrid.limit import limit_of
-from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridRow, break_even
+from ridgeline.experiments.hybrid.result import (
+    BASE,
+    PURPOSES,
+    CaseResult,
+    HybridRow,
+    break_even,
+)
 from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.turns import Samples, spread, times_faster
 from ridgeline.experiments.ways.holding import Holding, attempted, calls_in
@@ -74,6 +80,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
                 torch_threads(self.case.threads),
                 torch.set_grad_enabled(self.case.purpose == "step"),
             ):
+                # Empty for all of them, so that no earlier run has compiled for the first.
                 with _own_cache(any(contender.compilations for contender in self.contenders)):
                     for contender in self.contenders:
                         self._rows[contender.name] = self._admit(contender)
@@ -99,9 +106,11 @@ class HybridContest(Holding[HybridRow, Entrant]):
             with _own_cache(bool(contender.compilations) and self.case.is_cold):
                 entrant = contender.make(self.case, self._limit_s * PREPARING - self._elapsed_s())
                 begin(self.case, entrant, self._batches)
+                # What is only launched so far is not ready.
                 synchronize()
                 prepare_s = time.perf_counter() - started
                 seen = observe(self.case, entrant, self._batches)
+            # The first is the program as it is written, which all others are held against.
             self._wanted = self._wanted or seen
             gap = difference(self.case, seen, self._wanted)
         except FAILURES as error:
@@ -141,6 +150,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
         rivals = {name: self._repeated(entrant) for name, entrant in self._made.items()}
         once_s = min(time_block(rivals[BASE], 3) for _ in range(3))
         calls = self.case.calls or calls_in(TURN_S, once_s)
+        # Of a few turns figures are rough, but of none there are none: a fifth is left for them.
         room_s = max(0.2 * self._limit_s, self._limit_s - self._elapsed_s())
         measures = {
             name: partial(attempted, partial(time_block, run, calls))
@@ -205,6 +215,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
     def _close(self) -> None:
         """Release the contenders, their memory, and what the compiler keeps of them."""
         super()._close()
+        # The compiler keeps its programs, and models with them, as long as the process lives.
         torch.compiler.reset()
         release_memory()
 
@@ -232,6 +243,7 @@ def _own_cache(wanted: bool) -> Iterator[None]:
         return
     from torch._inductor.utils import fresh_cache
 
+    # The folder removes itself; processes of the compiler may write into it until then.
     with (
         tempfile.TemporaryDirectory(
             prefix="ridgeline-bench-", ignore_cleanup_errors=True

@@ -7,9 +7,9 @@ import torch
 
 from ridgeline.errors import TaskError
 from ridgeline.experiments.contests import Progress, silent, versions
-from ridgeline.experiments.hybrid.cases import MODELS, PURPOSES, HybridCase, cases, left_out
+from ridgeline.experiments.hybrid.cases import MODELS, HybridCase, cases, left_out
 from ridgeline.experiments.hybrid.contest import contenders_of, hold
-from ridgeline.experiments.hybrid.result import HybridExperiment
+from ridgeline.experiments.hybrid.result import PURPOSES, HybridExperiment
 from ridgeline.experiments.ways.holding import rooms_s
 from ridgeline.probe.host.fingerprint import devices, host
 

@@ -67,4 +67,5 @@ def matmul_rate(device: str, dtype: torch.dtype) -> float:
     # Random values: hardware runs faster and cooler on zeros.
     a, b = (torch.rand(side, side, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
+    # The best sample, since a limit is what the machine can do and not what it usually does.
     return 2.0 * side**3 / min(sample(lambda: torch.mm(a, b, out=out), seconds=RATE_S))

@@ -10,6 +10,8 @@ from ridgeline.experiments.ways.result import ContestRow, LowerBound, fastest_of
 from ridgeline.machine import Device, Host, Quantity
 
 Kind = Literal["peer", "ridgeline", "bound"]
+PURPOSES: dict[Purpose, str] = {"callable": "inference", "step": "training"}
+"""Purpose to its word in titles."""
 BASE = "eager"
 """The contender that all are compared with: the program as it is written."""
 

@@ -4,11 +4,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ridgeline import units
-from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridExperiment, HybridRow
+from ridgeline.experiments.hybrid.result import (
+    BASE,
+    PURPOSES,
+    CaseResult,
+    HybridExperiment,
+    HybridRow,
+)
 from ridgeline.experiments.ways.text import gap_cell, quartiles_cell, skipped_lines
 from ridgeline.reporting.terminal.text import table, title
 
-_NAMES = {"callable": "inference", "step": "training"}
 WARM = "warm cache: break-even counts the seconds of the first that compiled, if those were more"
 _KINDS = ("peer", "ridgeline", "bound")
 
@@ -33,12 +38,13 @@ def case_text(case: CaseResult) -> RenderableType:
         right=(1, 2, 3, 4, 5, 6),
     )
     fastest = case.fastest("ridgeline", may_overwrite=False)
+    # Skipped ones are told in lines below, several with one reason.
     shown = [row for row in case.rows if row.status != "skipped"]
     for row in sorted(shown, key=lambda row: _KINDS.index(row.kind)):
         style = "bold" if row is fastest else None if row.seconds is not None else "dim"
         rows.add_row(*_cells(row), style=style)
     heading = title(
-        f"{case.model} {_NAMES[case.purpose]}",
+        f"{case.model} {PURPOSES[case.purpose]}",
         f"{case.title}; {case.turns} turns of {case.calls} {unit}",
     )
     notes = [Text(f"! {line}", style="yellow") for line in (*skipped_lines(case.rows), *case.notes)]

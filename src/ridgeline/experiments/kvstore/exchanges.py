@@ -143,6 +143,7 @@ def _messages(world: World, values: Tensor) -> _Exchange:
 
 def _by_sockets(world: World, values: Tensor) -> _Exchange:
     """A store of ours whose tensors go through sockets, as they do between hosts."""
+    # For this store alone: others of this process share memory with their servers.
     with patch.dict(os.environ, {segment.VARIABLE: "0"}):
         exchange = _store("dist_async", 1, world, values)
         if world.rank == world.size - 1:

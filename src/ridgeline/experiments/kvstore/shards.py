@@ -91,6 +91,7 @@ def _runner(world: World, optimizer: str, servers: int) -> WayRunner:
 
     def results() -> list[torch.Tensor]:
         run(1)
+        # All pushes are in before anybody reads, and all have read before anybody pushes again.
         store.barrier()
         found = [store.pull(key).get() for key in keys]
         store.barrier()

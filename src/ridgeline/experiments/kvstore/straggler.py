@@ -120,8 +120,10 @@ def _train(training: _Training, steps: int) -> None:
         begin_s = time.perf_counter()
         chosen = torch.randint(len(train.labels), (BATCH,), generator=generator)
         loss = nn.functional.cross_entropy(model(train.images[chosen]), train.labels[chosen])
+        # As values: the store updates the parameters, so that no optimizer reads `.grad`.
         gradients = torch.autograd.grad(loss, parameters)
         if world.rank == world.size - 1:
+            # In proportion to its own step, so that it is as slow on any machine.
             time.sleep((SLOWER - 1) * (time.perf_counter() - begin_s))
         store.pushpull(names, [*gradients], parameters)
 

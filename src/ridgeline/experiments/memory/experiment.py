@@ -55,6 +55,7 @@ def run(
     if "levels" in parts:
         stairs = tuple(stair(size, say) for size in sizes(known, room_bytes(), quick=quick))
         latencies += level_latencies(known, stairs)
+        # Where most of it is in small pages, loads also pay for finding addresses.
         if (stairs[-1].large_page_bytes or 0) < stairs[-1].num_bytes // 2:
             notes.append(SMALL_PAGES)
         if not known:

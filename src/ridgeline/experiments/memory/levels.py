@@ -32,6 +32,7 @@ def level_latencies(caches: Sequence[Cache], stairs: Sequence[Stair]) -> list[La
             )
         )
     last, largest = stairs[-1], max((cache.num_bytes for cache in caches), default=0)
+    # Below twice the largest cache a good part of the loads would hit that.
     if last.num_bytes < 2 * largest:
         walked, held = units.num_bytes(last.num_bytes), units.num_bytes(largest)
         reason = f"{walked} were walked through, and caches hold {held}"

@@ -27,12 +27,15 @@ def loopback_latency(num_messages: int) -> Latency:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(LIMIT_S)
         port = str(server.getsockname()[1])
+        # Without site-packages it starts in milliseconds.
         other = subprocess.Popen([sys.executable, "-S", "-c", _ECHO, port])
         try:
             peer, _ = server.accept()
             with peer:
                 peer.settimeout(LIMIT_S)
+                # Or TCP may keep the end of a message back until the one before is confirmed.
                 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # First ones find the other process asleep, and pay for its buffers.
                 _round_trips(peer, num_messages // 10 + 1)
                 measured = Quantity.measured(_round_trips(peer, num_messages), "s")
         finally:

@@ -69,6 +69,7 @@ def networks_in(source: str) -> tuple[Network, ...]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # what the compiler traces is looked up by its module
     if str(path.parent) not in sys.path:
+        # At the end, so that what lies beside a file hides no installed module.
         sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)

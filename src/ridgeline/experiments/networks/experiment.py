@@ -74,8 +74,10 @@ def run(
     how = msgspec.structs.replace(how, sources=tuple(sources))
     wanted = chosen(names, only, sources=sources, several_workers=how.workers > 1)
     if quick:
+        # Where the user chose others, the first of those.
         wanted = ([one for one in wanted if one.name in QUICK] or wanted)[: len(QUICK)]
     before = {one.network: one for one in earlier.networks} if earlier is not None else {}
+    # One with a reason was skipped, or ended before it was done.
     done = {name for name, one in before.items() if not one.reason}
     todo = [network for network in wanted if network.name not in done]
     slots = slots_of(how)
@@ -129,6 +131,7 @@ class _Fleet:
         with ThreadPoolExecutor(len(slots)) as pool:
             try:
                 if networks and not (self._settings.is_warm or self._settings.machine):
+                    # In a thread of the pool, which is the one whose cores are set, and not in the user's.
                     pool.submit(self._measure, slots[0], base).result()
                 for future in as_completed([pool.submit(examine, one) for one in networks]):
                     future.result()
@@ -141,6 +144,7 @@ class _Fleet:
 
     def _keep(self, result: NetworkResult) -> None:
         """Publish a result with those before it, in the order of the catalog; the user's own come last."""
+        # Networks in other slots end at any time.
         with self._lock:
             self._results[result.network] = result
             names = [*catalog(), *self._results]
@@ -156,8 +160,9 @@ class _Fleet:
         base.mkdir()
         reply = self._ask("machine", "", slot, base)
         reason = (f"the machine was not measured ahead: {reply.reason}",) if reply.reason else ()
+        notes = (*self.experiment.notes, *reason)
         self.experiment = msgspec.structs.replace(
-            self.experiment, machine_s=reply.answer.first_s, notes=reason
+            self.experiment, machine_s=reply.answer.first_s, notes=notes
         )
 
     def _examine(self, network: Network, slot: NetworkSlot, folder: Path, base: Path) -> None:
@@ -168,6 +173,7 @@ class _Fleet:
             self._progress(network_line(result))
             return
         folder.mkdir()
+        # A copy for each, since the profile grows by what its operators take.
         if (base / "cache").is_dir():
             shutil.copytree(base / "cache", folder / "cache")
         begin = time.perf_counter()
@@ -204,6 +210,7 @@ class _Fleet:
         folder: Path,
         by_hand: tuple[str, ...] | None = None,
     ) -> ChildReply:
+        # Asked here, too: an interrupt may come between two tasks of a network.
         if self._is_over:
             return ChildReply(NetworkAnswer(), "the experiment was ended")
         how = self._settings
@@ -224,6 +231,7 @@ class _Fleet:
             machine=how.machine,
             sources=how.sources,
         )
+        # Measuring starts workers by itself.
         workers = 1 if task == "machine" else how.workers
         environment = environment_of(request, slot, how, folder)
         return self._children.ask(

@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 Scale = Literal["gpu", "cpu"]
 LossFunction = Callable[[nn.Module, Any], Tensor]
 MakeOptimizer = Callable[..., Optimizer]
-Draw = Callable[[torch.Generator], Any]
 """From an iterable of parameters, and keyword arguments such as `fused`."""
+Draw = Callable[[torch.Generator], Any]
+"""Draws a batch on the CPU."""
 
 
 class Parts(NamedTuple):
@@ -88,6 +89,7 @@ class Network:
         device = torch.device(device)
         with _seeded(device), device:
             model = parts.make_model()
+        # What a constructor makes on a device of its own choice is moved.
         model.to(device).train()
         batch = parts.make_batch(torch.Generator().manual_seed(1 + rank))
         trained = [p for p in model.parameters() if p.requires_grad]

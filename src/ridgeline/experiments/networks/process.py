@@ -58,7 +58,9 @@ class Children:
         write_atomically(question, msgspec.json.encode(request))
         log = folder / f"{name}.log"
         answer = Path(request.answer)
+        # The answer of another task would be taken for that of this one.
         answer.unlink(missing_ok=True)
+        # Unbuffered, so that the log of a child that is ended has its last lines.
         command = [sys.executable, "-P", "-u", "-m"]
         if workers > 1:
             command += [
@@ -115,6 +117,7 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
     family: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(child.pid)
+        # Listed before any ends: children of a process that is gone cannot be found.
         family = [root, *root.children(recursive=True)]
     for act in (psutil.Process.terminate, psutil.Process.kill):
         for process in family:

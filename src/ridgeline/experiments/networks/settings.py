@@ -87,6 +87,7 @@ def environment_of(
     """Caches of its own for a child, its GPU, and its share of the cores."""
     found: dict[str, str] = {}
     if not how.is_warm:
+        # Apart, or `auto` would find compiled what the forms beside it have compiled.
         cache = request.peer_cache if request.task.startswith("compile") else request.plan_cache
         found |= {
             "TORCHINDUCTOR_CACHE_DIR": cache,
@@ -95,6 +96,7 @@ def environment_of(
         }
     if slot.gpu:
         found["CUDA_VISIBLE_DEVICES"] = slot.gpu
+    # Torchrun would give each worker a single thread.
     if how.workers > 1:
         cores = len(slot.cores) or len(os.sched_getaffinity(0))
         found["OMP_NUM_THREADS"] = str(max(1, cores // how.workers))
@@ -109,6 +111,7 @@ def slots_of(how: NetworkSettings) -> list[NetworkSlot]:
     """
     if how.parallel == 1:
         return [NetworkSlot()]
+    # Where a variable hides some GPUs, children name them as that does.
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     gpus = names.split(",") if names else [str(i) for i in range(torch.cuda.device_count())]
     if how.device != "cuda" or how.workers > 1 or how.parallel > len(gpus):
@@ -116,6 +119,7 @@ def slots_of(how: NetworkSettings) -> list[NetworkSlot]:
             f"wanted a GPU for each of {how.parallel} networks at a time, got {len(gpus)} GPUs, device "
             f"{how.device} and {how.workers} workers for each; run fewer at a time"
         )
+    # Those that this process may use, of which a container may leave some.
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // how.parallel)
     return [

@@ -67,6 +67,7 @@ class Steps:
 
     def __call__(self, batch: Tensor) -> Tensor:
         """Products with the batch; its mean."""
+        # The batch is read, so that no way can leave its copy out.
         result = self._weight + batch.mean()
         for _ in range(self._products):
             result = torch.tanh(result @ self._weight)
@@ -106,6 +107,7 @@ def _device_contest(num: int) -> Contest:
         step(batch)
         synchronize()
 
+    # Half of that share, as the copy comes on top of it.
     data = SortedBatches(num, shape, rounds_for(LOAD_SHARE / 2, once))
     pinned = torch.zeros(shape, pin_memory=True)
 
@@ -212,8 +214,10 @@ def prefetched(batches: Iterable[Tensor]) -> Iterator[Tensor]:
     source = iter(batches)
     following = _send(source, side)
     while following is not None:
+        # The batch is used only when its copy is there.
         torch.cuda.current_stream().wait_stream(side)
         batch = following
+        # It was allocated on the side stream, which would else give its memory away while it is read.
         batch.record_stream(torch.cuda.current_stream())
         following = _send(source, side)
         yield batch

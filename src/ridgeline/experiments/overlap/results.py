@@ -89,6 +89,7 @@ def _by_hand(x: Tensor, num: int, ring: list[Tensor]) -> WayRunner:
         for index in range(num + len(ring)):
             slot = index % len(ring)
             if index >= len(ring):
+                # A slot is read before it is filled again.
                 copied[slot].synchronize()
                 total += float(ring[slot][0, 0])
             if index < num:
@@ -97,6 +98,7 @@ def _by_hand(x: Tensor, num: int, ring: list[Tensor]) -> WayRunner:
                 with torch.cuda.stream(side):
                     ring[slot].copy_(result, non_blocking=True)
                     copied[slot].record()
+                # Its memory must not be given away before the copy has read it.
                 result.record_stream(side)
         return total
 

@@ -98,6 +98,7 @@ def _over_streams(work: Work, *, can_alone: bool = True) -> Contest:
     """One GPU: operator by operator, streams by hand, both captured, ours."""
     whole = partial(work.fn, *work.inputs)
     by_hand = partial(_on_streams, work, [torch.cuda.Stream() for _ in work.pieces[:8]])
+    # Replayed, or launching a small one would be the longest part of it.
     alone = _replayed(work.pieces[0]).run if can_alone else None
     return Contest(
         ways=(
@@ -137,6 +138,7 @@ def _on_streams(work: Work, streams: Sequence[torch.cuda.Stream]) -> Any:
     for index, piece in enumerate(work.pieces):
         with torch.cuda.stream(streams[index % len(streams)]):
             result = piece()
+        # A graph that is being captured keeps all of its memory anyway.
         if isinstance(result, Tensor) and not torch.cuda.is_current_stream_capturing():
             result.record_stream(current)
         done.append(result)

@@ -99,6 +99,7 @@ def _bound(work: Work, workers: int) -> Bound:
 
 def _pool(work: Work, workers: int) -> WayRunner:
     """Every piece submitted; what joins them runs in the calling thread."""
+    # Threads of OpenMP are counted for each calling thread, so that each of these is told.
     pool = ThreadPoolExecutor(
         min(workers, len(work.pieces)), initializer=set_threads, initargs=(1,)
     )

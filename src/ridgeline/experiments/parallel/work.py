@@ -71,6 +71,7 @@ def squares_on(devices: Sequence[str], side: int, num: int) -> Work:
     return Work(
         fn=everywhere,
         inputs=inputs,
+        # Bound here, or every piece would take the last input.
         pieces=tuple(lambda x=x: squares(x, num) for x in inputs),
         join=list,
     )

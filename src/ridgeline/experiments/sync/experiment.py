@@ -55,6 +55,7 @@ def run(
     check_names("sync", CASES, only)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind = device or ("cuda" if gpus > 1 else "cpu")
+    # Refused before minutes are spent on other rates.
     for rate in rates:
         if rate != UNSHAPED:
             namespaces.bytes_per_s(rate)
@@ -69,6 +70,7 @@ def run(
             device=kind,
             quick=quick,
             only=tuple(only) or (QUICK_CASES if quick else CASES),
+            # What is left is shared by the rates that are to come.
             limit_s=max(LEAST_S, (end - time.perf_counter()) / (len(chosen) - index)),
             rate="" if rate == UNSHAPED else rate,
         )

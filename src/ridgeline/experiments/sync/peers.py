@@ -55,6 +55,7 @@ def local_sgd_step(training: Training, model: nn.Module) -> Step:
     from torch.distributed.optim import PostLocalSGDOptimizer
 
     group = training.world.group()
+    # The hook takes the mean over this group in every step, which of one worker is nothing.
     own, _ = dist.new_subgroups(group_size=1, group=group)
     ddp = _wrapped(training, model)
     state = post_localSGD_hook.PostLocalSGDState(group, own, start_localSGD_iter=FIRST_STEPS)

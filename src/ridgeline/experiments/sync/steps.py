@@ -90,6 +90,7 @@ def _bound(training: Training, link: ShapedLink, *, is_quick: bool) -> Bound:
     alone = PlainStep(model, model, training.loss_fn, training.optimizer(model))
     batch = training.batches[0]
     num_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    # Bytes are what counts, so that dtypes of parameters play no part.
     flat = torch.zeros(num_bytes, dtype=torch.uint8, device=world.device).view(torch.float32)
     parts = {
         COMPUTE: lambda: alone(batch),
@@ -103,6 +104,7 @@ def _bound(training: Training, link: ShapedLink, *, is_quick: bool) -> Bound:
             reason="the longer of computing and one all-reduce, where all gradients are sent",
         )
     if is_quick:
+        # It is no part of this bound, and takes about as long as a step.
         del parts[ONE_ALL_REDUCE]
     link_s = sent / link.bytes_per_s
     return Bound(

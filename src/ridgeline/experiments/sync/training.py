@@ -40,6 +40,7 @@ class Training:
         self.name = name
         self._task = getattr(tasks, name)(batch_size=batch * world.size)
         data = self._task.train_data
+        # One order on all workers, of which each takes its own part.
         every = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
         self.batches = []
         for index in range(BATCHES):
@@ -98,6 +99,7 @@ def make_runner(
             step(batches[index])
         after = [parameter.detach() for parameter in model.parameters()]
         changes = [(b - a).flatten() for a, b in zip(before, after, strict=True)]
+        # Never needed again, and as large as the model.
         before.clear()
         for index in range(lead):
             step(batches[index % len(batches)])

@@ -28,6 +28,8 @@ from ridgeline.probe.timing import synchronize
 
 TURN_S = 0.05
 """What one turn of the first way takes, at least."""
+NO_NUMBER = 1e30
+"""The difference of a result that is NaN or infinite, for which JSON has no number."""
 CHECKED_ELEMENTS = 1 << 16
 """Of each result; results of gigabytes are compared at evenly spaced elements."""
 
@@ -103,6 +105,7 @@ class _Hold(Holding[WayRow, WayRunner]):
             gap = difference(seen, self._wanted)
         except FAILURES as error:
             failure = error
+        # Infinity stands for a failure, since numbers are gathered and every worker has to take part.
         gaps = [gap for (gap,) in self._peers.gather([math.inf if failure else gap])]
         if runner is None or failure is not None or math.inf in gaps:
             if runner is not None:
@@ -137,10 +140,12 @@ class _Hold(Holding[WayRow, WayRunner]):
                 return wall_s(runner.run, -(-calls // runner.units)) / runner.units
 
         def measure() -> Turn:
+            # All are idle then: what others still sent would count to this turn.
             self._peers.barrier()
             runner.before_turn()
             seconds, failure = attempted(mean_s)
             slowest = max(own for (own,) in self._peers.gather([seconds]))
+            # Behind the gathering, by which others say that they have received everything.
             runner.after_turn()
             if math.isfinite(slowest):
                 return slowest, None
@@ -152,6 +157,7 @@ class _Hold(Holding[WayRow, WayRunner]):
         case, bound = self._case, self._contest.bound
         timed = [way.name for way in self._contest.ways if way.name in samples]
         first = self._contest.ways[0].name
+        # A limit needs all of its parts, and a ratio the first way.
         is_complete = all(name in samples for name in (first, *_parts(bound)))
         limits = _limits(bound, samples) if bound is not None and is_complete else []
         ratios = times_faster(samples, first) if first in samples else {}
@@ -164,6 +170,7 @@ class _Hold(Holding[WayRow, WayRunner]):
             rows[name] = msgspec.structs.replace(
                 rows[name],
                 times_faster=ratios.get(name),
+                # Not strict: without a limit there are none.
                 of_limit=_median([a / b for a, b in zip(limits, samples[name], strict=False)]),
                 hidden=_hidden(bound, samples, name) if case.hides and is_complete else None,
             )
@@ -214,13 +221,15 @@ def observed(results: Any) -> list[Tensor]:
             seen.append(torch.tensor([float(leaf)], dtype=torch.float64))
         elif isinstance(leaf, Tensor):
             flat = leaf.detach().reshape(-1)
+            # Of an empty result the stride would be 0, which slices refuse.
             stride = -(-flat.numel() // CHECKED_ELEMENTS) or 1
+            # Copied, as the next way may write where this one's results are.
             seen.append(flat[::stride].to("cpu", torch.float64, copy=True))
     return seen
 
 
 def difference(seen: list[Tensor], wanted: list[Tensor]) -> float:
-    """The largest between results, over the largest value of the result.
+    """The largest between results, over the largest value of the result; `NO_NUMBER` where there is none.
 
     Raises:
         ValueError: there are more or fewer results.
@@ -230,7 +239,8 @@ def difference(seen: list[Tensor], wanted: list[Tensor]) -> float:
         for a, b in zip(seen, wanted, strict=True)
         if b.numel()
     ]
-    return max(gaps, default=0.0)
+    # `max` passes over NaN unless it comes first, and a result that is no number equals none.
+    return max((gap if math.isfinite(gap) else NO_NUMBER for gap in gaps), default=0.0)
 
 
 def _parts(bound: Bound | None) -> tuple[str, ...]:

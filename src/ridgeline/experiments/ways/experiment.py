@@ -52,6 +52,7 @@ def run_cases(
     check_names(name, [case.name for case in found], only)
     chosen = [case for case in found if not only or case.name in only]
     limit = LIMITS_S[quick] if limit_s is None else limit_s
+    # What cannot be held takes no time from the others.
     weights = [0.0 if case.lacking else case.weight for case in chosen]
     rooms = rooms_s(weights, limit_s=limit, least_s=LEAST_S)
     results = [

@@ -78,6 +78,7 @@ class Holding(Generic[Row, Made]):
     def _turn(self, name: str, measure: Callable[[], Turn]) -> Callable[[], float]:
         def turn() -> float:
             if not self._runs(name):
+                # A figure for the turn, so that all have the same number; `_turns` leaves this rival out.
                 return 0.0
             seconds, failure = measure()
             if failure is None:
@@ -93,6 +94,7 @@ class Holding(Generic[Row, Made]):
     def _close(self) -> None:
         """Close all who were made, each asked before what it says of itself."""
         for name, made in self._made.items():
+            # One that failed may have nothing to say of itself.
             with contextlib.suppress(*FAILURES):
                 said = made.remarks()._asdict()
                 self._rows[name] = msgspec.structs.replace(self._rows[name], **said)

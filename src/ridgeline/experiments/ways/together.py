@@ -95,6 +95,7 @@ def hold_together(
             hanging=pass_on,
             prefixes=prefixes,
         )
+        # What was written since it was asked last.
         pass_on()
     return msgspec.json.decode(reply, type=tuple[WayCase, ...])
 
@@ -143,6 +144,7 @@ def work(request: bytes) -> bytes:
     world = World.join(device=asked.device)
     peers = Peers.of(world.group())
     make_cases = importlib.import_module(asked.home).group_cases
+    # In the same order on all workers, since every way holds collectives.
     chosen = [case for case in make_cases(world, asked) if case.name in asked.only]
     progress = partial(_tell, Path(asked.told)) if asked.told and world.rank == 0 else silent
     rooms = rooms_s([1.0] * len(chosen), limit_s=asked.limit_s, least_s=LEAST_S)
@@ -161,6 +163,7 @@ class _Passed:
         self._seen = 0
 
     def __call__(self) -> None:
+        # Whole lines alone: worker 0 may be in the middle of one.
         whole = self._told.read_bytes()[self._seen :].rpartition(b"\n")[0]
         if whole:
             self._seen += len(whole) + 1

@@ -33,6 +33,7 @@ def intensity_figure(found: Intensities) -> Figure | None:
         return None
     ends = [x for row in rows for x in (row.one.data_intensity, row.one.model_intensity) if x]
     ridges = list(dict.fromkeys(row.one.ridge for row in rows if row.one.ridge))
+    # With room on both sides, so that no dot stands on the frame.
     low, high = min(*ends, *ridges) / 2, max(*ends, *ridges) * 2
     bounds = [math.log10(low), math.log10(high)]
     equal = line([low, high], [low, high], "@faint", hoverinfo="skip", showlegend=False,
@@ -61,6 +62,7 @@ def _ridges(ridges: Sequence[float], low: float, high: float) -> list[dict[str, 
     style = {"color": "@wait", "width": 1, "dash": "dot"}
     hover = {"hoverinfo": "skip", "line": style, "legendgroup": "ridge", "name": "ridge point"}
     return [
+        # One entry of the legend for all of them.
         line(x, y, "@wait", showlegend=not number and is_first, **hover)
         for number, ridge in enumerate(ridges)
         for is_first, x, y in (

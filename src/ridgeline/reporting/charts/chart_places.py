@@ -35,6 +35,7 @@ def staircase_figure(machine: Machine) -> Figure:
         )
         for name, field, colour, dash in _SERIES
     ]
+    # An end that was not walked across would have no step beside it.
     reached = {name: size for name, size in machine.caches.items() if sizes[0] < size < sizes[-1]}
     log = {"type": "log", "exponentformat": "SI", "dtick": 1}
     return {
@@ -57,6 +58,7 @@ def staircase_figure(machine: Machine) -> Figure:
                 for size in reached.values()
             ],
             annotations=[
+                # On a logarithmic axis Plotly places lines by values, but words by logarithms.
                 {**note(f"{name} ends", x=math.log10(size), y=0), "yref": "paper"}
                 for name, size in reached.items()
             ],

@@ -28,6 +28,7 @@ def predicted_scaling_figure(scaling: PredictedScaling) -> Figure:
     points = scaling.points
     counts = [point.workers for point in points]
     grid = grid_of(counts)
+    # Later traces cover earlier ones, so that the prediction itself comes behind bands and laws.
     shown = [
         no_loss(points[0].samples_per_s / points[0].speedup if points[0].speedup else 0.0, grid),
         *_band(points),
@@ -40,6 +41,7 @@ def predicted_scaling_figure(scaling: PredictedScaling) -> Figure:
         _worth_while(counts),
         _efficiency(points),
     ]
+    # Workers that gain a cache each do more than all of their work, and must stay in the picture.
     most = max(1.0, *(point.efficiency for point in points))
     right = axis(
         "efficiency",
@@ -73,8 +75,10 @@ def _band(points: Sequence[ScalingPoint]) -> list[dict[str, Any]]:
         return []
     counts = [n for n, _, _, _ in known]
     style = {"width": 0, "color": _COLOUR}
+    # Rates are inverse to times, so that the long end of a step is the low end of the band.
     slow = [whole / high for _, whole, _, high in known]
     fast = [whole / low for _, whole, low, _ in known]
+    # `tonexty` fills up to the trace before, so that the order of both counts.
     return [
         line(counts, slow, _COLOUR, line=style, hoverinfo="skip", showlegend=False),
         line(counts, fast, _COLOUR, line=style, hoverinfo="skip", name=BAND,

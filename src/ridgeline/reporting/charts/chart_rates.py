@@ -62,6 +62,7 @@ def rates_figure(
             line={
                 "color": _SERIES[index % len(_SERIES)],
                 "width": 2,
+                # Colours come again after some curves, and then with another dash.
                 "dash": _DASHES[index // len(_SERIES) % len(_DASHES)],
             },
             marker={"size": 5},

@@ -35,6 +35,7 @@ def roofs(machine: Machine, setting: Setting) -> tuple[list[Ceiling], Ceiling | 
     compute = [ceiling for ceiling in mine if ceiling.rate.unit.startswith("FLOP")]
     memory = [ceiling for ceiling in mine if ceiling.family == "memory"]
     best = max(memory, key=lambda ceiling: ceiling.rate.value, default=None)
+    # Highest first, since the slope of memory ends at the highest.
     return sorted(compute, key=lambda ceiling: -ceiling.rate.value), best
 
 
@@ -55,6 +56,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
     shown = placed(groups)
     intensities = [group.intensity for group in shown] or [1.0]
     ridge = compute[0].rate.value / memory.rate.value if compute and memory else 1.0
+    # Whole decades, with some room beside the outermost dots.
     left = 10 ** math.floor(math.log10(min(*intensities, ridge) / 1.5))
     right = 10 ** math.ceil(math.log10(max(*intensities, ridge) * 1.5))
     data, names = _roof_lines(compute, memory, {group.dtype for group in shown}, left, right)
@@ -71,6 +73,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
                 **scale,
                 range=[math.log10(left), math.log10(right)],
             ),
+            # Ticks at 1, 2 and 5, since roofs lie within few decades.
             yaxis=axis("FLOP/s", **(scale | {"dtick": "D2"}), range=bounds),
             showlegend=True,
             legend=layout(0)["legend"] | {"y": -0.16, "yanchor": "top", "itemsizing": "constant"},
@@ -147,6 +150,7 @@ def _dots(groups: Sequence[OpGroup]) -> list[dict[str, Any]]:
             "marker": {
                 "symbol": symbol(family),
                 "color": family_colour(family),
+                # Dots of operators that are alike lie upon each other.
                 "opacity": 0.78,
                 "size": [
                     max(7.0, _LARGEST * math.sqrt(group.seconds / longest))

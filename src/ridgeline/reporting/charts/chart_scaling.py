@@ -18,6 +18,7 @@ def scaling_figure(scaling: MeasuredScaling) -> Figure:
     counts = [point.workers for point in scaling.points]
     beyond = [point.workers for law in scaling.laws for point in law.points]
     grid = grid_of(counts + beyond)
+    # Measured ones last, which are then above all lines.
     data = [
         no_loss(scaling.points[0].samples_per_s / scaling.points[0].speedup, grid),
         *(law_curve(law, grid) for law in scaling.laws),
@@ -79,6 +80,7 @@ def _beyond(law: Law) -> dict[str, Any]:
     return dots(
         [float(count) for count, _ in shown],
         [rate.value or 0.0 for _, rate in shown],
+        # An end that is infinite has no bar.
         [(rate.high or rate.value or 0.0) - (rate.value or 0.0) for _, rate in shown],
         [(rate.value or 0.0) - (rate.low or rate.value or 0.0) for _, rate in shown],
         {"color": _COLOURS[law.name], "size": 7, "symbol": "circle-open"},

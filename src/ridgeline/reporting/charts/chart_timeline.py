@@ -80,6 +80,7 @@ def timeline_figure(timelines: Sequence[Timeline]) -> Figure:
                 tickmode="array",
                 tickvals=list(drawing.ticks),
                 ticktext=list(drawing.ticks.values()),
+                # Upside down, as Plotly counts upwards and the first timeline is to be on top.
                 range=[drawing.height - 0.35, -0.85],
                 showgrid=False,
                 fixedrange=True,
@@ -88,6 +89,7 @@ def timeline_figure(timelines: Sequence[Timeline]) -> Figure:
             ),
             hovermode="closest",
             annotations=drawing.titles,
+            # Labels that do not fit in 10 pixels are left out and not made smaller.
             uniformtext={"minsize": 10, "mode": "hide"},
             margin={"l": 8, "r": 12, "t": 8, "b": 52},
         ),
@@ -138,6 +140,7 @@ class _Drawing:
 
     def _lane(self, name: str, spans: Sequence[Span], thickness: float) -> None:
         for index, row in enumerate(rows(spans)):
+            # A lane of several rows has its name at the first.
             self.ticks[self.height] = "" if index else name
             for span in row:
                 self._bar(span, thickness)
@@ -152,6 +155,7 @@ class _Drawing:
         else:
             name, shade = kind_title(span.name), frame_colour(span.name)
             rank = list(KINDS).index(kind(span.name))
+        # One trace a colour and not one a bar, of which Plotly draws hundreds slowly.
         trace = self.traces.setdefault((span.detail, name), _trace(name, shade, rank, span.detail))
         trace["y"].append(self.height)
         trace["base"].append(span.start_ns / self.scale)

@@ -9,6 +9,7 @@ from ridgeline.reporting.charts.figure import Figure, axis, layout, line, note
 from ridgeline.workload import Workload
 
 MEMORY_CATEGORIES = (
+    # From what stays all the time up to what comes and goes, as they are stacked.
     ("parameter_bytes", "Parameters", "@parameter"),
     ("state_bytes", "Optimizer state", "@state"),
     ("gradient_bytes", "Gradients", "@gradient"),
@@ -50,6 +51,7 @@ def memory_figure(
         for stack, name, colour in stacks
     ]
     shapes, annotations = _phase_marks(workload)
+    # A capacity far above the peak would press all curves to the ground.
     if peak * 3 >= capacity_bytes > 0:
         y = capacity_bytes / scale
         shapes.append(
@@ -209,6 +211,7 @@ def _phase_marks(workload: Workload) -> tuple[list[dict[str, Any]], list[dict[st
         first = next((i for i, op in enumerate(workload.ops) if op.phase == phase), None)
         if first is None:
             continue
+        # At the left edge the axis is the line.
         if first:
             shapes.append(
                 {
@@ -221,6 +224,7 @@ def _phase_marks(workload: Workload) -> tuple[list[dict[str, Any]], list[dict[st
                     "line": {"color": "@line", "width": 1},
                 }
             )
+        # A short phase has no room for its word.
         if phase != "optimizer" or len(workload.ops) - first > len(workload.ops) / 12:
             annotations.append(
                 note(phase, x=first, y=1.0) | {"yref": "paper", "xshift": 4, "yanchor": "top"}

@@ -46,6 +46,7 @@ def _stairs(known: GpuStairs) -> Effect:
 
 
 def _blocks(known: GpuBlocks) -> Effect:
+    # Not every kernel was run with every number of blocks.
     by_blocks: dict[int, dict[str, tuple[str, str]]] = {}
     for curve in known.curves:
         for point in curve.points:
@@ -84,6 +85,7 @@ def _sizes(known: GpuSizes) -> Effect:
         (
             units.num_bytes(point.num_bytes),
             *rate(point.rate),
+            # Its rate counts what is read and what is written.
             units.seconds(2 * point.num_bytes / point.rate.value),
             samples(point.rate),
         )

@@ -90,7 +90,10 @@ def table(
 def data_script(name: str, value: Any, **attributes: str) -> Markup:
     """`value` as JSON inside the page, in a form that cannot end the script element early."""
     return raw_data_script(
-        name, json.dumps(value, allow_nan=False, separators=(",", ":")), **attributes
+        # NaN is no JSON, and would end the script that draws the page.
+        name,
+        json.dumps(value, allow_nan=False, separators=(",", ":")),
+        **attributes,
     )
 
 

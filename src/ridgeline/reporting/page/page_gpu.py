@@ -93,6 +93,7 @@ def gpu_blocks_figure(known: GpuLevels) -> Figure:
             ],
             hovertemplate="%{text}<extra>%{fullData.name}</extra>",
         )
+        # Not strict: a profile may have one of the kernels alone.
         for curve, colour in zip(curves, _COLOURS, strict=False)
     ]
     return {

@@ -298,6 +298,7 @@ def _stairs_reading(machine: Machine) -> str:
 
 def _collectives_reading(machine: Machine) -> str:
     usual = operations(machine.collectives[0].setting.device)[0]
+    # That of gradients, among the most workers: the one that training waits for.
     entry = max(machine.collectives, key=lambda c: (c.operation == usual, c.setting.workers))
     rates = [point.num_bytes / point.seconds.value for point in entry.table]
     half = next(

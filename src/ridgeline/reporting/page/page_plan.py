@@ -53,12 +53,14 @@ def plan_reading(ranking: Ranking) -> str:
     if not rivals:
         return f"{text}; no other was allowed or possible."
     rival = rivals[0]
+    # Over the whole run: a faster step may not earn back what was compiled for it.
     if ranking.steps is not None and (best.compile_s or rival.compile_s):
         mine, other = (units.seconds(c.total_s(ranking.steps)) for c in (best, rival))
         return (
             f"{text}; over {ranking.steps} steps, compiling included, the chosen one takes {mine} and the "
             f"next {other}."
         )
+    # A measurement is compared with none but another one.
     how = "measured" if best.measured is not None and rival.measured is not None else "predicted"
     mine, other = (_sample_ns(candidate, how) for candidate in (best, rival))
     gap = other / mine - 1 if mine else 0.0

@@ -58,6 +58,7 @@ def predicted_scaling_reading(scaling: PredictedScaling) -> str:
     most = max(scaling.points, key=lambda point: point.samples_per_s)
     if most != last:
         parts.append(f"the most is done by {_workers(most.workers)}")
+    # Told by the low end of its interval: a gain within the spread is none.
     best = max(scaling.levers, key=lambda lever: lever.gain, default=None)
     if best is not None:
         parts.append(

@@ -48,6 +48,7 @@ def verdict_section(
         parts.append(bars(step_bars(timelines, expected), label="Time of a step"))
     tiles = result_tiles(verdict, predicted, measured, workload)
     parts.append(tag("dl", *(_tile(*tile) for tile in tiles), class_="tiles"))
+    # A verdict has those of its timelines among its own.
     notes = verdict.notes if verdict is not None else [n for t in timelines for n in t.notes]
     parts.append(_notes(tuple(dict.fromkeys(notes))))
     return tag("section", *parts, class_="verdict", id="verdict", aria_labelledby="verdict-title")

@@ -109,6 +109,7 @@ def roofline_reading(machine: Machine, setting: Setting, groups: Sequence[OpGrou
     unplaced = total - sum(group.seconds for group in placed(groups))
     ridge = ""
     if memory is not None:
+        # Of a dtype that the step uses, and not of the fastest that the machine has.
         used = {group.dtype for group in placed(groups)}
         top = next((ceiling for ceiling in compute if ceiling.dtype in used), compute[0])
         value = top.rate.value / memory.rate.value
@@ -138,6 +139,7 @@ def share_of_roof(machine: Machine, setting: Setting, groups: Sequence[OpGroup])
     weighted = total = 0.0
     for group in placed(groups):
         tops = [c.rate.value for c in compute if c.dtype == group.dtype]
+        # What has no ceiling of its own dtype is held against the highest.
         tops = tops or [compute[0].rate.value]
         roof = max(tops)
         if memory is not None:
@@ -190,6 +192,7 @@ def capacity_bytes(workload: Workload, machine: Machine | None) -> int:
     """Memory of one device of the workload's kind; 0 when the machine does not say."""
     devices = machine.devices if machine is not None else ()
     sizes = [device.memory_bytes for device in devices if device.kind == workload.device]
+    # The smallest, since every worker holds as much.
     return min(sizes, default=0)
 
 
@@ -222,6 +225,7 @@ def frames_section(
     """Predicted against measured, frame by frame; None unless both timelines are there."""
     if predicted is None or measured is None:
         return None
+    # What only one side has cannot be compared; the verdict lists it.
     pairs = [
         (frame.name, frame.predicted_ns * 1e-9, frame.measured_ns * 1e-9, frame_colour(frame.name))
         for frame in sorted(compare_frames(predicted, measured), key=lambda f: LANES.index(f.lane))
@@ -230,6 +234,7 @@ def frames_section(
     if not pairs:
         return None
     figure: Markup | None = None
+    # A single dot has nothing to stand beside.
     if sum(1 for pair in pairs if pair[1] > 0 and pair[2] > 0) >= 2:
         title = "Measured against predicted time of each frame"
         figure = tag(

@@ -60,6 +60,7 @@ def bound_units(text: str) -> str:
 def chart(identity: str, figure: Figure, label: str, *, has_keys: bool = False) -> Markup:
     """The place of a figure and its description, which the script of the page draws."""
     height = figure["layout"]["height"]
+    # The script needs the range that was drawn first, to come back to it.
     start, end = figure["layout"].get("xaxis", {}).get("range") or (0, 0)
     box = tag(
         "div",

@@ -43,6 +43,7 @@ def console(file: IO[str] | None = None) -> Console:
     stream = file or sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # a terminal without Unicode shows "?", and no error
+    # Rich would else colour every number in a sentence.
     target = Console(file=file, highlight=False, soft_wrap=False)
     if not target.is_terminal:
         target = Console(file=file, highlight=False, width=PIPED_WIDTH, color_system=None)
@@ -59,6 +60,7 @@ def machine_text(machine: Machine) -> RenderableType:
         f"{''.join(f', {name}' for name in names)}; torch {host.torch}; fingerprint {machine.fingerprint}"
     )
     figures = quantities_of(machine)
+    # A column that no row fills is left out.
     known = ["Datasheet"] if any(figure.stated for figure in figures) else []
     head = ("What", "Where", "Median", *known, "Spread", "Repeats within", "Samples", "Source")
     numbers = table(head, right=range(2, len(head) - 1))
@@ -201,7 +203,11 @@ def table(head: Sequence[str], *, right: Sequence[int] = ()) -> Table:
     for index, name in enumerate(head):
         is_number = index in right
         made.add_column(
-            name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+            # Numbers that are broken at their units cannot be compared.
+            name,
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
+            overflow="fold",
         )
     return made
 
@@ -237,6 +243,7 @@ def _size_tables(machine: Machine) -> list[RenderableType]:
         name = f"{entry.operation}\n{entry.backend}, {_workers(entry.setting)}"
         columns[name] = {p.num_bytes: units.seconds(p.seconds.value) for p in entry.table}
     for kind, seconds in links_by_kind(machine).items():
+        # In two lines, as a column is as wide as its heading.
         name = kind.replace(", ", "\n")
         columns[name] = {size: units.seconds(time) for size, time in seconds.items()}
     if not columns:

@@ -20,6 +20,7 @@ def exchanges_text(rows: Sequence[ExchangeRow], heading: str) -> RenderableType:
     """
     found = table(("Way", "Sent", "Exchange", "Step", "Exact", "Verdict"), right=(1, 2, 3))
     for row in rows:
+        # What sets it apart names a way: its rhythm, else its codec, else its algorithm.
         way = ALGORITHMS[row.algorithm].label
         if row.compression != UNCOMPRESSED:
             way = COMPRESSIONS[row.compression].label

@@ -24,6 +24,7 @@ def levers_text(levers: Sequence[Lever]) -> RenderableType:
             units.seconds(lever.step_s),
             f"{lever.gain:.2f} x",
             f"{lever.low:.2f} .. {lever.high:.2f}",
+            # Twice as fast is the most that a part twice as fast can make of a step.
             Text(bar((lever.gain - 1.0), 24), style="cyan"),
         )
     return Group(title("Levers", _reading(ordered)), rows)
@@ -44,6 +45,7 @@ def _faster(part: str, factor: float) -> str:
 
 
 def _reading(ordered: Sequence[Lever]) -> str:
+    # By the low end of its interval: a gain within the spread is none.
     helping = [" and ".join(lever.factors) for lever in ordered if lever.low > LEAST_GAIN]
     if not helping:
         return "no part alone helps by more than its spread"

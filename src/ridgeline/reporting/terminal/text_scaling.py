@@ -65,6 +65,7 @@ def _runs(scaling: MeasuredScaling) -> RenderableType:
 
 
 def _laws(scaling: MeasuredScaling) -> RenderableType:
+    # All laws are read at the same numbers.
     counts = [point.workers for point in scaling.laws[0].points]
     head = ("Law", "Coefficients", "Worst miss", *(f"{count} workers" for count in counts))
     rows = table(head, right=range(2, 3 + len(counts)))

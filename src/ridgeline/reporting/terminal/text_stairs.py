@@ -21,6 +21,7 @@ def stairs_text(stairs: Sequence[Stair], caches: Mapping[str, int]) -> Renderabl
     rows = table(
         ("Bytes", "Access", "Spread", "Read in order", "One word a line", ""), right=range(5)
     )
+    # A cache ends at the last size that fits into it.
     for stair, after in zip(stairs, (*stairs[1:], None), strict=True):
         ends = [
             f"{name} ends"
@@ -40,4 +41,5 @@ def stairs_text(stairs: Sequence[Stair], caches: Mapping[str, int]) -> Renderabl
 
 def decades(seconds: float) -> str:
     """A bar that is longer by as much for each factor of ten."""
+    # Six decades, up to a millisecond, fill the width.
     return bar(math.log10(max(seconds, SHORTEST_S) / SHORTEST_S) / 6.0, WIDTH)

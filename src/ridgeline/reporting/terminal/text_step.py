@@ -82,6 +82,7 @@ def timeline_text(
         for lane in LANES:
             frames = timeline.lane(lane)
             if frames:
+                # The legend has the letters that are there, and no others.
                 used.update({kind(span.name): _word(span.name) for span in frames})
                 parts.append(Text.assemble(f"{lane:>14} ", _lane(frames, longest, width)))
     legend = ", ".join(f"{_LETTERS[name]} {used[name]}" for name in _LETTERS if name in used)
@@ -157,6 +158,7 @@ def _lane(frames: Sequence[Span], longest_ns: int, width: int) -> Text:
     scale = width / longest_ns
     for span in frames:
         start, end = span.start_ns * scale, span.end_ns * scale
+        # One character at least, or a short frame would not be seen.
         for index in range(int(start), min(width, max(int(start) + 1, int(-(-end // 1))))):
             covered = min(end, index + 1) - max(start, index)
             if covered > cells[index][0]:

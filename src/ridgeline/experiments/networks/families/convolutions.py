@@ -134,6 +134,7 @@ class SmallViT(nn.Module):
             batch_first=True,
             norm_first=True,
         )
+        # Torch nests no tensors with `norm_first`, and would warn.
         self.encoder = nn.TransformerEncoder(layer, sizes.blocks, enable_nested_tensor=False)
         self.norm = nn.LayerNorm(sizes.width)
         self.classifier = nn.Linear(sizes.width, classes)

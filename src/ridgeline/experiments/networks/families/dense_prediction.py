@@ -36,7 +36,9 @@ class UNet(nn.Module):
         super().__init__()
         widths = [width * 2**level for level in range(levels)]
         self.down = nn.ModuleList(
-            double_convolution(a, b) for a, b in zip([3, *widths], widths, strict=False)
+            # Not strict: the last width is the input of no level.
+            double_convolution(a, b)
+            for a, b in zip([3, *widths], widths, strict=False)
         )
         self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, 2) for w in reversed(widths[:-1]))
         self.joined = nn.ModuleList(double_convolution(2 * w, w) for w in reversed(widths[:-1]))
@@ -98,7 +100,9 @@ def pixel_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Cross entropy of pixels, and one minus the overlap of soft masks (Dice)."""
     images, labels = batch
     logits = model(images)
+    # Models of torchvision return a dict.
     logits = logits["out"] if isinstance(logits, dict) else logits
+    # In float32: sums over all pixels need more digits than 16 bits have.
     soft = logits.float().softmax(1)
     wanted = nn.functional.one_hot(labels, logits.shape[1]).movedim(3, 1).to(soft.dtype)
     common = 2.0 * (soft * wanted).sum((0, 2, 3))
@@ -116,6 +120,7 @@ def detection_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     plain = nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
     right = torch.sigmoid(logits) * wanted + (1 - torch.sigmoid(logits)) * (1 - wanted)
     weight = FOCAL_WEIGHT * wanted + (1 - FOCAL_WEIGHT) * (1 - wanted)
+    # A batch without objects would divide by nothing.
     count = is_object.sum().clamp(min=1)
     focal = (weight * (1 - right) ** FOCAL_POWER * plain).sum() / count
     # As a product with the mask: the number of objects stays on the device.
@@ -177,6 +182,7 @@ def _detector(scale: Scale) -> Parts:
     def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
         pixels = torch.randn(count, 3, side, side, generator=generator)
         found = torch.randint(0, classes + 1, (count, places), generator=generator)
+        # As few as in photographs, for which focal loss was made.
         is_object = torch.rand(count, places, generator=generator) < 0.02
         return pixels, found * is_object, torch.rand(count, places, 4, generator=generator)
 

@@ -30,6 +30,7 @@ class MessagePassing(nn.Module):
         """Node features [nodes, features] and edges [2, edges] to logits of each node."""
         source, target = edges
         ones = torch.ones_like(target, dtype=x.dtype)
+        # A node that no edge leads to would divide by nothing.
         degree = x.new_zeros(x.shape[0]).index_add(0, target, ones).clamp(min=1.0)
         for own, others in zip(self.own, self.others, strict=True):
             summed = torch.zeros_like(x).index_add(0, target, x[source])
@@ -58,11 +59,13 @@ class GraphAttention(nn.Module):
         score = nn.functional.leaky_relu(score, 0.2)
         index = target[:, None].expand_as(score)
         lowest = score.new_full((x.shape[0], self.heads), -torch.inf)
+        # Softmax is the same whatever is taken off all scores, so no gradient passes here.
         largest = lowest.scatter_reduce(0, index, score.detach(), "amax")
         weight = (score - largest[target]).exp()
         total = torch.zeros_like(largest).scatter_add(0, index, weight)
         weight = weight / total[target]
         messages = weight[:, :, None] * h[source]
+        # Under autocast messages have another dtype than what they are added up in.
         mixed = torch.zeros_like(h, dtype=messages.dtype).index_add(0, target, messages)
         return mixed.flatten(1)
 

@@ -72,6 +72,7 @@ def _gpt2(scale: Scale) -> Parts:
     }  # fmt: skip
 
     def make() -> nn.Module:
+        # The cache of keys is for generation, and would be one more output of each step.
         return transformers().GPT2LMHeadModel(transformers().GPT2Config(use_cache=False, **sizes))
 
     return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 50257)), own_loss)

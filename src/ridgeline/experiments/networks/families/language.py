@@ -51,6 +51,7 @@ def _encoder(scale: Scale) -> Parts:
     width, blocks, heads = (512, 6, 8) if scale == "gpu" else (64, 2, 4)
 
     def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
+        # From 1 on: 0 stands for tokens that are to be predicted.
         tokens = torch.randint(1, vocabulary, (count, length), generator=generator)
         lengths = torch.randint(length // 2, length + 1, (count, 1), generator=generator)
         is_padding = torch.arange(length)[None] >= lengths

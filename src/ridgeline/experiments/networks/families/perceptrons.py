@@ -59,6 +59,7 @@ class Experts(nn.Module):
         total = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             token, place = torch.where(picked == number)
+            # As usual code has it, though it reads a number that the device computed.
             if token.numel():
                 out = expert(x[token]) * weights[token, place, None]
                 total = total.index_add(0, token, out.to(total.dtype))
@@ -98,6 +99,7 @@ def heat_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     Source: Raissi et al., Physics-Informed Neural Networks (2019).
     """
     inside, at_start = batch
+    # A leaf of its own, since derivatives by the inputs are wanted and the batch stays as it is.
     inside = inside.detach().requires_grad_()
     u = model(inside)
     (slope,) = torch.autograd.grad(u.sum(), inside, create_graph=True)

@@ -35,6 +35,7 @@ class EdgeConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, points, inputs] to [N, points, outputs]."""
+        # Who is near is a choice, through which no gradient passes.
         with torch.no_grad():
             nearest = torch.cdist(x.float(), x.float()).topk(self.neighbours, largest=False).indices
         batch = torch.arange(x.shape[0], device=x.device)[:, None, None]

@@ -66,10 +66,12 @@ class PackedTagger(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Logits [N, T, tags]."""
+        # Torch packs by lengths in the host's memory.
         packed = pack_padded_sequence(
             self.embedding(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False
         )
         features, _ = self.lstm(packed)
+        # As long as the batch, also where none of its sequences is.
         padded, _ = pad_packed_sequence(features, batch_first=True, total_length=tokens.shape[1])
         return self.output(padded)
 

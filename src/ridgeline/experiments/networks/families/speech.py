@@ -105,6 +105,7 @@ def ctc_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     sound, texts, lengths = batch
     spoken = model(sound)
     durations = torch.full_like(lengths, spoken.shape[0])
+    # A text longer than its sound has an infinite loss, whose gradient is no number.
     return nn.functional.ctc_loss(spoken, texts, durations, lengths, zero_infinity=True)
 
 

@@ -38,6 +38,7 @@ def _small_vgg() -> nn.Module:
     vgg = models().vgg
     layers = [16, "M", 32, "M", 64, 64, "M", 64, 64, "M"]
     model = vgg.VGG(vgg.make_layers(layers), num_classes=FEW, init_weights=True)
+    # Images of 32 x 32 leave 2 x 2 places, for which the published classifier is too large.
     model.avgpool = nn.AdaptiveAvgPool2d((2, 2))
     model.classifier = nn.Sequential(
         nn.Linear(256, 256), nn.ReLU(), nn.Dropout(), nn.Linear(256, FEW)

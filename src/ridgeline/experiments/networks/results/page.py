@@ -83,6 +83,7 @@ def _joined(earlier: NetworkResult | None, later: NetworkResult) -> NetworkResul
 def _section(experiment: NetworksExperiment) -> Iterator[str]:
     ran = tuple(row for row in experiment.networks if not row.reason)
     versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
+    # 0 stands for as many as fill a turn.
     steps = experiment.steps or "some"
     yield f"## {experiment.hardware}"
     yield ""

@@ -205,6 +205,7 @@ def _family_errors(result: NetworkResult, family: Family, *, is_after: bool) -> 
 def _drifts(result: NetworkResult, allow: Sequence[str]) -> Iterator[float]:
     """Of each eager plan of one worker that is a plain form, its trial against its turns."""
     for plan in result.tried:
+        # A label begins with the workers; the other words are what differs from the usual step.
         workers, *words = plan.plan.split(", ")
         row = result.form("eager, channels-last" if "channels_last" in words else "eager")
         is_plain = plan.execution == "eager" and ("bf16" in words) == ("bf16" in allow)

@@ -39,6 +39,7 @@ class WholeStepGraph:
         step.optimizer.zero_grad(set_to_none=True)
         self._states = DropoutStates(step.model.modules())
         self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
+        # A pool of its own, which is given back with a capture that failed.
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
         try:
             # Other threads (a pool of compilers, a recorder) may call the device meanwhile.

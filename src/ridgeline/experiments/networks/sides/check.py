@@ -41,6 +41,7 @@ def check(request: NetworkRequest, subject: NetworkSubject, write: Write) -> Non
     nudged, batch = plain_step(subject, is_compiled=False, is_channels_last=False)
     with torch.no_grad():
         for parameter in nudged.model.parameters():
+            # Two units in the last place, so that every value really changes.
             parameter.mul_(1.0 + LAST_BIT)
     other = train(lambda: nudged(batch), nudged.model, subject)
     machine = Machine.load(request.machine) if request.machine else None

@@ -35,6 +35,7 @@ RECOMPILE_LIMIT = 64
 
 def main() -> None:
     """Do what the file named by the last argument asks for."""
+    # The experiment may be killed, while a compiler has minutes to go.
     end_with_parent(os.getppid())
     request = msgspec.json.decode(Path(sys.argv[-1]).read_bytes(), type=NetworkRequest)
     try:
@@ -58,6 +59,7 @@ def perform(request: NetworkRequest) -> None:
         answer = NetworkAnswer(first_s=time.perf_counter() - begin)
         write_atomically(Path(request.answer), msgspec.json.encode(answer))
         return
+    # The check is in float32, so that the precision is no part of what differs.
     precision = "bf16" if "bf16" in request.allow and request.task != "check" else "as-is"
     subject = NetworkSubject(
         network=catalog(request.sources)[request.network],

@@ -49,6 +49,7 @@ def first_step(request: NetworkRequest, subject: NetworkSubject, write: Write) -
     by_hand = _Entrants(subject)
     for form in forms_by_hand(subject):
         by_hand.admit(form)
+        # After each, so that no more than two hold memory.
         by_hand.drop_clearly_slower()
         write(msgspec.structs.replace(answer, forms=tuple(by_hand.rows.values())))
     by_hand.close()
@@ -80,12 +81,14 @@ def contest(request: NetworkRequest, subject: NetworkSubject, write: Write) -> N
         return ours.runner()
 
     tell(CHOOSING)
+    # First of all, while nothing is warm or compiled for another form.
     entry.admit(NetworkForm(AUTO, "ridgeline", prepared))
     answer = NetworkAnswer(first_s=ours.plan_s)
     if AUTO in entry.runners:
         answer = _chosen(ours)
         tell(ALONE)
         answer = _trained(answer, ours, request, subject)
+    # What other forms compile must not be found by `auto` in a later process.
     if not request.is_warm:
         use_cache(request.peer_cache)
     for form in plain_forms(subject):
@@ -166,6 +169,7 @@ class _Entrants:
             first_s = first_step_s(runner.run)
         except FAILURES as error:
             reason = reason_of(error)
+        # All or none: a form that some lack would wait for those in its first collective.
         if not _everywhere(not reason, self._subject):
             reason = reason or "it failed in another worker"
             if runner is not None:

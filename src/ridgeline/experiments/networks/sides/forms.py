@@ -119,6 +119,7 @@ def optimizer_options(
         device: Where the parameters are.
         is_captured: Whether its step goes into a CUDA graph.
     """
+    # What an optimizer offers depends on where its parameters are.
     example = network.make_optimizer([nn.Parameter(torch.zeros(1, device=device))])
     group = example.param_groups[0]
     options: dict[str, bool] = {}
@@ -143,9 +144,11 @@ def plain_step(
         batch = channels_last(batch)
     called: Any = model
     if world.size > 1:
+        # DDP refuses a list of devices on a CPU.
         devices = [world.device] if world.device.type == "cuda" else None
         called = DistributedDataParallel(model, device_ids=devices)
     if is_compiled:
+        # Around DDP, so that the compiler cuts the backward pass where buckets end.
         called = torch.compile(called)
     step = PlainStep(
         model,

@@ -37,6 +37,7 @@ def turn_of(step: Step, steps: int, world: World) -> Callable[[], float]:
 
     def turn() -> float:
         if world.size > 1:
+            # From a common start, or a worker would wait for a later one within its time.
             synchronize()
             dist.barrier(group=world.group())
         return largest_of_workers(time_block(step, steps), world)
@@ -81,6 +82,7 @@ def rough_s(step: Step, steps: int, world: World) -> float:
 
 def steps_of_turn(step: Step, world: World, wanted: int = 0) -> int:
     """How many steps make a turn: those wanted, but enough to last; 0: as many as fill one."""
+    # As the slowest has it, so that all take the same number of steps.
     once_s = largest_of_workers(min(time_block(step, 2) for _ in range(2)), world)
     if wanted:
         return max(wanted, min(MOST_SHORT_STEPS, round(LEAST_TURN_S / once_s)))

@@ -158,6 +158,16 @@ def test_numbers_of_workers_go_on_as_they_began(devices: str, counts: tuple[int,
     assert inputs.counts(devices) == counts
 
 
+def test_dots_stand_for_no_more_numbers_than_a_table_shows() -> None:
+    """What would list a billion sizes is refused before they are made."""
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        inputs.counts("2,3,...,1000000000")
+    assert str(caught.value) == (
+        "wanted at most 1000 numbers in place of ..., got 999999996 in '2,3,...,1000000000'; begin with "
+        "numbers that are further apart, or that double"
+    )
+
+
 @pytest.mark.parametrize(
     "devices", ["...", "1,...,8", "1,2,...", "4,2,...,8", "1,2,...,2", "...,2,4"]
 )

@@ -69,3 +69,20 @@ def test_the_newest_run_is_one_of_the_same_task(
         os.utime(request, ns=(number, number))
     assert run_directory.newest("gpt2") == Path("runs/gpt2-20260131-1")
     assert run_directory.newest("my/a[1].py") == Path("runs/a[1]-20260131-1")
+
+
+def test_a_lock_that_goes_while_it_is_looked_at_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner removes it last: the one who waited takes a lock of its own."""
+    same, looks = os.path.samestat, []
+
+    def removed_once(*stats: os.stat_result) -> bool:
+        looks.append(stats)
+        if len(looks) == 1:
+            raise FileNotFoundError
+        return same(*stats)
+
+    monkeypatch.setattr(os.path, "samestat", removed_once)
+    with claimed("mlp", tmp_path / "mine", resume=False):
+        assert len(looks) == 2

@@ -43,3 +43,11 @@ def test_a_clone_of_an_argument_is_a_result() -> None:
     with emulated_graphs(), hybridize(cloned, x, "graph") as hybrid:
         for given in (x, x + 1.0):
             torch.testing.assert_close(hybrid(given), cloned(given))
+
+
+def test_inputs_kept_in_place_hold_no_graph_of_calls() -> None:
+    """Arguments that want gradients are copied as numbers: calls are inference."""
+    with hybridize(lambda x: x * 2, torch.ones(3), "eager", static_io=True) as hybrid:
+        for _ in range(2):
+            hybrid(torch.ones(3, requires_grad=True) * 3)
+        assert [tensor.grad_fn for tensor in hybrid.inputs] == [None]

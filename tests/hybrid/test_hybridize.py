@@ -192,6 +192,20 @@ def test_other_shapes_up_to_the_limit_then_eager() -> None:
         )
 
 
+def test_what_could_not_be_read_is_noted_by_its_reason_alone() -> None:
+    """Shapes that a branch on values keeps from being captured are none beyond the limit."""
+
+    def branching(x: Tensor) -> Tensor:
+        return x * 2 if len(x) < 3 or x.sum() > 0 else x * 3
+
+    with hybridize(branching, torch.ones(2, 8), "compiled", max_shapes=8) as hybrid:
+        for _ in range(3):
+            same(hybrid, branching, torch.ones(4, 8))
+        (note,) = hybrid.report.notes
+        assert note.startswith("another shape or setting ran eagerly: ")
+        assert hybrid.report.counters["eager_calls"] == 3
+
+
 @pytest.mark.parametrize("mode", ["script", "compiled", "packaged"])
 def test_shapes_that_no_result_shows_have_programs_of_their_own(mode: str) -> None:
     """A number comes of any batch, by operators of the same names."""

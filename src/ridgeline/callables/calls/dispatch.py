@@ -42,6 +42,10 @@ WRITING = "calls that change more than the values of tensors, such as those that
 REPLACED = "parameters, modules, hooks or objects were replaced after the capture: captured again"
 MOST_READINGS = 32
 """After so many calls that were read again, what changes changes all the time, and reading takes longer."""
+MANY_READINGS = (
+    f"calls after {MOST_READINGS} that had to be read again ran eagerly: what changes in them changes all "
+    "the time"
+)
 
 
 class Captured(NamedTuple):
@@ -225,8 +229,11 @@ class CallDispatch:
         """A captured program for these arguments, made now; None if this call has to run eagerly."""
         kind = self._signature(inputs)
         # Reading takes longer than many calls, so it ends after some that led to nothing.
-        if kind in self._unread or self._num_readings >= MOST_READINGS:
-            self._count_eager(self._most_shapes())
+        if kind in self._unread:  # a note said why
+            self.counters["eager_calls"] += 1
+            return None
+        if self._num_readings >= MOST_READINGS:
+            self._count_eager(MANY_READINGS)
             return None
         self._num_readings += 1
         # A program without gradients reads the same whether an argument requires some.

@@ -130,9 +130,11 @@ class Entry:
                 "static_io=True there is one signature: hybridize again for another"
             )
         static, given = pytree.tree_leaves(self.inputs), pytree.tree_leaves(args)
-        for target, source in zip(static, given, strict=True):
-            if isinstance(target, Tensor):
-                target.copy_(source)
+        # A recorded copy would hold the graph of each call's arguments, and the one before it.
+        with torch.no_grad():
+            for target, source in zip(static, given, strict=True):
+                if isinstance(target, Tensor):
+                    target.copy_(source)
 
     def _run_first(self, fn: Callable[..., Any]) -> None:
         """The first call, in which a program can still turn out to be beyond its mode."""

@@ -103,13 +103,21 @@ def _locked(run_dir: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether an open file is still the one at that path."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def _open_locked(path: Path) -> int:
     """The lock file, locked; one that its owner removed in between counts for nothing."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            if _is_at(handle, path):
                 return handle
         except BlockingIOError:
             owner = os.read(handle, 32).decode() or "without a number yet"

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MEMORY_FORMATS = ("channels_last",)
 """Traced besides the task's own: the search compares them where images are convolved."""
 TRACING = "tracing the step"
+MOST_COUNTS = 1000
+"""Numbers that `...` may stand for: each is simulated, and a table with more is not read."""
 MEASURED = "measured"
 """In the place of how devices differ: as their measurements do."""
 
@@ -58,18 +60,23 @@ def counts(text: str) -> tuple[int, ...]:
             raise argparse.ArgumentTypeError(
                 f"wanted two rising numbers before ... and a larger one after it, got {text!r}"
             )
-        found += _going_on(found, end)
+        following = _going_on(found, end)
+        if len(following) > MOST_COUNTS:
+            raise argparse.ArgumentTypeError(
+                f"wanted at most {MOST_COUNTS} numbers in place of ..., got {len(following)} in {text!r}; "
+                "begin with numbers that are further apart, or that double"
+            )
+        found += following
     return tuple(dict.fromkeys(found))
 
 
-def _going_on(found: Sequence[int], end: int) -> list[int]:
+def _going_on(found: Sequence[int], end: int) -> Sequence[int]:
     """What follows below `end`: 1, 2, 4 doubles, and 2, 4, 6 adds, as the step to the last number shows."""
     before, last = found[-2:]
     rise = last - before
     # A multiple of the number before it cannot rise evenly from a third one, which would be below 1.
     adds = last % before != 0
-    following = range(last + rise, end, rise) if adds else _powers(last, last // before, end)
-    return [*following]
+    return range(last + rise, end, rise) if adds else [*_powers(last, last // before, end)]
 
 
 def _powers(last: int, factor: int, end: int) -> Iterator[int]:

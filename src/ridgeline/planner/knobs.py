@@ -128,10 +128,12 @@ def make_request(
             )
     device = next(iter(workloads.values())).device
     _check_device(device, checked, allow)
+    # For the largest number: an exchange may need more workers than the smaller ones have.
     check_exchanges(checked, allow, device, max(workloads))
     execution = checked.get("execution")
     if execution is not None and MODES[execution].is_one_program:
         check_alone(execution, min(workloads))
+        # One program exchanges nothing, so plans for more workers would all be refused one by one.
         workloads = {1: workloads[1]}
     return PlanRequest(machine, workloads, device, checked, tuple(allow), steps)
 
@@ -161,6 +163,7 @@ def enumerate_plans(request: PlanRequest) -> tuple[list[Plan], list[Pruned]]:
         ways, without = exchanging_plans(request, found)
         plans += ways
         for one in without:
+            # The same way is ruled out in every frame of threads, execution and precision.
             if not any(_is_told(one, known) for known in pruned):
                 pruned.append(one)
     held = held_plans(request.machine, request.workloads, request.fixed, plans)
@@ -181,6 +184,7 @@ def enumerate_model_graphs(request: PlanRequest) -> list[Plan]:
     found: list[Plan] = []
     for execution in MODEL_GRAPHS:
         plans, _ = enumerate_plans(alone._replace(fixed={**request.fixed, "execution": execution}))
+        # Its gradients are overwritten by the next backward pass, so a replayed model cannot accumulate.
         found += [plan for plan in plans if plan.accumulate == 1]
     return found
 
@@ -239,6 +243,7 @@ def _frames(request: PlanRequest) -> Iterator[Plan]:
         precisions = (fixed["precision"],)
     feed = Feed(depth=fixed.get("depth", Feed().depth))
     for workers in sorted(request.workloads):
+        # Workers that share cores in turns would each be as slow as the turns.
         if not _has_room(request, workers):
             continue
         alone = [e for e in executions if workers == 1 or exchanges_in(e, fixed, request.device)]
@@ -261,6 +266,7 @@ def _forms(request: PlanRequest, plan: Plan) -> Iterator[Plan]:
     mode = MODES[plan.execution]
     workload = request.workloads[plan.workers]
     on_gpu = request.device == "cuda"
+    # A captured step takes the fused form anyway, so it would be the same plan twice.
     is_fusable = on_gpu and not mode.is_replayed_on("cuda") and workload.fused_optimizer_bytes
     may_draw = "random" in request.allow and workload.draws_random
     moves_draws = not _draws_alike(workload, plan)
@@ -317,6 +323,7 @@ def _has_room(request: PlanRequest, workers: int) -> bool:
     """Whether a number of workers that is not fixed fits the cores."""
     if request.device == "cuda" or len(request.workloads) == 1 or "workers" in request.fixed:
         return True
+    # At least one thread each, also where the number is left open.
     return workers * max(1, request.fixed.get("threads", 1)) <= request.machine.host.cores
 
 

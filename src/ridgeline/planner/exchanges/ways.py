@@ -26,6 +26,7 @@ def exchanging_plans(request: "PlanRequest", plan: Plan) -> tuple[list[Plan], li
         plan: Its other knobs are decided, and it fits in memory.
     """
     workload = request.workloads[plan.workers]
+    # By number of workers: some algorithms need more of them than this plan has.
     ways = exchanges(request.fixed, request.allow, request.device, plan.workers)
     if not ways:
         reason = "has fewer workers than the exchange that is fixed takes"
@@ -67,6 +68,7 @@ def _bucket_choices(request: "PlanRequest", plan: Plan) -> list[tuple[int, ...]]
     total = sum(p.num_bytes for p in bucket_gradients(workload, plan.sync))
     choices: list[tuple[int, ...]] = [DEFAULT_BUCKET_BYTES]
     if total > DEFAULT_BUCKET_BYTES[0]:
+        # One bucket pays one latency, and is the best cut where nothing hides communication.
         choices.append((total,))
     try:
         searched = searched_bucket_bytes(request.machine, workload, plan)
@@ -74,4 +76,5 @@ def _bucket_choices(request: "PlanRequest", plan: Plan) -> list[tuple[int, ...]]
         searched = None  # simulating the plan will say what is missing
     if searched is not None:
         choices.append(searched)
+    # What was searched may be one of the other two.
     return list(dict.fromkeys(choices))

@@ -70,6 +70,7 @@ class Allowance(NamedTuple):
         compiled = [c.compile_s for c in tried if is_compiled(c.plan)]
         fastest = min(tried, key=lambda c: c.cost_s(self.steps), default=None)
         has_won = fastest is not None and is_compiled(fastest.plan)
+        # Compiling is charged as measured, so a cached program leaves more of the budget than was expected.
         return Room(
             tries=self.tries - num_tried,
             compile_s=max(0.0, self.compile_s - sum(compiled)),
@@ -116,10 +117,12 @@ def tried_in_turn(
                 *left_untried(candidates, room, device=allowance.device),
             ]
         spent = allowance.clock() - begin
+        # A trial that failed may have ended anywhere, so its seconds say nothing of an overhead.
         if tried.measured is not None:
             steps_s = trial_steps(tried.plan, tried.step_s) * tried.step_s
             # What starting workers and checking took: the next trial will need as much.
             overheads.append(max(0.0, spent - tried.compile_s - steps_s))
+        # In place: ties in what follows are broken by this order.
         candidates = [*candidates[:index], tried, *candidates[index + 1 :]]
         if has_obstacles:
             candidates = _without_graphs(candidates, tried, allowance.device)

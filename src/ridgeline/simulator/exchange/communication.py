@@ -77,6 +77,7 @@ def find_table(machine: Machine, operation: CollectiveOperation, setting: Settin
             for entry in machine.collectives
             if entry.operation == name and entry.setting.device == setting.device and entry.table
         ]
+        # A host of one device needs no table: everything leaves it.
         if crossed and (found or crossed[0].devices == 1):
             return _between_hosts(operation, found, setting, crossed)
         if found:
@@ -113,6 +114,7 @@ def _scaled(found: Sequence[Collective], setting: Setting) -> CostTable:
         if entry.setting.threads != setting.threads:
             note = f"{entry.operation} over {setting} assumed as measured over {entry.setting}"
         return CostTable(_points(entry), 0.0, 1.0, 1.0, note)
+    # The largest has the most messages in its latency, and is mostly the nearest to what is asked for.
     entry = max(found, key=lambda e: e.setting.workers)
     measured, wanted = entry.setting.workers, setting.workers
     points = _points(entry)
@@ -134,6 +136,7 @@ def _between_hosts(
 ) -> CostTable:
     """The table of a job on several hosts of the described cluster, from that of one host."""
     in_host = crossed[0].devices
+    # A table over more devices than a host of the cluster has would hold links that are not inside.
     fitting = [entry for entry in found if entry.setting.workers <= in_host]
     entry = max(fitting, key=lambda e: e.setting.workers) if fitting else None
     inside = () if entry is None else _points(entry)
@@ -166,6 +169,7 @@ def ring_latency(points: Sequence[Point]) -> float:
         sum(w * (s - mean_s) * (t - mean_t) for w, (s, t) in zip(weights, points, strict=True))
         / spread
     )
+    # A fit may leave the range of what was measured where small sizes are slow by chance.
     return min(max(mean_t - slope * mean_s, 0.0), least)
 
 
@@ -204,6 +208,7 @@ def overlap_slowdown(
     usual_s = sum(length**2 for length in kernels_s) / total_s if total_s else 0.0
     entry = min(known[nearest], key=partial(_distance, usual_s))
     slowdown: dict[Lane, float] = {
+        # Below 1 is noise: nothing gets faster by what runs beside it.
         "compute": max(1.0, entry.compute_slowdown.value),
         "communication": max(1.0, entry.communication_slowdown.value),
     }

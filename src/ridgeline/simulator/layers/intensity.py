@@ -138,6 +138,7 @@ class _Limits(NamedTuple):
 
 def _intensity(layer: Layer, workload: Workload, workers: int, limits: _Limits) -> Intensity:
     data = data_parallel_bytes(layer.gradient_bytes, workers)
+    # All workers' samples, since each has the whole batch where columns are split.
     model = model_parallel_bytes(
         workers * layer.gathered_bytes, workers * layer.reduced_bytes, workers
     )
@@ -193,4 +194,5 @@ def _link_rate(machine: Machine, setting: Setting) -> tuple[float | None, str]:
         return None, f"there is no ridge point: {error}"
     factor = bus_bandwidth_factor(SUM, setting.workers)
     rates = [factor * size / table_cost(table, size).seconds for size, _ in table.points]
+    # The largest rate, since a roofline leaves latencies out.
     return max(rates), table.note

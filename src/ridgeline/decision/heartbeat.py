@@ -52,6 +52,7 @@ class Heartbeat:
     @contextlib.contextmanager
     def during(self, what: str, expected_s: float = 0.0) -> Iterator[None]:
         """What happens inside is reported as `what`, and afterwards what was reported before."""
+        # Nested: what goes on outside continues when the inside is done.
         before, self._work = self._work, _Work(what, self._clock(), expected_s)
         try:
             yield
@@ -92,6 +93,7 @@ class Heartbeat:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
+        # Joined, so that no line comes after what is said next.
         if self._thread is not None:
             self._thread.join()
 

@@ -84,6 +84,7 @@ class Group:
         for rank in range(workers):
             log = self._stack.enter_context((self._directory / f"output.{rank}").open("wb"))
             command = [name, target, device, str(first_gpu)]
+            # What the caller names wins: it knows more of its workers than the defaults.
             variables = _environment(rank, workers, threads, deadline_s) | dict(environment or {})
             prefix = prefixes[rank] if prefixes else ()
             self._processes.append(_started(prefix, command, variables, log))
@@ -168,6 +169,7 @@ def run_in_group(
     Cost: Starts interpreters and imports torch in each: about 2 s.
     """
     if group is not None and not group.serves((target, workers, threads, device, first_gpu)):
+        # Its processes would otherwise run beside those that measure.
         group.close()
         group = None
     if group is None:
@@ -190,6 +192,7 @@ def _started(
 ) -> "subprocess.Popen[bytes]":
     """A worker process; its standard input is its lifeline."""
     return subprocess.Popen(
+        # Without the directory of the caller in front, where a file may be called like a module.
         [*prefix, sys.executable, "-P", "-u", "-m", group_worker.__name__, *arguments],
         stdin=subprocess.PIPE,
         stdout=log,
@@ -242,6 +245,7 @@ def _wait(
             raise failure(target, len(processes), failed, directory)
         if all(code == 0 for code in codes):
             return
+        # After the codes: workers that ended in time are no late ones, however late this looks.
         if time.monotonic() > limit:
             late = next(rank for rank, code in enumerate(codes) if code is None)
             _end(processes)
@@ -273,6 +277,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         if process.stdin is not None:
             process.stdin.close()  # the worker's lifeline
         if process.poll() is None:
+            # SIGTERM to all before waiting for any, so that the grace is theirs together.
             process.terminate()
     limit = time.monotonic() + GRACE_S
     for process in processes:

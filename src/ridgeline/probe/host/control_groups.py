@@ -35,6 +35,7 @@ def cpu_periods(root: Path = ROOT) -> Periods | None:
     for folder in _groups("cpu", root):
         lines = (line.split() for line in text_of(folder / "cpu.stat").splitlines())
         counts = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+        # A group without a quota counts no periods.
         if counts.get("nr_periods"):
             found.append(Periods(counts["nr_periods"], counts.get("nr_throttled", 0)))
     return max(found, key=lambda periods: periods.throttled, default=None)
@@ -56,6 +57,7 @@ def cpu_quota(root: Path = ROOT) -> Grant | None:
         quota, period = text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal():  # -1: none
             found.append(Grant(int(quota) / int(period), "cgroup cpu.cfs_quota_us"))
+    # The narrowest group decides: limits of those above hold as well.
     return min(found, default=None)
 
 
@@ -126,6 +128,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         for mount in mine:
             top = root / mount.point.relative_to("/")
             below = _below(mount, path)
+            # With the groups above, whose limits this one's file does not show.
             yield from (top / part for part in (below, *below.parents))
 
 
@@ -145,5 +148,6 @@ def text_of(path: Path) -> str:
     """Content of a small file; empty where there is none, or it is not for us."""
     try:
         return path.read_text().strip()
+    # Files of control groups differ by version, by level and by who mounts them.
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return ""

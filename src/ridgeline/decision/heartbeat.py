@@ -85,6 +85,8 @@ class Heartbeat:
     def __enter__(self) -> Self:
         if self._say is not None:
             self.spoke()
+            # Set by the end of an earlier context, which would end this thread at once.
+            self._is_over.clear()
             self._thread = threading.Thread(
                 target=self._run, name="ridgeline-heartbeat", daemon=True
             )

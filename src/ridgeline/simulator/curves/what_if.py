@@ -161,7 +161,8 @@ def _faster_timings(
 ) -> tuple[OperatorTiming, ...]:
     if workload is None or all(factor == 1.0 for factor in rates.values()):
         return machine.timings
-    ops = {op.key: op for op in workload.ops}
+    # Traces in other precisions and memory formats too: plans that run so are priced by their timings.
+    ops = {op.key: op for load in (workload, *workload.variants) for op in load.ops}
     faster = []
     bounds: dict[tuple[Setting, str], str] = {}
     for entry in machine.timings:

@@ -8,6 +8,7 @@ from ridgeline.errors import MachineError, PlanError
 from ridgeline.machine import Setting
 from ridgeline.plan import DEFAULT_BUCKET_BYTES
 from ridgeline.planner import Candidate, Ranking, choose
+from ridgeline.workload import Workload
 from strategies import make_machine, make_workload
 
 MS = 1_000_000
@@ -169,6 +170,39 @@ def test_memory_decides_on_micro_batches() -> None:
         "the whole batch does not fit in memory; 4 micro-batches do"
     )
     assert ranking.choice("accumulate").origin == "search"
+
+
+def _with_state(state_bytes: int) -> Workload:
+    """A step of 17 MB in two workers, of which the optimizer's state is a part."""
+    workload = make_workload(gradient_bytes=[1_000_000] * 4, activation_bytes=1000)
+    points = (msgspec.structs.replace(p, state_bytes=state_bytes) for p in workload.memory)
+    return msgspec.structs.replace(workload, memory=tuple(points))
+
+
+def test_memory_is_judged_by_the_exchange_that_is_fixed() -> None:
+    """Each worker keeps a part of the optimizer's state where the update is divided."""
+    machine, fixed = make_machine(memory_bytes=2 * 16_000_000), {"accumulate": 1}
+    with pytest.raises(PlanError, match="of memory per worker"):
+        choose(machine, _with_state(8_000_000), world_size=2, fixed=fixed)
+    found = choose(
+        machine, _with_state(8_000_000), world_size=2, fixed=fixed | {"algorithm": "sharded"}
+    )
+    assert found.best.plan.sync.algorithm == "sharded"
+
+
+def test_what_a_compression_remembers_must_fit_in_memory() -> None:
+    """A plan whose residual does not is left out, once for each compression."""
+    machine = make_machine(memory_bytes=2 * 20_000_000)
+    found = choose(
+        machine,
+        _with_state(8_000_000),
+        world_size=2,
+        allow=("compression",),
+        fixed={"accumulate": 1},
+    )
+    assert {c.plan.sync.compression for c in found.candidates} == {"none"}
+    told = [n for n in found.notes if "int8" in n and "of memory per worker" in n]
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from ridgeline.planner.exchanges.exchanges import (
 )
 from ridgeline.planner.exchanges.held import held_plans
 from ridgeline.planner.exchanges.pruning import Pruned, fitting
-from ridgeline.planner.exchanges.ways import exchanging_plans
+from ridgeline.planner.exchanges.ways import exchanging_plans, with_first_way
 from ridgeline.simulator.compiler.fusion import blocks_of
 from ridgeline.workload import Workload
 
@@ -156,7 +156,8 @@ def enumerate_plans(request: PlanRequest) -> tuple[list[Plan], list[Pruned]]:
             pruned.append(Pruned(plan, reason, "fix another execution"))
             continue
         may_split = "accumulate" not in request.fixed
-        found = fitting(request.machine, workload, plan, may_split=may_split)
+        first = with_first_way(request, plan)
+        found = fitting(request.machine, workload, first, may_split=may_split)
         if isinstance(found, Pruned):
             pruned.append(found)
             continue
@@ -173,7 +174,7 @@ def enumerate_plans(request: PlanRequest) -> tuple[list[Plan], list[Pruned]]:
 def _is_told(one: Pruned, known: Pruned) -> bool:
     """Whether a plan that was ruled out says nothing that one which is known does not."""
     is_alike = (one.reason, one.plan.workers) == (known.reason, known.plan.workers)
-    return one == known or (is_alike and one.is_of_workload)
+    return one == known or (is_alike and (one.is_of_workload or one.plan.sync == known.plan.sync))
 
 
 def enumerate_model_graphs(request: PlanRequest) -> list[Plan]:

@@ -89,6 +89,20 @@ def test_the_host_adds_nothing_to_a_replay(device: str, tried: bool) -> None:
     assert sorted(found) == (["compiled", "compiled+graph"] if tried else ["compiled+graph"])
 
 
+@pytest.mark.parametrize("threads", [0, 4])
+def test_what_a_gpu_replays_comes_before_what_its_host_calls(threads: int) -> None:
+    """Also where the user has said with how many threads that host computes."""
+    called, replayed = (
+        make_candidate("compiled", 0.99, 1.0),
+        make_candidate("compiled+graph", 1.0, 1.0),
+    )
+    candidates = [
+        msgspec.structs.replace(c, plan=msgspec.structs.replace(c.plan, threads=threads))
+        for c in (called, replayed)
+    ]
+    assert _trials(candidates, "cuda") == ["compiled+graph"]
+
+
 def test_one_program_is_tried_once() -> None:
     """A package is the step graph called more cheaply: it is tried too only where that matters."""
     alike = [make_candidate("packaged", 1.0, 1.0), make_candidate("step-graph", 1.01, 1.0)]

@@ -101,10 +101,12 @@ def remainder(request: Request, done: Findings, key: str) -> Request:
     """What of a request is left to measure after `done`, without the operator `key`."""
     rated = {entry.setting for entry in done.ceilings}
     joined = {entry.setting for entry in done.collectives}
+    encoded = {entry.setting for entry in done.codecs}
     return msgspec.structs.replace(
         request,
         ceilings=tuple(setting for setting in request.ceilings if setting not in rated),
         collectives=tuple(setting for setting in request.collectives if setting not in joined),
+        codecs=tuple(setting for setting in request.codecs if setting not in encoded),
         dispatch=request.dispatch and not done.dispatch,
         links=request.links and not done.links,
         skip=(*request.skip, key),

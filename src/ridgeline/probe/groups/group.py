@@ -76,18 +76,21 @@ class Group:
         self._kind: Kind | None = (target, workers, threads, device, first_gpu)
         self._target = target
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._stack = ExitStack()
-        name = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ridgeline-group-"))
-        self._directory = Path(name)
-        # Registered before the first start: should one fail, those before it are ended as well.
-        self._stack.callback(_end, self._processes)
-        for rank in range(workers):
-            log = self._stack.enter_context((self._directory / f"output.{rank}").open("wb"))
-            command = [name, target, device, str(first_gpu)]
-            # What the caller names wins: it knows more of its workers than the defaults.
-            variables = _environment(rank, workers, threads, deadline_s) | dict(environment or {})
-            prefix = prefixes[rank] if prefixes else ()
-            self._processes.append(_started(prefix, command, variables, log))
+        # Until all have started nobody else can end those that did.
+        with ExitStack() as stack:
+            folder = tempfile.TemporaryDirectory(prefix="ridgeline-group-")
+            name = stack.enter_context(folder)
+            self._directory = Path(name)
+            stack.callback(_end, self._processes)
+            for rank in range(workers):
+                log = stack.enter_context((self._directory / f"output.{rank}").open("wb"))
+                command = [name, target, device, str(first_gpu)]
+                variables = _environment(rank, workers, threads, deadline_s)
+                # What the caller names wins: it knows more of its workers than the defaults.
+                variables |= dict(environment or {})
+                prefix = prefixes[rank] if prefixes else ()
+                self._processes.append(_started(prefix, command, variables, log))
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self

@@ -184,6 +184,8 @@ def test_what_was_assumed_is_said() -> None:
         "all_reduce over 8 workers: by the laws of rings and trees from hosts measured over 2 workers, and the "
         "cluster as described (2 behind 10.0 Gbit/s, 5.00 us)"
     )
+    gathered = collective_seconds(machine, "all_gather", 1e6, setting)
+    assert gathered.note.endswith("; all_gather was not measured: assumed as all_reduce")
     with pytest.raises(MachineError, match="wanted the time of all_reduce over 8 workers"):
         collective_seconds(
             msgspec.structs.replace(machine, collectives=()), "all_reduce", 1e6, setting

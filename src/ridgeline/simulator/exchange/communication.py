@@ -77,16 +77,18 @@ def find_table(machine: Machine, operation: CollectiveOperation, setting: Settin
             for entry in machine.collectives
             if entry.operation == name and entry.setting.device == setting.device and entry.table
         ]
+        table = None
         # A host of one device needs no table: everything leaves it.
         if crossed and (found or crossed[0].devices == 1):
-            return _between_hosts(operation, found, setting, crossed)
-        if found:
+            table = _between_hosts(operation, found, setting, crossed)
+        elif found:
             table = _scaled(found, setting)
-            if name != operation:
-                table = table._replace(
-                    note=_join(table.note, f"{operation} was not measured: assumed as {name}")
-                )
+        if table is None:
+            continue
+        if name == operation:
             return table
+        note = f"{operation} was not measured: assumed as {name}"
+        return table._replace(note=_join(table.note, note))
     known = ", ".join(f"{c.operation} at {c.setting}" for c in machine.collectives) or "none"
     raise MachineError(
         f"wanted the time of {operation} over {setting.workers} workers ({setting.device}), got a "

@@ -12,8 +12,9 @@ SCALE_BYTES = 4
 """One float32 scale beside the elements that it scales."""
 INDEX_BYTES = 4
 VALUE_BYTES = 4
-_PART_ELEMENTS, _PART_BYTES = 16, 64
 """Position and float32 value of an element that is sent by itself."""
+_PART_ELEMENTS, _PART_BYTES = 16, 64
+"""To whose multiples parts of an update begin, see `update_shard_elements`."""
 
 
 def share_elements(num_elements: int, workers: int, block: int = 1) -> int:

@@ -160,7 +160,7 @@ def run_in_group(
         deadline_s: Seconds after which the group is ended; infinite for none: only collectives end then.
         first_gpu: The GPU of rank 0.
         environment: Variables to add to those of the workers.
-        hanging: Asked about once a second for a rank that makes no progress; then the group is ended.
+        hanging: Asked about twice a second for a rank that makes no progress; then the group is ended.
         prefixes: What precedes the command of each worker, by rank, and runs it in its own process, e.g. in
             another network namespace; empty for nothing.
         group: One that was started ahead, and is used where it serves that; ended by this in any case.

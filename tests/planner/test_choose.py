@@ -6,6 +6,7 @@ from planned_loads import make_loads
 
 from ridgeline.errors import MachineError, PlanError
 from ridgeline.machine import Setting
+from ridgeline.machine.cluster import Level
 from ridgeline.plan import DEFAULT_BUCKET_BYTES
 from ridgeline.planner import Candidate, Ranking, choose
 from ridgeline.workload import Workload
@@ -116,6 +117,15 @@ def test_workers_that_do_not_fit_the_cores_are_left_out_unless_fixed() -> None:
     machine = make_machine(cores=1)
     assert {c.plan.workers for c in choose(machine, make_loads()).candidates} == {1}
     assert choose(machine, make_loads(), fixed={"workers": 2}).best.plan.threads == 1
+
+
+def test_workers_of_a_cluster_share_the_cores_of_their_host() -> None:
+    """Eight workers on hosts of two have two cores each of four; a host has no room for eight."""
+    hosts = (Level(size=2, rate_bytes_per_s=1e9),)
+    machine = msgspec.structs.replace(make_machine(cores=4), cluster=hosts)
+    loads = {2: make_workload(), 8: make_workload()}
+    threads = {c.plan.workers: c.plan.threads for c in choose(machine, loads).candidates}
+    assert threads == {2: 2, 8: 2}
 
 
 def test_fixed_knobs_are_honoured() -> None:

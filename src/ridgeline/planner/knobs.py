@@ -34,6 +34,7 @@ from ridgeline.planner.exchanges.held import held_plans
 from ridgeline.planner.exchanges.pruning import Pruned, fitting
 from ridgeline.planner.exchanges.ways import exchanging_plans, with_first_way
 from ridgeline.simulator.compiler.fusion import blocks_of
+from ridgeline.simulator.model import setting_of, workers_in_host
 from ridgeline.workload import Workload
 
 KNOBS = (
@@ -325,15 +326,16 @@ def _has_room(request: PlanRequest, workers: int) -> bool:
     if request.device == "cuda" or len(request.workloads) == 1 or "workers" in request.fixed:
         return True
     # At least one thread each, also where the number is left open.
-    return workers * max(1, request.fixed.get("threads", 1)) <= request.machine.host.cores
+    in_host = workers_in_host(request.machine, workers)
+    return in_host * max(1, request.fixed.get("threads", 1)) <= request.machine.host.cores
 
 
 def _threads(request: PlanRequest, workers: int) -> tuple[int, ...]:
     if "threads" in request.fixed:
         return (request.fixed["threads"],)
-    if request.device == "cuda":
-        return (0,)
-    return (max(1, request.machine.host.cores // workers),)
+    # As a plan that leaves them open is predicted: an equal share of the cores of a host.
+    alike = Plan(workers=workers)
+    return (setting_of(request.machine, request.workloads[workers], alike).threads,)
 
 
 def check_allowed(allow: Collection[str]) -> None:

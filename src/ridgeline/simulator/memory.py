@@ -8,9 +8,8 @@ from collections.abc import Collection
 
 from ridgeline.codec import Value
 from ridgeline.machine import Machine
-from ridgeline.machine.cluster import crossings
 from ridgeline.plan import Plan
-from ridgeline.simulator.model import setting_of
+from ridgeline.simulator.model import setting_of, workers_in_host
 from ridgeline.simulator.pricing.dataflow import element_bytes
 from ridgeline.simulator.pricing.sparse_rows import sent_by_rows
 from ridgeline.simulator.workspaces import workspace_bytes
@@ -135,10 +134,7 @@ def memory_capacity_bytes(machine: Machine, workload: Workload, plan: Plan) -> i
         sizes = [d.memory_bytes for d in machine.devices if d.kind == "cuda"]
         # The smallest GPU, since every worker runs the same plan.
         return int(USABLE_SHARE * min(sizes)) if sizes else 0
-    crossed = crossings(machine.cluster, plan.workers)
-    # Of a cluster only the workers in one host share its memory, as they do its cores (`setting_of`).
-    in_host = crossed[0].devices if crossed else plan.workers
-    return int(USABLE_SHARE * machine.host.memory_bytes / in_host)
+    return int(USABLE_SHARE * machine.host.memory_bytes / workers_in_host(machine, plan.workers))
 
 
 def fits(machine: Machine, workload: Workload, plan: Plan) -> bool:

@@ -105,11 +105,15 @@ def setting_of(machine: Machine, workload: Workload, plan: Plan) -> Setting:
     """The setting whose rates hold for a plan; on a CPU, threads 0 are an equal share of a host's cores."""
     if workload.device == "cuda":
         return Setting(device="cuda", workers=plan.workers, threads=0)
-    # Of a cluster only the workers in one host share its cores.
-    crossed = crossings(machine.cluster, plan.workers)
-    in_host = crossed[0].devices if crossed else plan.workers
+    in_host = workers_in_host(machine, plan.workers)
     threads = plan.threads or max(1, machine.host.cores // in_host)
     return Setting(device="cpu", workers=plan.workers, threads=threads)
+
+
+def workers_in_host(machine: Machine, workers: int) -> int:
+    """How many of so many workers share a host, its cores and its memory: of a cluster as it is described."""
+    crossed = crossings(machine.cluster, workers)
+    return crossed[0].devices if crossed else workers
 
 
 def model_step(

@@ -263,6 +263,7 @@ def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
     compression = COMPRESSIONS[sync.compression]
     passes = compression.codec_passes
     encodings = 1.0 + 1.0 / workers if compression.exchange == "scatter" else 1.0
+    # A scattered bucket is decoded as it was sent (for what was left out), by its shares, and as a mean.
     decodings = {"sum": 1.0, "scatter": 3.0, "gather": float(workers)}[compression.exchange]
     return round(passes.encode * num_bytes * encodings), round(
         passes.decode * num_bytes * decodings

@@ -122,16 +122,16 @@ def intensities(workload: Workload, workers: int, machine: Machine | None = None
         flops=workload.flops,
         other_flops=found.other_flops,
         layers=tuple(_intensity(layer, workload, workers, limits) for layer in found.layers),
-        rates=limits.rates,
+        rates={family: rate for (family, _), rate in limits.rates.items()},
         link_bytes_per_s=limits.link_bytes_per_s,
         notes=tuple(notes),
     )
 
 
 class _Limits(NamedTuple):
-    """What was measured of a worker while this many work."""
+    """What was measured of a worker while this many work; rates by family and dtype."""
 
-    rates: dict[str, float]
+    rates: dict[tuple[str, str], float]
     link_bytes_per_s: float | None
     notes: tuple[str, ...]
 
@@ -142,7 +142,7 @@ def _intensity(layer: Layer, workload: Workload, workers: int, limits: _Limits) 
     model = model_parallel_bytes(
         workers * layer.gathered_bytes, workers * layer.reduced_bytes, workers
     )
-    rate, link = limits.rates.get(layer.family), limits.link_bytes_per_s
+    rate, link = limits.rates.get((layer.family, layer.dtype)), limits.link_bytes_per_s
     return Intensity(
         layer=layer,
         data_bytes=data,
@@ -164,13 +164,13 @@ def _limits(
     known = {entry.setting for entry in machine.ceilings}
     rated, note = resolve(known, setting, "ceilings")
     notes = [note] if note else []
-    rates: dict[str, float] = {}
+    rates: dict[tuple[str, str], float] = {}
     for family, dtype in dict.fromkeys((one.family, one.dtype) for one in layers if one.flops):
         rate = _rate(machine, rated, family, dtype)
         if rate is None:
             notes.append(f"no ceiling of {family} in {dtype} was measured: it has no ridge point")
         else:
-            rates[family] = rate
+            rates[family, dtype] = rate
     link, note = _link_rate(machine, setting)
     return _Limits(rates, link, tuple(filter(None, (*notes, note))))
 

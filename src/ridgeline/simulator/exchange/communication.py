@@ -138,9 +138,11 @@ def _between_hosts(
 ) -> CostTable:
     """The table of a job on several hosts of the described cluster, from that of one host."""
     in_host = crossed[0].devices
-    # A table over more devices than a host of the cluster has would hold links that are not inside.
     fitting = [entry for entry in found if entry.setting.workers <= in_host]
     entry = max(fitting, key=lambda e: e.setting.workers) if fitting else None
+    if entry is None and in_host > 1:
+        # Over more devices than a host has, but nearer to the truth than links inside that take no time.
+        entry = min(found, key=lambda e: e.setting.workers)
     inside = () if entry is None else _points(entry)
     measured = 1 if entry is None else entry.setting.workers
     latency_s = ring_latency(inside) if inside else 0.0

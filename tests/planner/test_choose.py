@@ -7,8 +7,9 @@ from planned_loads import make_loads
 from ridgeline.errors import MachineError, PlanError
 from ridgeline.machine import Setting
 from ridgeline.machine.cluster import Level
-from ridgeline.plan import DEFAULT_BUCKET_BYTES
+from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
 from ridgeline.planner import Candidate, Ranking, choose
+from ridgeline.planner.exchanges.pruning import losing
 from ridgeline.workload import Workload
 from strategies import make_machine, make_workload
 
@@ -198,6 +199,13 @@ def test_memory_is_judged_by_the_exchange_that_is_fixed() -> None:
         machine, _with_state(8_000_000), world_size=2, fixed=fixed | {"algorithm": "sharded"}
     )
     assert found.best.plan.sync.algorithm == "sharded"
+
+
+def test_a_compression_is_judged_with_the_options_that_are_fixed() -> None:
+    """Over 128 workers the usual density sends more than nothing compressed does, a tenth of it less."""
+    workload, plan, allow = make_workload(), Plan(workers=128), ("compression",)
+    assert "topk" in losing(workload, plan, {}, allow)
+    assert "topk" not in losing(workload, plan, {"options": {"density": 1e-3}}, allow)
 
 
 def test_what_a_compression_remembers_must_fit_in_memory() -> None:

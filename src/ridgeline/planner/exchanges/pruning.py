@@ -86,10 +86,12 @@ def losing(
     shapes = [p.shape for p in parameters]
     found = {}
     for name in offered_compressions(workload.device):
-        way = Plan(workers=plan.workers, sync=Sync(compression=name))
-        reason = why_losing(way.sync, num_elements, each, plan.workers, shapes)
+        # With the options that are fixed; those of other compressions are not looked at.
+        way = Sync(compression=name, options=fixed.get("options", {}))
+        reason = why_losing(way, num_elements, each, plan.workers, shapes)
         if reason:
-            found[name] = Pruned(way, reason, f"fix compression={name!r}")
+            left_out = Plan(workers=plan.workers, sync=Sync(compression=name))
+            found[name] = Pruned(left_out, reason, f"fix compression={name!r}")
     return found
 
 

@@ -105,7 +105,7 @@ def tried_in_turn(
         room = allowance.room(candidates, num_tried, overhead_s)
         index = next_trial(candidates, room, device=allowance.device, steps=allowance.steps)
         if index is None:
-            return candidates, notes + left_untried(candidates, room, device=allowance.device)
+            return candidates, notes + _untried(candidates, room, allowance)
         begin = allowance.clock()
         try:
             tried, has_obstacles = attempted(candidates[index], candidates, trial, request.fixed)
@@ -114,7 +114,7 @@ def tried_in_turn(
             return candidates, [
                 *notes,
                 stopped,
-                *left_untried(candidates, room, device=allowance.device),
+                *_untried(candidates, room, allowance),
             ]
         spent = allowance.clock() - begin
         # A trial that failed may have ended anywhere, so its seconds say nothing of an overhead.
@@ -133,6 +133,10 @@ def tried_in_turn(
         notes += told
         candidates = corrected(candidates)
         num_tried += 1
+
+
+def _untried(candidates: Sequence[Candidate], room: Room, allowance: Allowance) -> list[str]:
+    return left_untried(candidates, room, device=allowance.device, steps=allowance.steps)
 
 
 def _without_graphs(

@@ -221,7 +221,9 @@ def num_tries(tries: int, steps: int | None) -> int:
     return min(tries, int(MOST_TRIAL_SHARE * steps / STEPS_PER_TRIAL))
 
 
-def left_untried(candidates: Sequence[Candidate], room: Room, *, device: str) -> list[str]:
+def left_untried(
+    candidates: Sequence[Candidate], room: Room, *, device: str, steps: int | None = None
+) -> list[str]:
     """Says which modes were not tried though they could win, because compiling them takes too long."""
     # Failed ones count as tried: they say themselves why they are out.
     tried = {c.plan.execution for c in candidates if not _is_open(c)}
@@ -231,7 +233,7 @@ def left_untried(candidates: Sequence[Candidate], room: Room, *, device: str) ->
         if is_compiled(c.plan)
         and c.plan.execution not in tried
         and not _fits(c, room)
-        and could_win(c, candidates, device=device)
+        and could_win(c, candidates, device=device, steps=steps)
     }
     left_s = min(room.compile_s, room.seconds)
     limit = f"trials may spend {units.seconds(max(0.0, left_s))} on compiling"

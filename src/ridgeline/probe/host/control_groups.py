@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from ridgeline.probe.host.mounts import Mount, mounts
+from ridgeline.probe.host.processors import numbers
 
 ROOT = Path("/")
 
@@ -94,11 +95,7 @@ def core_set(root: Path = ROOT) -> Grant | None:
 
 def listed(text: str) -> frozenset[int]:
     """The numbers of a list as the kernel writes it, e.g. `0-3,8`."""
-    found: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+    return frozenset(numbers(text))
 
 
 def _least(controller: str, names: tuple[str, ...], root: Path) -> Grant | None:

@@ -14,7 +14,6 @@ from ridgeline.errors import MachineError
 from ridgeline.laws.curves import Point, interpolate
 from ridgeline.machine import Ceiling, DispatchPhase, Machine, Setting
 from ridgeline.plan import Precision
-from ridgeline.simulator.pricing.settings import nearest_setting as nearest_setting
 from ridgeline.simulator.pricing.settings import resolve
 from ridgeline.workload import Op
 

@@ -97,6 +97,17 @@ def test_a_line_that_fails_stops_the_lines_alone(monkeypatch: pytest.MonkeyPatch
         assert not beats._thread.is_alive()
 
 
+def test_a_second_context_has_signs_of_life_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice that is made again in the midst of training is as long as the first."""
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
+    told = threading.Event()
+    beats = Heartbeat(lambda line: told.set())
+    with beats:
+        pass
+    with beats, beats.during("working"):
+        assert told.wait(30.0)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_choice_says_what_is_under_way(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,8 +6,11 @@ from planned_loads import make_loads
 
 from ridgeline.errors import MachineError, PlanError
 from ridgeline.machine import Setting
-from ridgeline.plan import DEFAULT_BUCKET_BYTES
+from ridgeline.machine.cluster import Level
+from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
 from ridgeline.planner import Candidate, Ranking, choose
+from ridgeline.planner.exchanges.pruning import losing
+from ridgeline.workload import Workload
 from strategies import make_machine, make_workload
 
 MS = 1_000_000
@@ -117,6 +120,15 @@ def test_workers_that_do_not_fit_the_cores_are_left_out_unless_fixed() -> None:
     assert choose(machine, make_loads(), fixed={"workers": 2}).best.plan.threads == 1
 
 
+def test_workers_of_a_cluster_share_the_cores_of_their_host() -> None:
+    """Eight workers on hosts of two have two cores each of four; a host has no room for eight."""
+    hosts = (Level(size=2, rate_bytes_per_s=1e9),)
+    machine = msgspec.structs.replace(make_machine(cores=4), cluster=hosts)
+    loads = {2: make_workload(), 8: make_workload()}
+    threads = {c.plan.workers: c.plan.threads for c in choose(machine, loads).candidates}
+    assert threads == {2: 2, 8: 2}
+
+
 def test_fixed_knobs_are_honoured() -> None:
     """What the user sets is not searched, and is recorded as theirs."""
     fixed = {
@@ -169,6 +181,46 @@ def test_memory_decides_on_micro_batches() -> None:
         "the whole batch does not fit in memory; 4 micro-batches do"
     )
     assert ranking.choice("accumulate").origin == "search"
+
+
+def _with_state(state_bytes: int) -> Workload:
+    """A step of 17 MB in two workers, of which the optimizer's state is a part."""
+    workload = make_workload(gradient_bytes=[1_000_000] * 4, activation_bytes=1000)
+    points = (msgspec.structs.replace(p, state_bytes=state_bytes) for p in workload.memory)
+    return msgspec.structs.replace(workload, memory=tuple(points))
+
+
+def test_memory_is_judged_by_the_exchange_that_is_fixed() -> None:
+    """Each worker keeps a part of the optimizer's state where the update is divided."""
+    machine, fixed = make_machine(memory_bytes=2 * 16_000_000), {"accumulate": 1}
+    with pytest.raises(PlanError, match="of memory per worker"):
+        choose(machine, _with_state(8_000_000), world_size=2, fixed=fixed)
+    found = choose(
+        machine, _with_state(8_000_000), world_size=2, fixed=fixed | {"algorithm": "sharded"}
+    )
+    assert found.best.plan.sync.algorithm == "sharded"
+
+
+def test_a_compression_is_judged_with_the_options_that_are_fixed() -> None:
+    """Over 128 workers the usual density sends more than nothing compressed does, a tenth of it less."""
+    workload, plan, allow = make_workload(), Plan(workers=128), ("compression",)
+    assert "topk" in losing(workload, plan, {}, allow)
+    assert "topk" not in losing(workload, plan, {"options": {"density": 1e-3}}, allow)
+
+
+def test_what_a_compression_remembers_must_fit_in_memory() -> None:
+    """A plan whose residual does not is left out, once for each compression."""
+    machine = make_machine(memory_bytes=2 * 20_000_000)
+    found = choose(
+        machine,
+        _with_state(8_000_000),
+        world_size=2,
+        allow=("compression",),
+        fixed={"accumulate": 1},
+    )
+    assert {c.plan.sync.compression for c in found.candidates} == {"none"}
+    told = [n for n in found.notes if "int8" in n and "of memory per worker" in n]
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ridgeline.planner import Candidate
 from ridgeline.planner.trials.relatives import corrected
 from ridgeline.planner.trials.trial_loop import Allowance
 from ridgeline.planner.trials.trial_steps import least_steps
-from ridgeline.planner.trials.trials import Room, could_win, next_trial
+from ridgeline.planner.trials.trials import Room, could_win, left_untried, next_trial
 from strategies import make_timeline
 
 
@@ -89,6 +89,20 @@ def test_the_host_adds_nothing_to_a_replay(device: str, tried: bool) -> None:
     assert sorted(found) == (["compiled", "compiled+graph"] if tried else ["compiled+graph"])
 
 
+@pytest.mark.parametrize("threads", [0, 4])
+def test_what_a_gpu_replays_comes_before_what_its_host_calls(threads: int) -> None:
+    """Also where the user has said with how many threads that host computes."""
+    called, replayed = (
+        make_candidate("compiled", 0.99, 1.0),
+        make_candidate("compiled+graph", 1.0, 1.0),
+    )
+    candidates = [
+        msgspec.structs.replace(c, plan=msgspec.structs.replace(c.plan, threads=threads))
+        for c in (called, replayed)
+    ]
+    assert _trials(candidates, "cuda") == ["compiled+graph"]
+
+
 def test_one_program_is_tried_once() -> None:
     """A package is the step graph called more cheaply: it is tried too only where that matters."""
     alike = [make_candidate("packaged", 1.0, 1.0), make_candidate("step-graph", 1.01, 1.0)]
@@ -96,6 +110,19 @@ def test_one_program_is_tried_once() -> None:
     assert _trials([*alike, *plain]) == ["eager", "step-graph"]
     unlike = [alike[0], make_candidate("step-graph", 1.1, 1.0)]
     assert _trials([*unlike, *plain]) == ["eager", "packaged", "step-graph"]
+
+
+@pytest.mark.parametrize(("steps", "is_told"), [(None, True), (100_000, True), (1000, False)])
+def test_only_what_could_win_the_run_is_said_to_be_untried(
+    steps: int | None, is_told: bool
+) -> None:
+    """Compiling that a run of known length cannot earn back is no loss to it."""
+    eager = make_candidate("eager", 1.0, is_measured=True)
+    compiled = make_candidate("compiled", 0.9, 5000.0)
+    told = left_untried(
+        [compiled, eager], Room(tries=9, compile_s=100.0), device="cpu", steps=steps
+    )
+    assert bool(told) == is_told
 
 
 def test_combined_kernels_are_for_small_steps() -> None:

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from ridgeline.errors import LaunchError
+from ridgeline.probe.groups import group
 from ridgeline.probe.groups.group import Group, WorkerError, run_in_group
 
 
@@ -71,6 +73,25 @@ def test_a_group_that_nobody_calls_is_ended() -> None:
         waiting = [child for child in psutil.Process().children() if child not in before]
     assert len(waiting) == 2
     assert not any(process.is_running() for process in waiting)
+
+
+def test_workers_that_started_are_ended_where_another_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has the group then to end it."""
+    started: list[subprocess.Popen[bytes]] = []
+    start = group._started
+
+    def refused(*arguments: Any) -> "subprocess.Popen[bytes]":
+        if started:
+            raise OSError(11, "Resource temporarily unavailable")
+        started.append(start(*arguments))
+        return started[0]
+
+    monkeypatch.setattr(group, "_started", refused)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        Group("probe_targets:describe", workers=2, threads=1, device="cpu")
+    assert started[0].returncode is not None
 
 
 def test_what_precedes_the_command_of_a_worker() -> None:

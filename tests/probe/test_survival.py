@@ -11,7 +11,7 @@ from test_replay import op, spec, workload_of
 from ridgeline.errors import LaunchError
 from ridgeline.machine import Setting, StepCheck
 from ridgeline.probe import apart, attempts
-from ridgeline.probe.attempts import survey_in_group
+from ridgeline.probe.attempts import remainder, survey_in_group
 from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.groups.group import WorkerError
 from ridgeline.probe.groups.journal import (
@@ -24,6 +24,7 @@ from ridgeline.probe.groups.journal import (
 )
 from ridgeline.probe.operators.operators import time_operators
 from ridgeline.workload import Op, Workload
+from strategies import make_codec_timing
 
 ONE = Setting(device="cpu", workers=1, threads=1)
 ARGUMENTS = {"args": [{"tensor": 0}], "kwargs": {}}
@@ -90,6 +91,17 @@ def test_what_was_found_before_a_fault_is_not_measured_again() -> None:
     assert [line for line in found.warnings if leave.key in line] == [
         f"operator {leave.key} could not be timed: exit code 7"
     ]
+
+
+def test_codecs_that_were_timed_before_a_fault_are_not_timed_again() -> None:
+    """They take seconds a setting, and stand in what was found already."""
+    workload, (leave,) = faulty("leave")
+    few, many = (Setting(device="cpu", workers=workers, threads=1) for workers in (2, 4))
+    request = Request(quick=True, codecs=(few, many), timings=(few, many), workload=workload)
+    done = Findings(codecs=(make_codec_timing(few),))
+    left = remainder(request, done, leave.key)
+    assert left.codecs == (many,)
+    assert left.skip == (leave.key,)
 
 
 @pytest.mark.parametrize("has_found", [True, False])

@@ -176,6 +176,20 @@ def test_a_host_is_as_it_was_measured() -> None:
     assert seconds(inside, "all_reduce", 1e6, 3) > 1.0
 
 
+def test_a_table_over_more_devices_than_a_host_has_still_counts() -> None:
+    """It is the nearest that is known of what is inside of hosts, which otherwise would take no time."""
+    level = Level(size=2, rate_bytes_per_s=1e12)
+    four = Setting(device="cpu", workers=4, threads=1)
+    found = tuple(
+        msgspec.structs.replace(entry, setting=four) for entry in make_machine().collectives
+    )
+    machine = msgspec.structs.replace(on((level,)), collectives=found)
+    setting = Setting(device="cpu", workers=8, threads=1)
+    cost = collective_seconds(machine, "all_reduce", 1e9, setting)
+    assert "from hosts measured over 4 workers" in cost.note
+    assert cost.seconds > 1.0
+
+
 def test_what_was_assumed_is_said() -> None:
     """The note names the operation, what was measured and the levels that are passed."""
     machine = on((Level(size=2, rate_bytes_per_s=1.25e9, latency_s=5e-6),))
@@ -184,6 +198,8 @@ def test_what_was_assumed_is_said() -> None:
         "all_reduce over 8 workers: by the laws of rings and trees from hosts measured over 2 workers, and the "
         "cluster as described (2 behind 10.0 Gbit/s, 5.00 us)"
     )
+    gathered = collective_seconds(machine, "all_gather", 1e6, setting)
+    assert gathered.note.endswith("; all_gather was not measured: assumed as all_reduce")
     with pytest.raises(MachineError, match="wanted the time of all_reduce over 8 workers"):
         collective_seconds(
             msgspec.structs.replace(machine, collectives=()), "all_reduce", 1e6, setting

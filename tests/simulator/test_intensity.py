@@ -94,6 +94,20 @@ def test_the_ridge_point_is_the_machines() -> None:
     assert any("by the laws of rings and trees" in note for note in slow.notes)
 
 
+def test_each_layer_has_the_ridge_point_of_its_own_dtype() -> None:
+    """Two linear layers in two precisions are limited by two ceilings."""
+    machine = make_machine(latency_s=0.0)
+    narrow = [
+        structs.replace(c, dtype="bfloat16", rate=c.rate.times(8.0))
+        for c in machine.ceilings
+        if c.family == "matmul"
+    ]
+    machine = structs.replace(machine, ceilings=(*machine.ceilings, *narrow))
+    half = LINEAR._replace(name="half", dtype="bfloat16")
+    found = intensities(layered((LINEAR, half)), 2, machine)
+    assert [one.ridge for one in found.layers] == pytest.approx([1.0, 8.0])
+
+
 def test_what_was_not_measured_is_told() -> None:
     """Without a ceiling, or collectives, there is no ridge point, and a note says so."""
     machine = make_machine()

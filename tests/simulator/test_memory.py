@@ -2,6 +2,7 @@
 
 import msgspec
 
+from ridgeline.machine.cluster import Level
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.memory import fits, memory_capacity_bytes, peak_memory_bytes
 from strategies import make_machine, make_workload
@@ -25,6 +26,14 @@ def test_the_optimizers_state_is_divided_where_its_update_is() -> None:
     assert plain - peak_memory_bytes(workload, divided) == 801 - 201
     alone = msgspec.structs.replace(divided, workers=1)
     assert peak_memory_bytes(workload, alone) == peak_memory_bytes(workload, Plan())
+
+
+def test_hosts_of_a_cluster_have_memory_of_their_own() -> None:
+    """Of eight workers on hosts of two, two share the memory of a host."""
+    host = make_machine(memory_bytes=1000)
+    cluster = msgspec.structs.replace(host, cluster=(Level(size=2, rate_bytes_per_s=1e9),))
+    assert memory_capacity_bytes(cluster, make_workload(), Plan(workers=8)) == 450
+    assert memory_capacity_bytes(cluster, make_workload(), Plan(workers=1)) == 900
 
 
 def test_capacity_is_a_gpu_or_a_share_of_the_host() -> None:

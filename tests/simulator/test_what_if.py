@@ -1,5 +1,6 @@
 """What-ifs: what each faster part changes, and what is refused."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from ridgeline.plan import Plan
 from ridgeline.simulator.curves.what_if import PARTS, parse_what_if, what_if
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
+from ridgeline.workload import TensorSpec
 from strategies import machines, make_machine, make_workload, workloads
 
 MS = 1_000_000
@@ -45,6 +47,20 @@ def test_what_if_scales_timings_by_what_limits_them() -> None:
         "operator timings were left as measured: no workload says what limits them"
     )
     assert blind.fingerprint == "test?compute=4x"
+
+
+def test_what_if_scales_timings_of_other_precisions_as_well() -> None:
+    """A plan in another precision runs the operators of that trace, which have timings of their own."""
+    plain = make_workload()
+    spec = TensorSpec(shape=(2,), stride=(1,), dtype="bfloat16")
+    ops = tuple(msgspec.structs.replace(op, dtype="bfloat16", inputs=(spec,)) for op in plain.ops)
+    narrow = msgspec.structs.replace(plain, precision="bf16", ops=ops)
+    workload = msgspec.structs.replace(plain, variants=(narrow,))
+    machine = make_machine(timings={op.key: 1e-3 for op in (*workload.ops, *ops)})
+    plan = Plan(precision="bf16")
+    assert simulate(machine, workload, plan).step_ns == 9 * MS
+    faster = what_if(machine, {"compute": 4.0}, workload)
+    assert simulate(faster, workload, plan).step_ns == 9 * MS // 4
 
 
 @pytest.mark.parametrize(

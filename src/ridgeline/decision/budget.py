@@ -40,6 +40,7 @@ class Budget:
 
     def note(self, measured: Timeline, sync: Sync) -> None:
         """Remember what a trial found, the same on all workers; nothing where exchanges are not in it."""
+        # A step without its share of an exchange would look fast, and make others hopeless that have theirs.
         if has_exchange(measured, sync):
             self._fastest_s = min(self._fastest_s, measured.step_ns * 1e-9)
 
@@ -49,6 +50,7 @@ class Budget:
 
     def left(self) -> float:
         """Seconds that are left, below 0 once they are over; the same on all workers, see `clock`."""
+        # Without a limit nothing is shared: `clock` is a collective.
         return self.seconds if math.isinf(self.seconds) else self.seconds - self.clock()
 
     def check(self, is_variant: bool) -> None:
@@ -61,6 +63,7 @@ class Budget:
             OutOfTimeError: there is none.
         """
         limit_s = (MOST_TRACING_SHARE if is_variant else 1.0) * self.seconds
+        # The own clock, since a trace runs on every worker in its own time, with no moment to meet.
         if time.monotonic() - self._begin > limit_s:
             raise OutOfTimeError(
                 f"wanted the step traced within {units.seconds(limit_s)}, got no result; allow more "

@@ -102,6 +102,7 @@ class PlanChoice:
             left=self._left,
         )
         self._told = told
+        # A ranking may be made twice, by the old profile and a new one; trials say the same for both.
         self._once = staleness.remembered(told)
         self._again = ToldTrials(
             self._trial, lambda plan: 0.0, self._heartbeat, left=self._left, words="trying again"
@@ -117,6 +118,7 @@ class PlanChoice:
             RidgelineError: see `choose`; what the user's own step raises passes through.
         """
         self._examples = (example,)
+        # Made anew: seconds count from the first batch, not from when the script made its step.
         self._budget = Budget(self.seconds, self.world)
         if calls_model(self.optimizer):
             self._run_as_written(
@@ -219,6 +221,7 @@ class PlanChoice:
             self.world.size,
             self.world.threads,
             sorted(self.allow),
+            # In powers of two: a run of a few steps more is the same choice.
             self.steps and self.steps.bit_length(),
             self.clip_norm is None,
             *step_identity(self.model, self.loss_fn, self.optimizer, self._examples[0]),
@@ -281,6 +284,7 @@ class PlanChoice:
             mine_key, mine = next(
                 ((key, kept) for key, kept in found if kept is not None), ("", None)
             )
+        # Programs that an earlier start has cleared need not be checked again here.
         if mine is not None:
             self.forms.findings.earlier_digests = frozenset(mine.digests)
         shared = share_bytes(b"" if mine is None else msgspec.json.encode(mine.ranking), self.world)
@@ -350,6 +354,7 @@ class PlanChoice:
 
     def _tried(self, plan: Plan, *, reads_programs: bool) -> Timeline:
         if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
+            # Compiling on one of several workers keeps all others waiting, so it must end by itself.
             self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
         watch = ProgramWatch() if reads_programs else None
         rehearsed_s = self._rehearse(plan, self._examples[0])

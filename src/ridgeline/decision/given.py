@@ -40,6 +40,7 @@ def check_choice(
         raise PlanError(
             f"wanted a Machine or None, got machine={machine!r}; load a saved one: rl.Machine.load(path)"
         )
+    # True is 1 to Python, and no number of steps.
     if steps is not None and (not isinstance(steps, int) or steps is True or steps < 1):
         raise PlanError(f"wanted steps as a whole number from 1, or None, got {steps!r}")
     if progress is not None and not callable(progress):

@@ -52,6 +52,7 @@ class Heartbeat:
     @contextlib.contextmanager
     def during(self, what: str, expected_s: float = 0.0) -> Iterator[None]:
         """What happens inside is reported as `what`, and afterwards what was reported before."""
+        # Nested: what goes on outside continues when the inside is done.
         before, self._work = self._work, _Work(what, self._clock(), expected_s)
         try:
             yield
@@ -84,6 +85,8 @@ class Heartbeat:
     def __enter__(self) -> Self:
         if self._say is not None:
             self.spoke()
+            # Set by the end of an earlier context, which would end this thread at once.
+            self._is_over.clear()
             self._thread = threading.Thread(
                 target=self._run, name="ridgeline-heartbeat", daemon=True
             )
@@ -92,6 +95,7 @@ class Heartbeat:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
+        # Joined, so that no line comes after what is said next.
         if self._thread is not None:
             self._thread.join()
 

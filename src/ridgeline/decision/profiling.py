@@ -90,6 +90,7 @@ class Profiling:
         why = share_text(found.why, self.world)
         if not why:
             return ""
+        # Without the workload: only whether rates can be measured again matters here.
         wanted_s, limit_s = self._wanted_s(None, refresh=True)
         if wanted_s <= limit_s:
             return why
@@ -106,6 +107,7 @@ class Profiling:
             again: From `why_again`.
         """
         is_alone = self.world.size == 1  # several workers measure in place
+        # Ahead of the trace: interpreters and torch start while the step is traced.
         with stand_by(self.world.setting) if is_alone else contextlib.nullcontext() as group:
             return staleness.choose_by_profile(
                 partial(self._retaken if again else self._profile, group),
@@ -169,6 +171,7 @@ class Profiling:
             # What was measured once says more about a machine than what is assumed of any.
             self._tell(f"not measured again: {why}; the rates of that profile are kept")
             return None
+        # What the profile had to say before is no news of this choice.
         before = () if refresh else known_machine().machine.warnings
         try:
             with self.heartbeat.during("measuring", wanted_s):
@@ -204,6 +207,7 @@ class Profiling:
     def _held_against_step(self, machine: Machine) -> Machine:
         """The machine whose operators take as long as they do in a step of the user's, run as a whole."""
         workload = self.described()
+        # Opaque phases are known by their seconds as a whole already: nothing of them is left to correct.
         if is_opaque(workload) or is_long(machine, workload, self.world.setting):
             return machine
         found = held_against_step(machine, workload, self.world.setting, self._phases())

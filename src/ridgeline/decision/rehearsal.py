@@ -69,6 +69,8 @@ class Rehearsals:
 
         Cost: A step, a copy of all that it may change, and an exchange between the workers.
         """
+        # Only programs for CPUs can ruin the process that runs them; on a GPU a step that is not compiled
+        # shows what user code refuses.
         compiles = self._world.kind == "cpu" and is_compiled(plan)
         alone = Plan(
             execution=plan.execution if compiles else "eager",
@@ -92,6 +94,7 @@ class Rehearsals:
                     f"wanted a step that runs as {label(plan)}, got {what} on rank {rank}; other plans are "
                     "tried instead"
                 )
+        # Only what passed on all: the others raise, and their plans are not tried.
         self._passed.append(alone)
         return time.perf_counter() - begin if compiles else 0.0
 

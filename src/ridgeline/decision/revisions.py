@@ -51,6 +51,7 @@ class Revisions:
             if largest_of_workers(float(shapes.is_varied), world):
                 with attendance.phase("the choice of a plan", world):
                     return self.choice.rank_for(self._ranking, shapes.examples)
+        # Counted alike on all workers, so that none asks the others before it is due.
         if self._steps_left is not None:
             self._steps_left -= 1
             if self._steps_left < 0:

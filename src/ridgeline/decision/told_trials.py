@@ -59,6 +59,7 @@ class ToldTrials:
             with self._heartbeat.during(doing_words(plan), compiling_s):
                 measured = self._run(plan)
         except Exception as error:
+            # Being stopped for time says nothing of the plan.
             how = "stopped" if isinstance(error, OutOfTimeError) else "failed"
             first = first_line(error, type(error).__name__)
             self._heartbeat.tell(f"  {how}: {first}")

@@ -142,6 +142,7 @@ def _of_the_slowest(measured: Timeline, world: World) -> Timeline:
         msgspec.json.decode(data, type=Timeline)
         for data in gather_bytes(msgspec.json.encode(measured), world)
     ]
+    # Step by step: another worker may be the slowest in each, and all wait for it.
     slowest = tuple(max(steps) for steps in zip(*(t.steps_ns for t in everyone), strict=True))
     prepared = [t.counters["compile_s"] for t in everyone if "compile_s" in t.counters]
     counters = dict(everyone[0].counters)
@@ -193,12 +194,14 @@ def _run(
     with _programs_tried_first(step, world):
         step_s = _warmed_up(step, batches, world, is_limited, least, hopeless_s)
     if world.size == 1 and not is_limited:
+        # Not with limited seconds, of which waiting would take some; several workers would wait for one host.
         step_s = _at_usual_speed(step, batches, world, step_s)
     step.end_warm_up()
     wanted, alone = measured_steps(step_s, step.plan.sync)
     # It cannot win any more, so one step says enough.
     if max(WARM_S, hopeless_s) < step_s:
         wanted, alone = 1, 0
+    # Of short steps so many are fixed at once, since asking for the time is an exchange between workers.
     if is_limited and step_s < LOOKED_AFTER_S:
         wanted = min(wanted, int(left() / step_s))
     if is_held and not alone:

@@ -94,6 +94,7 @@ def for_many_shapes(
         tried.append(msgspec.structs.replace(candidate, measured=measured))
     if not tried:
         return ranking
+    # By the seconds of these batches: the cost of compiling is spent by now.
     best = min(tried, key=lambda candidate: candidate.step_s)
     best = msgspec.structs.replace(best, plan=_explained(best.plan, ranking.best.plan), why=REASON)
     others = (c for c in ranking.candidates if c.plan.execution != best.plan.execution)
@@ -104,6 +105,7 @@ def for_many_shapes(
 
 def _best_of_each(ranking: Ranking) -> list[Candidate]:
     """Of each execution that takes any shape the candidate that was the fastest on one."""
+    # Where the choice was against compiling, programs for many shapes are even less worth it.
     compiles = is_compiled(ranking.best.plan)
     found: dict[Execution, Candidate] = {}
     for candidate in ranking.candidates:

@@ -116,6 +116,7 @@ def _any(is_so: bool, world: World) -> bool:
 
 def _timed(step: PlannedStep, example: Any) -> dict[str, float]:
     """Seconds of the phases of one step; waits for the device after it."""
+    # Clearing gradients comes before the first mark of a recorder, and is part of the optimizer's loop.
     marks: list[tuple[str, float]] = [("optimizer", time.perf_counter())]
     earlier = step.recorder.listener
     step.recorder.listener = lambda name: marks.append((name, time.perf_counter()))

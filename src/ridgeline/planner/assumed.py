@@ -29,9 +29,12 @@ def with_assumed_rates(machine: Machine, setting: Setting, why: str) -> Machine:
     device = setting.device
     has_ceilings = any(c.setting == setting for c in machine.ceilings)
     known = {entry.phase for entry in machine.dispatch if entry.device == device}
+    # Phase by phase: a profile may have some of them, which say more than what is assumed.
     phases: tuple[str, ...] = ("forward", "backward", "optimizer")
     if device == "cuda":
+        # Only steps on a GPU are priced by what launches and replays take.
         phases = (*phases, "launch", "graph_replay", "graph_start", "graph_kernel")
+    # By the number of workers alone: threads change a collective far less.
     has_collectives = setting.workers == 1 or any(
         c.setting.workers == setting.workers and c.setting.device == device
         for c in machine.collectives
@@ -48,6 +51,7 @@ def with_assumed_rates(machine: Machine, setting: Setting, why: str) -> Machine:
             ),
         ),
         collectives=machine.collectives + (() if has_collectives else _collectives(setting)),
+        # First, since the ranking shows warnings in their order, and this one explains all others.
         warnings=tuple(dict.fromkeys((why, *machine.warnings))),
     )
 
@@ -56,6 +60,7 @@ def _ceilings(setting: Setting) -> tuple[Ceiling, ...]:
     rate = Quantity.assumed(BYTES_PER_S[setting.device], "B/s")
     return (
         *(
+            # Only in the dtypes of the table: for another one costs fall back to float32, with a note.
             Ceiling(
                 setting=setting,
                 family="matmul",
@@ -82,6 +87,7 @@ def _collectives(setting: Setting) -> tuple[Collective, ...]:
             setting=setting,
             operation=operation,
             backend="nccl" if setting.device == "cuda" else "gloo",
+            # Over sizes far apart, so that both latency and bandwidth can be read off the table.
             table=tuple(
                 SizePoint(num_bytes=size, seconds=Quantity.assumed(latency_s + size / rate, "s"))
                 for size in _SIZES

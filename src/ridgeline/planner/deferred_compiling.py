@@ -28,6 +28,7 @@ def steps_before_compiling(ranking: Ranking, *, device: str) -> int | None:
     """
     best = ranking.best
     found = _open(ranking.candidates, device)
+    # A run of known length has weighed compiling already, whatever it chose.
     if ranking.steps is not None or is_compiled(best.plan) or not found or not best.step_s:
         return None
     # By then the run has lasted as long as compiling takes. Whenever it ends after that, compiling has at
@@ -38,11 +39,13 @@ def steps_before_compiling(ranking: Ranking, *, device: str) -> int | None:
 def deferred_s(ranking: Ranking, *, device: str) -> float:
     """Seconds that these trials may take: what `torch.compile` would, half as much again, and some more."""
     found = [c.compile_s for c in _open(ranking.candidates, device)]
+    # The cheapest, since that is the one whose price the run has been waiting for.
     return FIRST_COMPILE_SHARE * min(found, default=0.0) + FIRST_COMPILE_S
 
 
 def _open(candidates: Sequence[Candidate], device: str) -> list[Candidate]:
     """What compiles, was not tried, and may be faster than all that was."""
+    # One compiled trial is what this waits for; its relatives were corrected by it then.
     if any(c.measured is not None and is_compiled(c.plan) for c in candidates):
         return []
     return [

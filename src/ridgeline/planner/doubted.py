@@ -21,6 +21,7 @@ MOST_RETAKES = 3
 
 def why_again(machine: Machine) -> str:
     """Why a profile is to be measured again where the host is quiet now; empty where it is not."""
+    # A suspicion is followed once: where a new profile is contradicted alike, the model is wrong.
     if machine.suspect and machine.retakes == 0:
         return machine.suspect
     if (
@@ -55,6 +56,7 @@ def suspicion(machine: Machine, ranking: Ranking) -> str:
     """
     plain = [each for each in ranking.candidates if each.measured is not None and _is_plain(each)]
     errors = [_error(each) for each in plain]
+    # All in one direction: errors on both sides are the model's, not the machine's state.
     if not errors or not (_are_all_above(errors) or _are_all_above([-error for error in errors])):
         return ""
     worst = max(plain, key=lambda each: abs(_error(each)))
@@ -75,6 +77,7 @@ def _error(candidate: Candidate) -> float:
     measured = candidate.measured
     if measured is None or not measured.step_ns:
         return 0.0
+    # By the first prediction, before trials of relatives corrected it.
     return candidate.timeline.step_ns / measured.step_ns - 1.0
 
 

@@ -32,8 +32,9 @@ from ridgeline.planner.exchanges.exchanges import (
 )
 from ridgeline.planner.exchanges.held import held_plans
 from ridgeline.planner.exchanges.pruning import Pruned, fitting
-from ridgeline.planner.exchanges.ways import exchanging_plans
+from ridgeline.planner.exchanges.ways import exchanging_plans, with_first_way
 from ridgeline.simulator.compiler.fusion import blocks_of
+from ridgeline.simulator.model import setting_of, workers_in_host
 from ridgeline.workload import Workload
 
 KNOBS = (
@@ -128,10 +129,12 @@ def make_request(
             )
     device = next(iter(workloads.values())).device
     _check_device(device, checked, allow)
+    # For the largest number: an exchange may need more workers than the smaller ones have.
     check_exchanges(checked, allow, device, max(workloads))
     execution = checked.get("execution")
     if execution is not None and MODES[execution].is_one_program:
         check_alone(execution, min(workloads))
+        # One program exchanges nothing, so plans for more workers would all be refused one by one.
         workloads = {1: workloads[1]}
     return PlanRequest(machine, workloads, device, checked, tuple(allow), steps)
 
@@ -154,13 +157,15 @@ def enumerate_plans(request: PlanRequest) -> tuple[list[Plan], list[Pruned]]:
             pruned.append(Pruned(plan, reason, "fix another execution"))
             continue
         may_split = "accumulate" not in request.fixed
-        found = fitting(request.machine, workload, plan, may_split=may_split)
+        first = with_first_way(request, plan)
+        found = fitting(request.machine, workload, first, may_split=may_split)
         if isinstance(found, Pruned):
             pruned.append(found)
             continue
         ways, without = exchanging_plans(request, found)
         plans += ways
         for one in without:
+            # The same way is ruled out in every frame of threads, execution and precision.
             if not any(_is_told(one, known) for known in pruned):
                 pruned.append(one)
     held = held_plans(request.machine, request.workloads, request.fixed, plans)
@@ -170,7 +175,7 @@ def enumerate_plans(request: PlanRequest) -> tuple[list[Plan], list[Pruned]]:
 def _is_told(one: Pruned, known: Pruned) -> bool:
     """Whether a plan that was ruled out says nothing that one which is known does not."""
     is_alike = (one.reason, one.plan.workers) == (known.reason, known.plan.workers)
-    return one == known or (is_alike and one.is_of_workload)
+    return one == known or (is_alike and (one.is_of_workload or one.plan.sync == known.plan.sync))
 
 
 def enumerate_model_graphs(request: PlanRequest) -> list[Plan]:
@@ -181,6 +186,7 @@ def enumerate_model_graphs(request: PlanRequest) -> list[Plan]:
     found: list[Plan] = []
     for execution in MODEL_GRAPHS:
         plans, _ = enumerate_plans(alone._replace(fixed={**request.fixed, "execution": execution}))
+        # Its gradients are overwritten by the next backward pass, so a replayed model cannot accumulate.
         found += [plan for plan in plans if plan.accumulate == 1]
     return found
 
@@ -239,6 +245,7 @@ def _frames(request: PlanRequest) -> Iterator[Plan]:
         precisions = (fixed["precision"],)
     feed = Feed(depth=fixed.get("depth", Feed().depth))
     for workers in sorted(request.workloads):
+        # Workers that share cores in turns would each be as slow as the turns.
         if not _has_room(request, workers):
             continue
         alone = [e for e in executions if workers == 1 or exchanges_in(e, fixed, request.device)]
@@ -261,6 +268,7 @@ def _forms(request: PlanRequest, plan: Plan) -> Iterator[Plan]:
     mode = MODES[plan.execution]
     workload = request.workloads[plan.workers]
     on_gpu = request.device == "cuda"
+    # A captured step takes the fused form anyway, so it would be the same plan twice.
     is_fusable = on_gpu and not mode.is_replayed_on("cuda") and workload.fused_optimizer_bytes
     may_draw = "random" in request.allow and workload.draws_random
     moves_draws = not _draws_alike(workload, plan)
@@ -317,15 +325,17 @@ def _has_room(request: PlanRequest, workers: int) -> bool:
     """Whether a number of workers that is not fixed fits the cores."""
     if request.device == "cuda" or len(request.workloads) == 1 or "workers" in request.fixed:
         return True
-    return workers * max(1, request.fixed.get("threads", 1)) <= request.machine.host.cores
+    # At least one thread each, also where the number is left open.
+    in_host = workers_in_host(request.machine, workers)
+    return in_host * max(1, request.fixed.get("threads", 1)) <= request.machine.host.cores
 
 
 def _threads(request: PlanRequest, workers: int) -> tuple[int, ...]:
     if "threads" in request.fixed:
         return (request.fixed["threads"],)
-    if request.device == "cuda":
-        return (0,)
-    return (max(1, request.machine.host.cores // workers),)
+    # As a plan that leaves them open is predicted: an equal share of the cores of a host.
+    alike = Plan(workers=workers)
+    return (setting_of(request.machine, request.workloads[workers], alike).threads,)
 
 
 def check_allowed(allow: Collection[str]) -> None:

@@ -30,6 +30,7 @@ def plan_words(plan: Plan) -> dict[str, str]:
         words["accumulation"] = f"{plan.accumulate} micro-batches"
     if plan.workers > 1:
         words |= words_of(plan.sync)
+        # Equal sizes once: searched limits may be dozens.
         sizes = list(dict.fromkeys(units.num_bytes(size) for size in plan.sync.bucket_bytes))
         words["buckets"] = f"buckets {', '.join(sizes[:3])}{' ...' if len(sizes) > 3 else ''}"
     return words

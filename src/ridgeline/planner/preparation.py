@@ -69,6 +69,7 @@ def break_even_steps(candidate: Candidate, eager: Candidate | None) -> int | Non
     pair = (candidate, eager)
     # Both measured or both predicted: a prediction beside a measurement would show its own error as a gain.
     step_s, eager_s = (c.step_s if is_measured else c.timeline.step_ns * 1e-9 for c in pair)
+    # By sample: the plans may train different numbers of samples in a step.
     gain_s = eager_s / eager.samples - step_s / candidate.samples
     if gain_s <= 0.0:
         return None
@@ -85,6 +86,7 @@ def eager_rival(candidate: Candidate, candidates: Sequence[Candidate]) -> Candid
         and (c.plan.execution, c.plan.workers, c.plan.precision)
         == ("eager", plan.workers, plan.precision)
     ]
+    # A measured one before any that is only predicted, whatever that promises.
     return min(rivals, key=lambda c: (c.measured is None, c.sample_s), default=None)
 
 
@@ -135,5 +137,6 @@ def compile_budget_s(
     """
     if steps is None:
         return MOST_COMPILE_S[device]
+    # The run without compiling is what the trials may take a share of; else compiling would pay for itself.
     plain = [c for c in candidates if not is_compiled(c.plan)]
     return share * min(c.total_s(steps) for c in plain or candidates)

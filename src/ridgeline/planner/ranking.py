@@ -74,6 +74,7 @@ class Candidate(Value, frozen=True, kw_only=True):
         """Seconds of preparing the first step (compiling, capturing): measured if tried, else expected."""
         if self.measured is not None and "compile_s" in self.measured.counters:
             return self.measured.counters["compile_s"]
+        # Once a plan was tried itself, what its relatives took says nothing more.
         if self.measured is None and self.kin_compile_s is not None:
             return self.kin_compile_s
         return self.timeline.counters.get("compile_s", 0.0)
@@ -92,6 +93,7 @@ class Candidate(Value, frozen=True, kw_only=True):
 
 def ratio(mine: Candidate, other: Candidate) -> float:
     """Time per sample over the other's: measured or corrected by trials where both are, else predicted."""
+    # Mixed, the error of the prediction would show as a difference between the plans.
     if all(c.measured is not None or c.corrected_s is not None for c in (mine, other)):
         return _ratio(mine.sample_s, other.sample_s)
     return _ratio(

@@ -112,6 +112,7 @@ def _choice(
         known = others.get(other)
         if known is None or worth(candidate) < worth(known):
             others[other] = candidate
+    # By the cost that the ranking uses, so that the first alternative is the true runner-up.
     ordered = sorted(others.items(), key=lambda item: item[1].cost_s(steps))
     alternatives = tuple(
         Alternative(value=text, step_s=c.step_s, is_measured=c.measured is not None)
@@ -154,6 +155,7 @@ def _compared(
     if times > 1.0 + error:
         return f"{how} {units.digits3(times)} x as fast as the best plan with {short}"
     if times < 1.0:
+        # Compilers were not seen at work here, so their predictions are doubted more.
         if how == "predicted" and is_compiled(other.plan):
             error = max(error, COMPILED_ERROR)
         gain = units.percent(1 - times)
@@ -171,6 +173,7 @@ def _compared(
 
 def _too_little(best: Candidate, other: Candidate, error: float) -> str:
     """Why a gain does not decide, to follow `which is`."""
+    # Such a plan was not kept for noise but for what it does to the maths.
     if other.plan.sync.every > best.plan.sync.every and error < LEAST_GAIN:
         return (
             f"less than the {units.percent(LEAST_GAIN)} by which workers that train alone for longer must be "

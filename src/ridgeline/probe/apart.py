@@ -42,6 +42,7 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
     Cost: Blocks until the processes are done, at most `DEADLINE_S`.
     """
     found = Findings()
+    # Setting by setting: workers of the largest one would contend with those of a smaller.
     for setting in request.timings:
         here = _here(setting)
         asked = msgspec.structs.replace(request, timings=(here,))
@@ -52,6 +53,7 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
                 threads=here.threads,
                 device=here.device,
                 deadline_s=min(DEADLINE_S, limit_s),
+                # The GPU of this worker, so that the timed device is one that will train.
                 first_gpu=torch.cuda.current_device() if here.device == "cuda" else 0,
                 environment=waiting_as_here(os.environ),
             )
@@ -64,6 +66,7 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
 
 def _here(setting: Setting) -> Setting:
     """The part of a setting that is on this host."""
+    # Without torchrun's variable all workers are taken to be on this host.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", setting.workers))
     return msgspec.structs.replace(setting, workers=max(1, min(setting.workers, local)))
 

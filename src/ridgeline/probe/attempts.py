@@ -50,6 +50,7 @@ def survey_in_group(
     found, load = Findings(), request.workload
     limit = time.monotonic() + deadline_s
     for _ in range(MOST_FAULTS):
+        # A directory for each start: the journal of the one before would name its culprit again.
         with tempfile.TemporaryDirectory(prefix="ridgeline-survey-") as name:
             directory = Path(name)
             reader = Reader(directory)
@@ -68,16 +69,20 @@ def survey_in_group(
                 )
                 return found + msgspec.json.decode(reply, type=Findings)
             except WorkerError as error:
+                # A rank that failed for a lost peer may be in no operator; another one then is.
                 entry = reader.entry(error.rank) or reader.any_entry(workers)
                 done = _partial(directory)
+                # A late group that has found something has only measured less, which is no failure.
                 if error.is_late and found + done != Findings():
                     return found + done + Findings(warnings=_unmeasured(request, done, error.how))
                 if entry is None or request.workload is None:
                     raise
                 found += done
                 fault = fault_path(directory, error.rank)
+                # Written by the worker before it died, so it says more than its exit code.
                 reason = fault.read_text() if fault.exists() else error.how
         load, key = _culprit(request.workload, entry)
+        # Memory stays short whichever operator is left out next.
         if error_is_lack_of_memory(reason) or time.monotonic() > limit:
             return found + Findings(warnings=(_given_up(load, reason),))
         found += Findings(warnings=(f"operator {key} could not be timed: {reason}",))
@@ -96,10 +101,12 @@ def remainder(request: Request, done: Findings, key: str) -> Request:
     """What of a request is left to measure after `done`, without the operator `key`."""
     rated = {entry.setting for entry in done.ceilings}
     joined = {entry.setting for entry in done.collectives}
+    encoded = {entry.setting for entry in done.codecs}
     return msgspec.structs.replace(
         request,
         ceilings=tuple(setting for setting in request.ceilings if setting not in rated),
         collectives=tuple(setting for setting in request.collectives if setting not in joined),
+        codecs=tuple(setting for setting in request.codecs if setting not in encoded),
         dispatch=request.dispatch and not done.dispatch,
         links=request.links and not done.links,
         skip=(*request.skip, key),

@@ -41,6 +41,7 @@ def with_fields(
     Cost: that of the probes. Those that end in a `MachineError` cost their field, and a warning says so,
         which goes when they are measured.
     """
+    # By the names of this value, or it would take back what another one says of itself.
     mine = frozenset(probe.name for probe in probes)
     others = tuple(line for line in machine.warnings if not _is_of(line, mine))
     machine = msgspec.structs.replace(machine, warnings=others)
@@ -51,8 +52,10 @@ def with_fields(
         try:
             found = probe.measure()
         except MachineError as error:
+            # Once for each reason: without a compiler every field has the same.
             refused.setdefault(str(error), []).append(probe.name)
             continue
+        # Read again: the profile was saved with the fields before.
         known = msgspec.structs.replace(getattr(machine, value), **{probe.field: found})
         machine = keep(msgspec.structs.replace(machine, **{value: known}))
     told = [f"{PREFIX}{', '.join(names)}: {error}" for error, names in refused.items()]

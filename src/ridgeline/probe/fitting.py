@@ -62,6 +62,7 @@ def fitted(request: Request, limit_s: float) -> Fitted:
 def _without_codecs(request: Request, limit_s: float) -> tuple[Request, tuple[str, ...]]:
     """The request without codecs, unless it asks for nothing else, and what is to be said of that."""
     without = msgspec.structs.replace(request, codecs=())
+    # A request for codecs alone would be left empty.
     if not request.codecs or not (without.settings or without.dispatch):
         return request, ()
     more_s = units.seconds(expected_s(request) - expected_s(without))
@@ -115,6 +116,7 @@ def _samples_s(request: Request) -> float:
 def _with_samples(request: Request, limit_s: float) -> Request:
     """The request with as many seconds of samples for each trace as fit, `LEAST_SAMPLES_S` at least."""
     most_s = _samples_s(request)
+    # All traces share what is left when starts, rates and passes are paid for.
     without_s = expected_s(msgspec.structs.replace(request, samples_s=0.0))
     room_s = (limit_s - without_s) / max(1, len(request.traces) * len(request.timings))
     samples_s = min(most_s, max(LEAST_SAMPLES_S, room_s))

@@ -66,6 +66,7 @@ def kernel_samples(call: Callable[[], object], *, seconds: float, least: int = 3
     Cost: Synchronises the device at every sample.
     """
     call()
+    # After a first call, which loads the kernel.
     alone_s = time_block(call, 1)
     if alone_s > LONG_S:
         return sample(call, seconds=seconds, least=least)
@@ -73,6 +74,7 @@ def kernel_samples(call: Callable[[], object], *, seconds: float, least: int = 3
     start = time.perf_counter()
     while len(samples) < least or time.perf_counter() - start < seconds:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # Else the sleep would begin behind what is still queued, and end too early.
         torch.cuda.synchronize()
         sleep(Ruler.SLEEP_CYCLES)
         begin.record()
@@ -105,6 +107,7 @@ class Ruler:
         self._woke: torch.cuda.Event | None = None
         self._slept_at = self._paced_at = 0.0
         self.floor_s = 0.0
+        # Of graphs, in which small kernels follow each other as they do in a step.
         kernels_s = statistics.median(_replays(device, 4).kernel_s[1:])
         self.floor_s = max(0.0, self.small_kernel_s() - kernels_s)
 
@@ -112,6 +115,7 @@ class Ruler:
         """Seconds of a small kernel, the mean of many kinds."""
         calls = small_kernels(self._device)
         taken = self.measure(calls * (4 * self.RUN // len(calls)))
+        # Kind by kind: a mean over all would weigh disturbed samples, a median only the middle kind.
         return statistics.fmean(
             statistics.median(taken[index :: len(calls)]) for index in range(len(calls))
         )
@@ -153,6 +157,7 @@ class Ruler:
         """
         was_awake = self.is_awake()
         if was_awake if is_slow is None else is_slow:
+            # Doubled for good: a host that is slow now will be so at the next run.
             self._cycles = min(2 * self._cycles, self.LONGEST_SLEEP_CYCLES)
         torch.cuda.synchronize(self._device)
         sleep(self._cycles)
@@ -192,10 +197,12 @@ def _eager_launch(x: torch.Tensor, rounds: int) -> Sampled:
     for _ in range(rounds):
         torch.cuda.synchronize()
         start = time.perf_counter()
+        # On one element: the device is done long before the host has issued the next.
         for _ in range(LAUNCHES):
             x.add_(1.0)
         torch.cuda.synchronize()
         samples.append((time.perf_counter() - start) / LAUNCHES)
+    # Without the first round, in which clocks rise.
     return Sampled.measured(samples[1:], "s")
 
 
@@ -239,11 +246,13 @@ def _replays(device: torch.device, rounds: int) -> _Replays:
             graph.replay()
             issued_s = time.perf_counter() - start
             begin.record()
+            # Several in a row, so that what the events add weighs little.
             for _ in range(10):
                 graph.replay()
             end.record()
             end.synchronize()
             seconds.append(begin.elapsed_time(end) * 1e-4)
+        # The difference of two lengths is free of the start, which both have once.
         kernel_s = (seconds[1] - seconds[0]) / (GRAPH_KERNELS[1] - GRAPH_KERNELS[0])
         found.kernel_s.append(kernel_s)
         found.start_s.append(max(0.0, seconds[0] - kernel_s * GRAPH_KERNELS[0]))
@@ -254,6 +263,7 @@ def _replays(device: torch.device, rounds: int) -> _Replays:
 def _graph(device: torch.device, kernels: int) -> torch.cuda.CUDAGraph:
     calls = small_kernels(device)
     for call in calls:
+        # Lazy loading of a kernel is not allowed in a capture.
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -103,9 +103,11 @@ def measure(
     for asked in requests(machine, wanted, quick=quick, workload=workload, codecs=codecs):
         request, left_out = fitted(asked, end - time.monotonic())
         say(_describe(request))
+        # A bound also without a limit: a group that hangs must not keep a script for ever.
         deadline_s = min(300.0 if quick else 1800.0, max(1.0, over - time.monotonic()))
         findings, load = _surveyed(request, deadline_s, here, group)
         machine = merge(machine, Findings(warnings=left_out) + findings)
+        # After each request: an interrupt costs one of them, not all.
         machine = _kept(_loaded(machine, load))
     return machine if quick else _completed(machine, say)
 
@@ -132,6 +134,7 @@ def _surveyed(
 ) -> tuple[Findings, HostLoad]:
     """What processes of a group find, and what others took of the host meanwhile; see `measure`."""
     largest = request.settings[-1]
+    # Before workers start, whose own seconds are counted as children's.
     before = counters()
     findings = survey_in_group(
         request,
@@ -180,6 +183,7 @@ def marked(machine: Machine, suspect: str, retakes: int) -> Machine:
     with contextlib.suppress(FileFormatError, OSError):
         kept = Machine.load(identity.cache_path(machine.fingerprint, hosts))
         if kept.measured_at == machine.measured_at:
+            # The kept one with the marks, not this one, whose timings a step may have corrected.
             _kept(msgspec.structs.replace(kept, suspect=suspect, retakes=retakes), hosts)
     return msgspec.structs.replace(machine, suspect=suspect, retakes=retakes)
 
@@ -213,6 +217,7 @@ def default_settings(machine: Machine) -> tuple[Setting, ...]:
         return tuple(Setting(device="cuda", workers=size) for size in sizes)
     cores = machine.host.cores
     found = [Setting(device="cpu", workers=1, threads=1)]
+    # All cores at least once: that is what a single worker of a script has.
     found.append(Setting(device="cpu", workers=1, threads=cores))
     workers = 2
     while workers <= min(cores, MOST_WORKERS):
@@ -322,6 +327,7 @@ def _measure_in_place(
     device = "cuda" if peers.device.type == "cuda" else "cpu"
     threads = 0 if device == "cuda" else torch.get_num_threads()
     here = Setting(device=device, workers=peers.size, threads=threads)
+    # Measured in place, so by as many workers as there are, whatever else is wanted.
     if settings is not None and any(setting.workers != peers.size for setting in settings):
         raise MachineError(
             f"wanted settings of {peers.size} workers, as many as the process group has, got "

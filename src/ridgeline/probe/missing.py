@@ -56,6 +56,7 @@ def requests(
             links=device == "cuda" and bool(mine) and _has_unmeasured_link(machine),
         )
         if request.timings:
+            # Without timings no operators travel to the workers: a workload is its largest part.
             request = msgspec.structs.replace(
                 request, workload=workload, skip=_faulty(machine, workload)
             )
@@ -88,6 +89,7 @@ def _only(setting: Setting, settings: Sequence[Setting]) -> tuple[Setting, ...]:
 def merge(machine: Machine, findings: Findings) -> Machine:
     """The machine with the findings added and doubted; what was measured again replaces the old."""
     links = {link.ends: link for link in (*machine.links, *findings.links)}
+    # The new ones stand behind, so that the oldest are the first to be dropped.
     fresh = {(entry.setting, entry.key) for entry in findings.timings}
     timings = [e for e in machine.timings if (e.setting, e.key) not in fresh]
     ceilings = machine.ceilings + findings.ceilings
@@ -123,11 +125,13 @@ def _has_unmeasured_link(machine: Machine) -> bool:
 def _has_untimed(machine: Machine, setting: Setting, workload: Workload) -> bool:
     """Whether an op of the workload was neither timed nor found to be impossible to issue."""
     timed = {entry.key for entry in machine.timings if entry.setting == setting}
+    # Keys are digests, so a text that holds one speaks of that operator.
     told = "\n".join(machine.warnings)
     return any(
         op.key not in timed and op.key not in told
         for load in (workload, *workload.variants)
         for op in load.ops
+        # On a GPU a view takes no time of the device, and its issue is that of any operator.
         if op.family != "view" or setting.device == "cpu"
     )
 

@@ -103,6 +103,7 @@ def measure_here(
         calm_message_threads()
     threads = torch.get_num_threads()
     drawn_from = [device] if device.type == "cuda" else []
+    # A script's own random numbers must not depend on whether a profile was there.
     with torch.random.fork_rng(devices=drawn_from):
         try:
             return _measured(request, Peers.of(group, device), keep)
@@ -122,6 +123,7 @@ def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None
     rank, device = everyone.rank, everyone.device
     groups = {setting: _group_of(setting, everyone) for setting in request.settings}
     parts: defaultdict[tuple[Setting | None, str], list[Findings]] = defaultdict(list)
+    # All of it and then all again: a disturbance of seconds meets one visit of many numbers.
     for visit in range(VISITS):
         if (request.dispatch or request.links) and rank == 0:
             set_threads(1)
@@ -135,6 +137,7 @@ def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None
                 for name, found in _at(setting, peers, request, is_first=not visit):
                     parts[setting, name].append(found)
                     keep(combined(parts.values()))
+            # Ranks beyond the setting wait here, idle, so that its rates are those of so many workers only.
             everyone.barrier()
     return combined(parts.values())
 
@@ -178,6 +181,7 @@ def _at(
     timings: Iterator[tuple[str, Findings]] = iter(())
     if is_first and setting in request.timings and request.workload is not None:
         timings = _all_timings(request, setting, peers)
+    # The step as written first: if time runs out, nothing tells more about it.
     yield from itertools.islice(timings, 1)
     if setting in request.ceilings:
         yield (
@@ -221,6 +225,7 @@ def _timings(request: Request, variant: int, setting: Setting, peers: Peers) -> 
         free = psutil.virtual_memory().available
     else:
         free = torch.cuda.mem_get_info(peers.device)[0]
+    # Decided once for all: a worker that leaves out a pass would miss the barriers.
     if not peers.agree(needed < 0.9 * free):
         reason = f"the step needs {needed} bytes, {free} are free"
         warning = f"operators of {workload.name} were not timed at {setting}: {reason}"

@@ -117,6 +117,7 @@ def sample(
     while len(samples) < most:
         samples.append(time_block(fn, calls))
         elapsed = time.perf_counter() - start
+        # The second bound is for calls of which the least samples would take minutes.
         if elapsed > 10 * seconds or (elapsed > seconds and len(samples) >= least):
             break
     return samples
@@ -127,6 +128,7 @@ def time_block(fn: Callable[[], Any], calls: int) -> float:
 
     Cost: Synchronises the device before and after.
     """
+    # Not where nobody has used a GPU: asking would make a context, and take its memory.
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         synchronize()
@@ -155,4 +157,5 @@ def _block(fn: Callable[[], Any]) -> int:
     """Calls per block, so that a block lasts `BLOCK_S`; two calls warm up first."""
     fn()
     once = time_block(fn, 1)
+    # At most a thousand: a call that the clock does not resolve would be repeated millions of times.
     return max(1, min(1000, round(BLOCK_S / max(once, 1e-9))))

@@ -41,6 +41,7 @@ def in_turns(
 def evenly(found: Sequence[Taken], most: int) -> list[Taken]:
     """So many of these at most, as far apart as can be, in their order."""
     count = min(most, len(found))
+    # From all of the time, as neighbours in time are disturbed together.
     return [found[place * len(found) // count] for place in range(count)]
 
 

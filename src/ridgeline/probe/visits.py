@@ -84,6 +84,7 @@ def _by_key(tables: Sequence[tuple[Any, ...]]) -> Iterable[list[Any]]:
     """The entries of several tables that are about the same, in the order in which they first come."""
     found: defaultdict[Hashable, list[Any]] = defaultdict(list)
     for table in tables:
+        # Entries that are about the same twice in one table are matched in their order.
         seen: Counter[Hashable] = Counter()
         for entry in table:
             key = _key(entry)
@@ -106,6 +107,7 @@ def _curve(ceilings: Sequence[Ceiling]) -> tuple[CurvePoint, ...]:
     for ceiling in ceilings:
         for point in ceiling.curve:
             rates[point.work].append(point.rate)
+    # By size, as `Ceiling` requires; visits may end at different ones.
     return tuple(
         CurvePoint(work=work, rate=statistics.median(rates[work])) for work in sorted(rates)
     )

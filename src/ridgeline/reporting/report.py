@@ -42,7 +42,7 @@ from ridgeline.reporting.page.page_step import (
     timeline_section,
 )
 from ridgeline.simulator.layers.intensity import Intensities
-from ridgeline.simulator.pricing.costs import nearest_setting
+from ridgeline.simulator.pricing.settings import nearest_setting
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
 from ridgeline.verdict.predicted_scaling import PredictedScaling

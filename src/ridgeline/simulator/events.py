@@ -63,6 +63,7 @@ def dependencies(tasks: Sequence[SimTask]) -> list[list[int]]:
         for name in task.reads:
             if name in writer:
                 waits[writer[name]] = None
+        # Writers wait for readers too: a value must not change while it is read.
         for name in task.writes:
             if name in writer:
                 waits[writer[name]] = None
@@ -112,6 +113,7 @@ class _Clock:
             if not self.waits[index] and task.lane in READY_ORDER_LANES:
                 heapq.heappush(self.ready[task.lane], (-task.priority, index))
         lanes: tuple[Lane, ...] = (*self.queues, *self.ready)
+        # All lanes start before rates are set, which depend on who is active.
         for lane in lanes:
             self._start(lane, 0.0)
         self._contend(0.0)
@@ -134,6 +136,7 @@ class _Clock:
         if lane in self.ready:
             return self.ready[lane][0][1] if self.ready[lane] else None
         queue = self.queues[lane]
+        # Not the first ready one: a lane with a queue works strictly in the order of issue.
         return queue[0] if queue and not self.waits[queue[0]] else None
 
     def _start(self, lane: Lane, now: float) -> None:

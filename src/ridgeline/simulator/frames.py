@@ -121,6 +121,7 @@ def step_frames(
         Frame(name="optimizer", lane="compute", reads=("gradients",), writes=("parameters",)),
     ]
     if workers > 1:
+        # It writes what it reads: the next step may use neither before it is over.
         common = ("parameters", "buffers")
         (name,) = frame_names(rhythm, 1)
         frames.append(Frame(name=name, lane="communication", reads=common, writes=common))

@@ -76,6 +76,7 @@ def _shown(frame: Frame, ran: Sequence[tuple[_Work, Span]]) -> list[Span]:
     for span in spans:
         if span.start_ns > at_ns:
             shown.append(_of(span, "wait", at_ns, span.start_ns))
+        # A frame that lasts no time is still shown once: measured steps have it, too.
         is_needed = span is spans[-1] and all(one.name != frame.name for one in shown)
         if span.duration_ns or is_needed:
             shown.append(_of(span, span.name, span.start_ns, span.end_ns))
@@ -90,6 +91,7 @@ def _of(span: Span, name: str, start_ns: int, end_ns: int) -> Span:
 def _moved(span: Span, begin_ns: int, later_ns: int) -> Span:
     """A span on the clock of the step that begins at `begin_ns` of the schedule, or of the one before it."""
     by_ns = later_ns - begin_ns
+    # An exchange that began before the step is cut at its begin, as a recorder cuts it.
     return _of(span, span.name, max(0, span.start_ns + by_ns), max(0, span.end_ns + by_ns))
 
 
@@ -109,6 +111,7 @@ def _from_backward(model: StepModel, frames: Sequence[Frame]) -> list[_Work]:
     waiting: list[_Work] = []
     for frame in frames:
         if frame.name in held:
+            # They leave when all of backward is over, so they wait for its last writer.
             reads = (*frame.reads, *_OVER)
             waiting.append(_whole(model, frame, reads))
             continue
@@ -122,6 +125,7 @@ def _from_backward(model: StepModel, frames: Sequence[Frame]) -> list[_Work]:
 def _to_backward(model: StepModel, frames: Sequence[Frame]) -> list[_Work]:
     """The next step until its backward: what reads first waits for what is held, and updates it."""
     written = {frame.name: frame.writes for frame in model.frames}
+    # With micro-batches this is the first of them, not `forward`.
     reader = next(frame.name for frame in frames if frame.lane == "compute")
     found: list[_Work] = []
     for frame in frames:

@@ -27,6 +27,7 @@ def issue_step(model: StepModel) -> Issue:
     """
     host_s = device_s = 0.0
     issue = Issue({}, 0.0)
+    # Without waits the host never looks at the device, and the first step is as all others.
     for _ in range(SETTLING_STEPS if _waits(model) else 1):
         begin_s, at_s = host_s, dict[str, list[float]]()
         for frame in model.frames:

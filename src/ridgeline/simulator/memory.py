@@ -9,7 +9,7 @@ from collections.abc import Collection
 from ridgeline.codec import Value
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
-from ridgeline.simulator.model import setting_of
+from ridgeline.simulator.model import setting_of, workers_in_host
 from ridgeline.simulator.pricing.dataflow import element_bytes
 from ridgeline.simulator.pricing.sparse_rows import sent_by_rows
 from ridgeline.simulator.workspaces import workspace_bytes
@@ -108,6 +108,7 @@ def _gradient_bytes(workload: Workload, plan: Plan) -> int:
     gradients = [
         rows[p.name].num_bytes * (1 + plan.workers) if p.name in rows else p.num_bytes
         for p in workload.parameters
+        # Those without gradients in this step have room in a bucket as well.
         if p.is_trainable
     ]
     held = () if replaces_update(plan.sync) else tuple(rows)
@@ -131,8 +132,9 @@ def memory_capacity_bytes(machine: Machine, workload: Workload, plan: Plan) -> i
     """
     if workload.device == "cuda":
         sizes = [d.memory_bytes for d in machine.devices if d.kind == "cuda"]
+        # The smallest GPU, since every worker runs the same plan.
         return int(USABLE_SHARE * min(sizes)) if sizes else 0
-    return int(USABLE_SHARE * machine.host.memory_bytes / plan.workers)
+    return int(USABLE_SHARE * machine.host.memory_bytes / workers_in_host(machine, plan.workers))
 
 
 def fits(machine: Machine, workload: Workload, plan: Plan) -> bool:

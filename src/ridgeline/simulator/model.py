@@ -94,6 +94,7 @@ def resized(plan: Plan, workers: int) -> Plan:
     Raises:
         PlanError: `workers` is below 1.
     """
+    # A plan for one worker with an interval would be refused.
     sync = Sync() if workers == 1 and trains_apart(plan.sync) else plan.sync
     return msgspec.structs.replace(
         plan, workers=workers, threads=0, layout=None, sync=sync, choices=()
@@ -104,10 +105,15 @@ def setting_of(machine: Machine, workload: Workload, plan: Plan) -> Setting:
     """The setting whose rates hold for a plan; on a CPU, threads 0 are an equal share of a host's cores."""
     if workload.device == "cuda":
         return Setting(device="cuda", workers=plan.workers, threads=0)
-    crossed = crossings(machine.cluster, plan.workers)
-    in_host = crossed[0].devices if crossed else plan.workers
+    in_host = workers_in_host(machine, plan.workers)
     threads = plan.threads or max(1, machine.host.cores // in_host)
     return Setting(device="cpu", workers=plan.workers, threads=threads)
+
+
+def workers_in_host(machine: Machine, workers: int) -> int:
+    """How many of so many workers share a host, its cores and its memory: of a cluster as it is described."""
+    crossed = crossings(machine.cluster, workers)
+    return crossed[0].devices if crossed else workers
 
 
 def model_step(
@@ -216,6 +222,7 @@ def _communication(
             cuts,
             workload.buffer_bytes,
             computing_s,
+            # Work without dispatch: the length of a kernel is what communication meets.
             [piece.work_s for piece in pieces if piece.has_kernel],
         )
         return seconds, {}, list(assumed)
@@ -286,13 +293,16 @@ def _held(
     backward = tuple(p.divided(plan.accumulate) for p in priced.backward)
     mode = MODES[plan.execution]
     if mode.is_one_program:
+        # One frame, so micro-batches stand one after the other in it.
         return {WHOLE_STEP: (forward + backward) * plan.accumulate + priced.optimizer}
     pieces = {f"micro/{index}": forward + backward for index in range(plan.accumulate - 1)}
     parts = num_shards(plan.sync, plan.workers)
+    # Fewer bytes in as many calls: an optimizer loops over parts as over whole parameters.
     update = tuple(piece.divided(parts) for piece in priced.optimizer)
     pieces |= {"forward": forward, "optimizer": update}
     if plan.workers == 1 or exchanges_parameters(plan):
         return pieces | {"backward": backward}
+    # Decoding comes first: the update waits for it, and nothing hides it.
     pieces["optimizer"] = (*decoding_pieces(machine, plan, setting, cuts), *update)
     copies = [
         (

@@ -48,6 +48,7 @@ def replayed(timeline: Timeline) -> Replay | None:
     tell what of its exchanges goes on in the next.
     """
     frames = _frames(timeline)
+    # A frame by another name would silently be left out of the replayed step.
     unknown = {span.name for span in timeline.frames} - {frame.name for frame in frames}
     if unknown or not timeline.frames or _has_exchanges_of_before(timeline):
         return None
@@ -164,6 +165,7 @@ def _parts(timeline: Timeline, frames: Sequence[Frame]) -> Iterator[_Part]:
         if span is None:
             yield _Part(0, 0, "")
         elif frame.name == "wait":
+            # A wait has no work of its own: it lasts as long as what it waits for.
             yield _Part(0, max(0, span.end_ns - ready), f"in {frame.name}")
         else:
             yield _Part(span.duration_ns, max(0, span.start_ns - ready), f"before {frame.name}")

@@ -47,6 +47,7 @@ def schedule(
     if device == "cuda":
         issue = None if is_replayed else issue_step(model)
         issue_s = model.replay_s if issue is None else issue.step_s
+    # Only then: with a faster host every kernel follows the one before, whenever it was issued.
     if issue is not None and issue_s * 1e9 > end_ns:
         frames, shown = _host_bound(model, issue)
     else:
@@ -84,6 +85,7 @@ def _tasks(model: StepModel, frame: Frame) -> tuple[SimTask, ...]:
     encoding = model.encodings.get(frame.name)
     if encoding is None:
         return (task,)
+    # On the lane of the collective, as one thread encodes, sends and decodes.
     before, after = (
         msgspec.structs.replace(
             task, duration_ns=round(seconds * 1e9), slowdown=dict(encoding.slowdown)
@@ -193,6 +195,7 @@ def _issued_tasks(model: StepModel, issue: Issue) -> tuple[list[SimTask], list[t
                         release_ns=round(host_s * 1e9),
                     )
                 )
+        # A frame without kernels still orders what comes behind it.
         if not kernels:
             seconds = frame_seconds(model, frame)
             tasks.append(

@@ -26,6 +26,7 @@ def of_slowest(model: StepModel, machine: Machine, plan: Plan) -> StepModel:
     """
     steps = steps_between_meetings(plan.sync)
     factor = machine.stragglers.factor(plan.workers, steps) if steps else 1.0
+    # What is left of a factor of 1 is rounding, and no note is due for it.
     if factor < 1.0 + _NOTHING:
         return model
     note = (

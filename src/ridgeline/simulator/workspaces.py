@@ -41,12 +41,14 @@ def _workspace_bytes(
         return ()
     nothing = Workspace()
     ops = workload.value.ops
+    # By key, so that equal operators need one measurement.
     spaces = [known.get(key, nothing) for key in _keys(workload)]
     held = [0] * len(ops)
     for index, last in enumerate(_last_readers(ops, spaces)):
         for position in range(index, last + 1):
             held[position] += -(-spaces[index].kept_bytes // accumulate)
     library = sum(
+        # The largest alone: a library's buffer is made once and used again.
         max(
             (
                 space.library_bytes

@@ -62,6 +62,7 @@ def check_words(sync: "Sync") -> None:
                 f"wanted sync.{field} to be one of {_listed(known)}, got {word!r} in the plan; choose one of "
                 "those"
             )
+    # A plan made in Python is not checked by its types, as one that is loaded is.
     if not isinstance(sync.options, Mapping):
         raise PlanError(
             f"wanted sync.options as a dictionary, got {sync.options!r} in the plan; for example {{}}"
@@ -69,6 +70,7 @@ def check_words(sync: "Sync") -> None:
     options = {option.name: option for option in options_of(sync)}
     for name, value in sync.options.items():
         if name not in options:
+            # An option of another rhythm is known: what it goes with says more than a list of names.
             check_option_of_rhythm(sync, name)
             words = f"one of {_listed(tuple(options))}" if options else "empty"
             raise PlanError(
@@ -80,6 +82,7 @@ def check_words(sync: "Sync") -> None:
 
 def _check_option(option: Option, value: object) -> None:
     field = f"sync.options[{option.name!r}]"
+    # Whole numbers stand for floats, too: people write `momentum=0`.
     numbers = (int, float) if option.kind is float else option.kind
     # True is an int, which no option for a number means.
     is_fit = isinstance(value, numbers) and (option.kind is bool or not isinstance(value, bool))
@@ -94,6 +97,7 @@ def _check_option(option: Option, value: object) -> None:
             "those"
         )
     if isinstance(value, int | float):
+        # Negated, so that NaN, for which every comparison is false, is refused as well.
         if option.least is not None and not value >= option.least:
             raise _outside(field, f">= {option.least:g}", option, value)
         if option.most is not None and not value <= option.most:
@@ -117,6 +121,7 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
     Raises:
         PlanError: names the field, what it may be, and what to do.
     """
+    # Entries before their options: objections of one that does not run here would mislead.
     algorithm = ALGORITHMS[sync.algorithm]
     _check_entry("algorithm", algorithm, ALGORITHMS, offered(device), device)
     compression = COMPRESSIONS[sync.compression]
@@ -132,6 +137,7 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
         _check_held(sync)
     if algorithm.shards_update or algorithm.replaces_update:
         _check_updated_elsewhere(sync, workers, _SHARDED if algorithm.shards_update else _REPLACED)
+    # One worker exchanges nothing, so a plan for several may be tried alone.
     if 1 < workers < algorithm.least_workers:
         raise PlanError(
             f"wanted workers >= {algorithm.least_workers} for sync.algorithm={sync.algorithm!r}, got "

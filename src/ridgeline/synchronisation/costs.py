@@ -52,6 +52,7 @@ def wire_bytes(
     if workers == 1:
         return 0
     compression, options = COMPRESSIONS[sync.compression], values_of(sync)
+    # A search that is still cutting buckets knows no shapes: one parameter then stands for all.
     if compression.shaped_bytes is not None and shapes:
         return compression.shaped_bytes(shapes, num_elements, options)
     return compression.wire_bytes(num_elements, element_bytes, workers, options)
@@ -85,6 +86,7 @@ def link_bytes(
     sync: "Sync", num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
 ) -> float:
     """Bytes that cross each worker's link for one bucket, in one direction; arguments as in `traffic_of`."""
+    # What is gathered behind the optimizer crosses the same link, only later.
     parts = (
         *traffic_of(sync, num_elements, element_bytes, workers, shapes),
         *gathering_of(sync, num_elements * element_bytes, workers),
@@ -106,6 +108,7 @@ def why_losing(
     """
     if not COMPRESSIONS[sync.compression].encodes or workers == 1 or not num_elements:
         return ""
+    # Options of the compression that is taken away mean nothing to the plain exchange, and would be refused.
     plain = msgspec.structs.replace(sync, compression=UNCOMPRESSED, options={})
     mine = link_bytes(sync, num_elements, element_bytes, workers, shapes)
     others = link_bytes(plain, num_elements, element_bytes, workers, shapes)
@@ -140,6 +143,7 @@ def traffic_of(
     if workers == 1:
         return ()
     payload_bytes = wire_bytes(sync, num_elements, element_bytes, workers, shapes)
+    # A collective ends when its busiest link is done, so that link's bytes are priced.
     payload_bytes = round(
         payload_bytes * ALGORITHMS[sync.algorithm].busiest(workers, values_of(sync))
     )
@@ -148,12 +152,15 @@ def traffic_of(
         COMPRESSIONS[sync.compression].rounds,
     )
     if exchange == "gather":
+        # Size tables count the whole tensor that is gathered, not what one worker gives.
         return (CollectiveTraffic("all_gather", payload_bytes * workers),)
     if exchange == "scatter":
+        # Both payloads are whole: every worker sends a share to each, and then gathers all encoded means.
         return (
             CollectiveTraffic("all_to_all", payload_bytes),
             CollectiveTraffic("all_gather", payload_bytes),
         )
+    # Divided, not repeated: each round carries a part of the payload and pays a latency of its own.
     return ALGORITHMS[sync.algorithm].traffic(-(-payload_bytes // rounds), workers) * rounds
 
 
@@ -168,6 +175,7 @@ def flags_of(sync: "Sync", num_parameters: int) -> tuple[CollectiveTraffic, ...]
     """
     if not COMPRESSIONS[sync.compression].encodes or trains_apart(sync) or not num_parameters:
         return ()
+    # How many workers there are does not change the payload of an all-reduce.
     return one_all_reduce(FLAG_BYTES * num_parameters, 1)
 
 
@@ -211,6 +219,7 @@ def num_shards(sync: "Sync", workers: int) -> int:
 
 def state_parts(sync: "Sync", workers: int) -> int:
     """Of how many parts of the optimizer's state each worker holds one; 1 where each holds all of it."""
+    # Of stores only the synchronous one has a server beside each worker; others may have fewer.
     is_parted = shards_update(sync) or (replaces_update(sync) and is_exact(sync))
     return workers if is_parted else 1
 
@@ -254,6 +263,7 @@ def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
     compression = COMPRESSIONS[sync.compression]
     passes = compression.codec_passes
     encodings = 1.0 + 1.0 / workers if compression.exchange == "scatter" else 1.0
+    # A scattered bucket is decoded as it was sent (for what was left out), by its shares, and as a mean.
     decodings = {"sum": 1.0, "scatter": 3.0, "gather": float(workers)}[compression.exchange]
     return round(passes.encode * num_bytes * encodings), round(
         passes.decode * num_bytes * decodings
@@ -283,6 +293,7 @@ def bucket_operations(device: str) -> tuple[Operation, ...]:
         traffic = (*entry.traffic(*sizes), *entry.gathering(*sizes))
         found.update(dict.fromkeys(part.operation for part in traffic))
     kinds = {COMPRESSIONS[name].exchange for name in offered_compressions(device)}
+    # Codecs that scatter or gather go past the algorithm, so it does not name their collectives.
     if "scatter" in kinds:
         found["all_to_all"] = None
     if kinds & {"scatter", "gather"}:
@@ -295,4 +306,5 @@ def operations(device: str) -> tuple[Operation, ...]:
 
     They are what is measured of a machine.
     """
+    # In order, as all ranks measure these one after the other and must begin with the same.
     return tuple(dict.fromkeys((*bucket_operations(device), BUFFERS)))

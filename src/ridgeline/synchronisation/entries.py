@@ -186,6 +186,7 @@ class Compression(NamedTuple):
     @property
     def encodes(self) -> bool:
         """Whether the bucket is sent in another form than its own."""
+        # A word of which this release knows no codec is still priced by what it would move.
         return bool(self.codec) or not self.is_exact or self.codec_passes != (0.0, 0.0)
 
     @property

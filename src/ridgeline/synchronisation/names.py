@@ -30,6 +30,7 @@ def frame_names(plan_or_sync: "Plan | Sync", num_buckets: int) -> tuple[str, ...
         plan_or_sync: Its algorithm names them.
         num_buckets: How many there are.
     """
+    # By attribute: importing `Plan` would close a circle, since plans check their words by this package.
     sync: Any = getattr(plan_or_sync, "sync", plan_or_sync)
     head = ALGORITHMS[sync.algorithm].frame
     return tuple(f"{head}/{number}" for number in range(num_buckets))
@@ -41,6 +42,7 @@ def algorithm_of(frame_name: str) -> Algorithm | None:
     For those who have a timeline and no plan.
     """
     head, _, number = frame_name.partition("/")
+    # `isdigit` also holds for digits of other scripts, and `int` would read them.
     if not (number.isascii() and number.isdigit()):
         return None
     return next((entry for entry in ALGORITHMS.values() if entry.frame == head), None)

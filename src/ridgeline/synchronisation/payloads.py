@@ -12,8 +12,9 @@ SCALE_BYTES = 4
 """One float32 scale beside the elements that it scales."""
 INDEX_BYTES = 4
 VALUE_BYTES = 4
-_PART_ELEMENTS, _PART_BYTES = 16, 64
 """Position and float32 value of an element that is sent by itself."""
+_PART_ELEMENTS, _PART_BYTES = 16, 64
+"""To whose multiples parts of an update begin, see `update_shard_elements`."""
 
 
 def share_elements(num_elements: int, workers: int, block: int = 1) -> int:
@@ -25,6 +26,7 @@ def share_elements(num_elements: int, workers: int, block: int = 1) -> int:
         block: Elements with one scale; shares that are larger are whole blocks.
     """
     share = -(-num_elements // workers)
+    # A block that lies in two shares would need its scale in both.
     return -(-share // block) * block if share > block else share
 
 
@@ -58,6 +60,7 @@ def scattered(num_bytes: int, *, in_blocks: bool) -> WireBytes:
 
     def wire_bytes(num_elements: int, element_bytes: int, workers: int, options: Options) -> int:
         block = int(options["block"]) if in_blocks else 1
+        # Filled up share by share, so padding and scales count once for each of them.
         share = share_elements(num_elements, workers, block)
         num_scales = -(-share // block) if in_blocks else 0
         return workers * (share * num_bytes + num_scales * SCALE_BYTES)
@@ -88,6 +91,7 @@ def factor_rank(shape: Shape, rank: int) -> int:
         return 0
     rows, columns = shape[0], math.prod(shape[1:])
     rank = min(rank, rows, columns)
+    # Strictly less: with as many bytes the products would be for nothing.
     return rank if (rows + columns) * rank < rows * columns else 0
 
 
@@ -96,6 +100,7 @@ def factors(num_elements: int, element_bytes: int, workers: int, options: Option
 
     Source: Vogels et al., "PowerSGD", NeurIPS 2019: rank (rows + columns) elements.
     """
+    # In whole numbers, since the root of a large float may be one too small.
     side = math.isqrt(max(0, num_elements - 1)) + 1 if num_elements else 0
     return min(2 * side * int(options["rank"]), num_elements) * VALUE_BYTES
 

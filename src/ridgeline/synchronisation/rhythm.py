@@ -38,6 +38,7 @@ Source: counted. The difference is made (3), applied to the common parameters (3
 
 def trains_apart(sync: "Sync") -> bool:
     """Whether workers take steps without the others; False also for an interval that no plan may have."""
+    # Asked while a plan is still being checked, when `every` may be anything.
     return isinstance(sync.every, int) and sync.every > 1
 
 
@@ -111,8 +112,10 @@ def cut_fragments(sizes: Sequence[int], num_fragments: int) -> tuple[tuple[int, 
     fragments: list[list[int]] = [[] for _ in range(num_fragments)]
     total, before = sum(sizes), 0
     for place, size in enumerate(sizes):
+        # By the middle of each tensor: by its end a large one would fall into the fragment behind it.
         middle = before + size / 2
         number = int(middle * num_fragments / total) if total else 0
+        # The middle of an empty tensor behind all others is the end of all, which has no fragment.
         fragments[min(number, num_fragments - 1)].append(place)
         before += size
     return tuple(map(tuple, fragments))
@@ -129,8 +132,10 @@ def due_fragment(step: int, every: int, fragments: int = 1) -> int | None:
         every: Steps between two exchanges of one fragment.
         fragments: At most `every`.
     """
+    # Counted from 1 to `every`, so that the last step of a period is the one that divides it.
     place = (step - 1) % every + 1
     fragment = place * fragments // every - 1
+    # Several steps share a quotient; only the first of them exchanges.
     is_due = fragment >= 0 and place == -(-(fragment + 1) * every // fragments)
     return fragment if is_due else None
 
@@ -142,6 +147,7 @@ def landing_fragment(step: int, every: int, fragments: int = 1, delay: int = 0) 
 
 def fragments_on_their_way(step: int, every: int, fragments: int, delay: int) -> list[int]:
     """The fragments whose exchange has begun by the end of a step, and has not ended."""
+    # What began `delay` steps ago ends with this step, so it is not on its way any more.
     due = (due_fragment(s, every, fragments) for s in range(max(1, step - delay + 1), step + 1))
     return [fragment for fragment in due if fragment is not None]
 

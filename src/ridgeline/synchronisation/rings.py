@@ -17,6 +17,7 @@ from ridgeline.machine import Machine
 MOST_RINGS = 16
 EFFORT = 20_000
 """Steps of the search, after which the best that was found is taken: some tenths of a second at most."""
+# What is taken from a link and left of it are floats: differences below this are rounding.
 _RELATIVE = 1e-9
 
 
@@ -54,12 +55,14 @@ class _Graph:
         """What all rings carry together at most: each leaves and enters every worker and every group."""
         leaving = [sum(row) - row[i] for i, row in enumerate(self.links)]
         entering = [sum(row[i] for row in self.links) - self.links[i][i] for i in range(self.size)]
+        # A ring never leaves a group that holds all workers, so its limit bounds nothing.
         inner = [rate for group, rate in self.limits if 0 < len(group) < self.size]
         return min([*leaving, *entering, *inner])
 
     def rate(self, order: Sequence[int]) -> float:
         """What one more ring in this order could carry."""
         narrowest = min(self.links[a][b] for a, b in _hops(order))
+        # A ring that leaves a group several times shares its limit among these hops.
         shared = [
             rate / crossings
             for group, rate in self.limits
@@ -104,6 +107,7 @@ def find_rings(
     ]
     best: list[RingOrder] = []
     for search in searches:
+        # Each search has all of the effort; the second is spared where the first found all there is.
         if _total(best) < search.bound:
             search.extend([])
             best = max(best, search.best, key=_total)
@@ -128,8 +132,10 @@ class _Search:
     def extend(self, chosen: list[RingOrder]) -> None:
         """Try what can be added to some rings."""
         total, graph = _total(chosen), self._graph
+        # By more than rounding: of equal totals the first that was found stays, with the widest rings.
         if total > _total(self.best) * (1.0 + _RELATIVE):
             self.best = list(chosen)
+        # Nothing that follows can add more than the links that are left carry.
         room = total + graph.bound() - _total(self.best)
         if len(chosen) >= MOST_RINGS or room <= self.bound * _RELATIVE:
             return
@@ -186,11 +192,13 @@ def ports(size: int, bytes_per_s: float) -> tuple[PortLimit, ...]:
 
 def split(num_elements: int, weights: Sequence[float], aligned: int = 1) -> list[tuple[int, int]]:
     """[begin, end) of the part of a payload for each weight, in proportion, at multiples of `aligned`."""
+    # Ends come from running sums, or the rounding of each part would add up over all.
     total, sum_ = sum(weights), 0.0
     ends: list[int] = []
     for weight in weights:
         sum_ += weight
         ends.append(min(num_elements, round(num_elements * sum_ / total / aligned) * aligned))
+    # Alignment may round the last end down; what it leaves out belongs to the last part.
     ends[-1] = num_elements
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -200,6 +208,7 @@ def link_rates(machine: Machine, workers: int) -> list[list[float]]:
     rates = [[0.0] * workers for _ in range(workers)]
     for link in machine.links:
         is_between = link.direction == "device_to_device" and link.source != link.target
+        # A profile may know more GPUs than the job has workers.
         if is_between and link.table and max(link.source, link.target) < workers:
             last = link.table[-1]
             rates[link.source][link.target] = last.num_bytes / last.seconds.value
@@ -220,6 +229,7 @@ def read(text: str, size: int) -> tuple[RingOrder, ...]:
     forwards = tuple(range(size))
     if not text:
         ways = (forwards, tuple(_back(forwards)))
+        # Of two workers the way back is the way there.
         return tuple(RingOrder(order, 1.0) for order in dict.fromkeys(ways))
     found = []
     for part in text.split(";"):
@@ -227,7 +237,9 @@ def read(text: str, size: int) -> tuple[RingOrder, ...]:
         try:
             ring = RingOrder(tuple(int(place) for place in order.split(",")), float(weight or 1.0))
         except ValueError:
+            # Made invalid on purpose: the check below then refuses it with the same words.
             ring = RingOrder((), 0.0)
+        # `float` reads `nan` and `inf` as well, by which no payload can be divided.
         if tuple(sorted(ring.order)) != forwards or not 0.0 < ring.bytes_per_s < float("inf"):
             example = written(read("", size))
             raise PlanError(

@@ -18,6 +18,7 @@ def where_rings_are_short(device: str, workers: int) -> str:
     """Trees wait for 2 ceil(log2 n) messages of the whole payload, rings for 2 (n-1) of shares."""
     if device == "cuda":
         return "NCCL takes its own trees where they are faster"
+    # 2 ceil(log2 n) is below 2 (n - 1) from four workers on.
     if workers < 4:
         return f"over {workers} workers a tree waits for no fewer messages than a ring, larger ones"
     return ""

@@ -51,6 +51,7 @@ class Rhythm(NamedTuple):
             FRAGMENTS.name: self.fragments,
             DELAY.name: self.delay,
         }
+        # Left out at their defaults, so that two plans that do the same compare as equal.
         defaults = {option.name: option.default for option in (OUTER, FRAGMENTS, DELAY)}
         return {name: value for name, value in wanted.items() if value != defaults[name]}
 

@@ -41,7 +41,9 @@ def busiest(workers: int, options: Mapping[str, OptionValue]) -> float:
     """
     if workers == 1:
         return 1.0
+    # 0 stands for all; a server lies beside a worker, so there are never more of them.
     servers = min(int(options[SERVERS.name]) or workers, workers)
+    # One byte at one byte a second: the law then gives what `bus_bandwidth_factor` gives for a ring.
     seconds = parameter_server_seconds(1.0, workers, 1.0, servers=servers, colocated=True)
     return seconds / bus_bandwidth_factor("all_reduce", workers)
 

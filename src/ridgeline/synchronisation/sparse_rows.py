@@ -43,11 +43,13 @@ def rows_traffic(gradients: Sequence[RowsToSend], workers: int) -> tuple[Collect
     if workers == 1 or not gradients:
         return ()
     num_rows = sum(one.num_rows for one in gradients)
+    # Counts travel first and alone: without them no worker knows how much it will receive of the others.
     sizes = (
         NUMBER_BYTES * len(gradients),
         NUMBER_BYTES * num_rows,
         rows_bytes(gradients) - NUMBER_BYTES * num_rows,
     )
+    # The gathered whole, as size tables have it; all workers are taken to have as many rows.
     gathered = tuple(CollectiveTraffic("all_gather", size * workers) for size in sizes if size)
     dense = (one_all_reduce(one.dense_bytes, workers) for one in gradients if one.dense_bytes)
     return (*gathered, *(part for parts in dense for part in parts))

@@ -2,8 +2,6 @@
 
 They are dictionaries on purpose: an entry that is assigned here is accepted in plans, searched, simulated,
 measured for, run and labelled. A word without transport or codec is known and refused by name.
-
-What is said of words that do not run holds by definition; it is settled when they run.
 """
 
 from typing import TYPE_CHECKING

@@ -46,6 +46,7 @@ class CompileTimes(Noun, frozen=True, kw_only=True):
         that many ones.
         """
         own = [entry.ratio for entry in self.known if entry.step == step]
+        # The last one: torch or the host's compiler may have changed since.
         if own:
             return own[-1]
         if not self.known:
@@ -83,9 +84,11 @@ def learn(
         and c.timeline.counters.get("compile_s")
         and c.compile_s > LEAST * c.timeline.counters["compile_s"]
     ]
+    # A trial that was stopped bounds from below; less than what was expected tells nothing.
     ratios += [least] if least > factor else []
     if not ratios:
         return
+    # The largest of a choice: later ones found kernels of the first in the compiler's cache.
     known = (*load(directory).known, CompileTime(step=step, ratio=max(ratios)))[-MOST_KEPT:]
     with contextlib.suppress(OSError):
         CompileTimes(known=known).save(directory / "compile-times.json")

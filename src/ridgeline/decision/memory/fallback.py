@@ -17,6 +17,7 @@ def without_best(ranking: Ranking | None, error: RidgelineError) -> Ranking | No
     if ranking is None:
         return None
     failed = msgspec.structs.replace(ranking.best, measured=None, failure=str(error))
+    # Only what was tried: after a failure nothing else is known to run.
     others = [c for c in ranking.candidates[1:] if c.measured is not None and not c.failure]
     if not others:
         return None

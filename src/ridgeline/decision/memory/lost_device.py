@@ -54,11 +54,13 @@ def raise_if_lost(place: Place | None, plan: Plan, error: Exception) -> None:
 
     Cost: Waits for the device.
     """
+    # Asked of the device, as errors of torch that follow a lost one have many forms.
     lost = lost_device()
     if lost is not None:
         how = first_line(error, type(error).__name__)
         way_out = "start the process again with plan=rl.Plan()"
         if place is not None:
+            # By label, which a person who reads the file can tell.
             plans = {**_load(place).plans, label(plan): how}
             try:
                 LostDevices(plans=plans).save(_path(place))

@@ -50,6 +50,7 @@ def tried_again(
         with heartbeat.during(doing_words(best.plan)):
             measured = with_share(trial(best.plan), best.timeline, best.plan.sync)
     except OutOfTimeError as error:
+        # What compiles may have lost its cache since; that takes the time which the choice was to spare.
         if is_compiled(best.plan):
             tell(f"it was not ready in time ({error}): choosing again")
             return None
@@ -60,6 +61,7 @@ def tried_again(
     except RidgelineError as error:
         tell(f"it fails now ({error}): choosing again")
         return None
+    # Only slower is suspicious: what is faster now is still the best that is known.
     if measured.step_ns * 1e-9 > AS_REMEMBERED * best.step_s:
         tell(
             f"it takes {units.nanoseconds(measured.step_ns)} now, where it took "

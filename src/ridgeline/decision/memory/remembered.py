@@ -77,6 +77,7 @@ def noted(ranking: Ranking, best: Candidate, how: str) -> Ranking:
     return msgspec.structs.replace(
         ranking,
         candidates=(best, *ranking.candidates[1:]),
+        # The note of the start before is left out, or each start would add one.
         notes=(note, *(n for n in ranking.notes if n != note)),
     )
 
@@ -100,6 +101,7 @@ def _slim(ranking: Ranking) -> Ranking:
 
 def _forget_oldest(directory: Path) -> None:
     with contextlib.suppress(OSError):  # another process may remove the same file
+        # By age: names are digests, which tell no order.
         files = sorted(directory.glob("choice-*.json"), key=lambda path: path.stat().st_mtime)
         for path in files[:-MOST_KEPT]:
             path.unlink(missing_ok=True)

@@ -134,10 +134,12 @@ def quickest_cuts(
     Arguments as in `best_cuts`, where either is a bound: backward is slowed only while something is sent.
     """
     apart = best_cuts(sizes, ready_s, seconds)
+    # Both searches would be the same.
     if slowdown == APART:
         return apart
     beside = best_cuts(sizes, ready_s, seconds, slowdown=slowdown)
     ends = [last_end_s(cuts, sizes, ready_s, seconds, slowdown) for cuts in (apart, beside)]
+    # Only for a clear gain: the slowdown was measured for one size of message, the cuts have many.
     return beside if ends[1] < ends[0] * (1.0 - SLACK) else apart
 
 
@@ -153,6 +155,7 @@ def last_end_s(
     at, before_s = 0, 0.0
     for number, length in enumerate(lengths):
         last_s = ready_s[at + length - 1]
+        # Priced as a whole: the sum of the members' seconds would pay the latency for each.
         own_s = seconds(sum(sizes[at : at + length]))
         full = (f"bucket/{number}",)
         tasks += [
@@ -186,6 +189,7 @@ def searched_bucket_bytes(
     """
     workload = as_run(workload, plan)
     gradients = bucket_gradients(workload, plan.sync)
+    # Limits are filled dtype by dtype, so with several no sequence of limits stands for the cuts.
     if len(gradients) < 2 or len({p.dtype for p in gradients}) > 1:
         return None
     setting = setting_of(machine, workload, plan)
@@ -193,6 +197,7 @@ def searched_bucket_bytes(
     each = element_bytes(gradients[0].dtype)
     ready, kernels_s = _ready_seconds(machine, workload, plan, [p.ready_op for p in gradients])
     sizes, ready_s = _grouped([p.num_bytes for p in gradients], ready)
+    # The note about an assumed overlap comes with the simulated plan, not with its search.
     beside, _ = overlap_slowdown(machine, setting, kernels_s, plan.sync)
     slowdown = Slowdown(beside.get("compute", 1.0), beside.get("communication", 1.0))
     lengths = quickest_cuts(
@@ -203,8 +208,10 @@ def searched_bucket_bytes(
     for length in lengths:
         limits.append(sum(sizes[at : at + length]))
         at += length
+    # A plan cannot say a limit of 0, which a bucket of empty parameters would have.
     if min(limits) < 1:
         return None
+    # The runtime cuts by these limits; where it would cut elsewhere they must not be in a plan.
     cuts = cut_buckets([(p.num_bytes, p.dtype) for p in gradients], limits)
     reproduced = [sum(gradients[i].num_bytes for i in cut) for cut in cuts]
     return tuple(limits) if reproduced == limits else None
@@ -224,6 +231,7 @@ def _ready_seconds(
     at = 0.0
     ready: list[tuple[int, float]] = []
     for piece in priced.backward:
+        # Gradients are final in the last micro-batch only, so its backward is the one that hides.
         part = piece.divided(plan.accumulate)
         # The device waits for launches only when issuing is slower; either way this is the earliest.
         at += max(part.lane_s, part.host_s) if issues else part.lane_s

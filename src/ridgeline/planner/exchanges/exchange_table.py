@@ -104,6 +104,7 @@ def exchange_table(
     ]
     ways += [_held_way(machine, workload, plan), *known_rhythms(workload)]
     rows = [_row(machine, workload, plan, sync) for sync in ways]
+    # Rows of the algorithms come first and in their order, so this is the default without compression.
     plainest = rows[list(ALGORITHMS).index(DEFAULT_ALGORITHM)]
     return tuple(_judged(row, plainest, plan, allow, error) for row in rows)
 
@@ -116,6 +117,7 @@ def _held_way(machine: Machine, workload: Workload, plan: Plan) -> Sync:
     eager = msgspec.structs.replace(plan, execution="eager", sync=plain)
     cuts = (plain.bucket_bytes, FINE_BYTES)
     found = None
+    # Asked of the eager plan, the only execution that holds buckets.
     if not why_not_held(workload, eager):
         found = fastest_held(machine, workload, eager, cuts)
     return msgspec.structs.replace(plain, options={HELD.name: 1}) if found is None else found.sync
@@ -133,6 +135,7 @@ def _row(machine: Machine, workload: Workload, plan: Plan, sync: Sync) -> Exchan
     refused_held = why_not_held(workload, there) if holds(sync) else ""
     if refused_held:
         return msgspec.structs.replace(row, verdict=f"not compared: {refused_held}")
+    # Refused ways stay in the table: the reason is what a reader looks for there.
     try:
         check_sync(sync, plan.workers, workload.device)
         timeline = simulate(machine, workload, there, details=False)
@@ -173,6 +176,7 @@ def _judged(
     gain = 1.0 - row.step_s / plainest.step_s
     if row is plainest:
         words.append("the default")
+    # Before the plain comparison: such a gain is real, and still not taken.
     elif row.every > 1 and max(error, 0.0) < gain < LEAST_GAIN:
         words.append(
             f"gains {gain:.1%}, less than the {LEAST_GAIN:.0%} that training alone must gain"
@@ -200,4 +204,5 @@ def _is_of(row: ExchangeRow, sync: Sync) -> bool:
     way = (row.algorithm, row.compression, row.every)
     is_alike = way == (sync.algorithm, sync.compression, sync.every)
     is_held = row.options.get(HELD.name) == sync.options.get(HELD.name)
+    # Options of an exchange in every step only tune it; those of a rhythm make another algorithm of it.
     return is_alike and is_held and (row.every == 1 or row.options == sync.options)

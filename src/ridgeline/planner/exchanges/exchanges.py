@@ -50,12 +50,14 @@ def exchanges(
         device: `cpu` or `cuda`.
         workers: Data-parallel workers.
     """
+    # What the user names is used wherever it runs, be it slow.
     slower = () if "algorithm" in fixed else tuple(unsearched(device, workers))
     found = [
         sync
         for sync in _named(fixed, allow, device)
         if sync.algorithm not in slower and not refusal(sync, workers, device)
     ]
+    # A single worker would simulate the same step for each.
     return found[:1] if workers == 1 else found
 
 
@@ -120,6 +122,7 @@ def exchanges_in(execution: Execution, fixed: Mapping[str, Any], device: str) ->
 def exchange_changes(plan: Plan) -> int:
     """In how many ways gradients are exchanged other than by default, their buckets apart."""
     sync = plan.sync
+    # One worker exchanges nothing, whatever words its plan has.
     if plan.workers == 1:
         return 0
     return sum(
@@ -127,6 +130,7 @@ def exchange_changes(plan: Plan) -> int:
             sync.algorithm != DEFAULT_ALGORITHM,
             sync.compression != UNCOMPRESSED,
             bool(sync.options),
+            # Several counts for one field, so that fewer changes always mean milder maths first.
             *(sync.every > steps for steps in LONGER),
         )
     )
@@ -160,6 +164,7 @@ def refusal(sync: Sync, workers: int, device: str) -> str:
         workers: Data-parallel workers.
         device: `cpu` or `cuda`.
     """
+    # Both checks: words of a plan made here were never checked by a plan's own constructor.
     try:
         check_words(sync)
         check_sync(sync, workers, device)

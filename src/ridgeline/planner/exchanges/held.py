@@ -61,17 +61,20 @@ def held_plans(
     found = []
     for workers, workload in workloads.items():
         waiting = [p for p in plans if p.workers == workers and _may_hold(p, fixed)]
+        # One plan is enough to ask: what keeps a step from holding is in its trace, not in its knobs.
         if not waiting or why_not_held(workload, waiting[0]):
             continue
         seconds = [predicted_s(machine, workload, plan) for plan in waiting]
         waited_s = min(seconds)
         fastest = waiting[seconds.index(waited_s)]
+        # Cuts of the fastest plan alone, or all threads and precisions would be simulated with each.
         cuts = [p.sync.bucket_bytes for p in waiting if _cut_like(fastest, p) == fastest]
         if "bucket_bytes" not in fixed:
             cuts.append(FINE_BYTES)
         held = fastest_held(machine, workload, fastest, cuts)
         if held is None:
             continue
+        # Held steps need a trial of their own, so a small gain would cost more than it brings.
         if predicted_s(machine, workload, held) < waited_s * (1.0 - LEAST_HELD_GAIN):
             found.append(held)
     return found
@@ -112,8 +115,10 @@ def why_not_held(workload: Workload, plan: Plan) -> str:
     if workload.device == "cuda":
         return "over NCCL it was never run"
     update = workload.phase("optimizer")
+    # The norm is of all gradients, and the held ones are not there when the update begins.
     if any(op.module == CLIPPING for op in update):
         return "gradients are clipped by the norm of all of them"
+    # A late update sees one bucket: whatever joins parameters would compute something else.
     if any(op.family in ("reduction", "matmul") or "_fused_" in op.name for op in update):
         return "the optimizer looks at more than one element, or at all parameters"
     if rows_beside(workload, plan):
@@ -164,6 +169,7 @@ def uncompared_held(fixed: Mapping[str, Any], device: str, workers: Collection[i
 
 def predicted_s(machine: Machine, workload: Workload, plan: Plan) -> float:
     """Seconds of a step; infinite where the machine's profile does not tell."""
+    # Infinite rather than an error: plans that can be predicted are compared all the same.
     try:
         return simulate(machine, workload, plan, details=False).step_ns * 1e-9
     except MachineError:
@@ -194,6 +200,7 @@ def _holding(workload: Workload, plan: Plan, bucket_bytes: tuple[int, ...]) -> I
     sizes = [(p.num_bytes, p.dtype) for p in bucket_gradients(workload, sync)]
     num_buckets = len(cut_buckets(sizes, bucket_bytes)) if sizes else 0
     for number in sorted({*NUMBERS, num_buckets - 1}):
+        # The first bucket is never held: it carries the signals of the workers.
         if 0 < number < num_buckets:
             held = msgspec.structs.replace(sync, options={HELD.name: number})
             assert num_held(held, num_buckets) == number

@@ -20,6 +20,7 @@ def least_share(candidate: Candidate, computing: float, exchanging: float) -> fl
     """
     timeline = candidate.timeline
     spans = timeline.lane("communication")
+    # Without collectives nothing bounds the step from below.
     if not spans or not timeline.step_ns:
         return 0.0
     begin = min(span.start_ns for span in spans)

@@ -57,6 +57,7 @@ def exchange_steps(sync: Sync) -> int:
     if not trains_apart(sync):
         return 0
     delay = delay_of(sync)
+    # With overlapping exchanges no stretch of steps holds exactly one of them.
     return delay + 1 if delay < sync.every // int(values_of(sync)["fragments"]) else 0
 
 
@@ -74,6 +75,7 @@ def sampling(sync: Sync, least: int, step_s: float, longest_s: float) -> Samplin
     parts = least + others
     if not others or parts > MOST_KEPT or parts * step_s > longest_s:
         return Sampling(whole)
+    # `period_steps` may also give `least`, which is no whole period.
     is_whole = whole >= delay_of(sync) + sync.every
     return Sampling(whole) if is_whole and whole <= parts else Sampling(parts, least)
 
@@ -93,6 +95,7 @@ def period_steps(sync: Sync, least: int, step_s: float, longest_s: float) -> int
         return least
     lead = delay_of(sync)
     most = min(MOST_KEPT, math.floor(longest_s / max(step_s, 1e-9))) - lead
+    # As many periods as give the median its steps: a part of one would have too many exchanges, or too few.
     periods = min(math.ceil(least / sync.every), most // sync.every)
     return lead + periods * sync.every if periods >= 1 else least
 
@@ -111,6 +114,7 @@ def over_periods(measured: Timeline, sync: Sync) -> Timeline:
     periods = (len(steps) - delay_of(sync)) // sync.every if trains_apart(sync) else 0
     if periods < 1:
         return measured
+    # The last ones: the first steps of a trial may still settle.
     last = steps[-periods * sync.every :]
     means = [
         sum(last[first : first + sync.every]) // sync.every
@@ -131,6 +135,7 @@ def over_parts(measured: Timeline, sync: Sync, parts: PeriodParts) -> Timeline:
         parts: Which these are. The exchange of all parameters takes as much longer as these have more bytes.
     """
     alone, others = measured.steps_ns[: parts.alone], measured.steps_ns[parts.alone :]
+    # A trial that was cut short ended somewhere inside the exchange.
     if not alone or len(others) != exchange_steps(sync):
         return measured
     # Against the median: single steps of a trial may have been held up by something else.
@@ -160,6 +165,7 @@ def with_share(measured: Timeline, predicted: Timeline, sync: Sync) -> Timeline:
         f"{PRICED_APART}{sync.every} steps was tried, nor a whole exchange: each measured step is given "
         f"the predicted share of one, {units.nanoseconds(share)}"
     )
+    # The counters stay, so that `has_exchange` still says that none was measured.
     return _lengthened(measured, [step + share for step in measured.steps_ns], {}, note)
 
 

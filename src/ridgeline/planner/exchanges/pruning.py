@@ -37,6 +37,7 @@ def fitting(machine: Machine, workload: Workload, plan: Plan, *, may_split: bool
             "lower accumulate",
         )
     candidate = plan
+    # Doubled, not raised by one: activations fall with 1/n, so few tries reach what fits.
     while not fits(machine, workload, candidate):
         parts = candidate.accumulate * 2
         if not may_split or parts > workload.samples:
@@ -77,16 +78,20 @@ def losing(
     """
     if "compression" in fixed or PERMISSION not in allow:
         return {}
+    # With the fixed interval, since then parameters travel, sparse ones in dense form too.
     parameters = bucket_gradients(workload, Sync(every=fixed.get("every", 1)))
+    # The widest dtype counts: in it the plain exchange is largest, which favours compressions.
     each = max((element_bytes(p.dtype) for p in parameters), default=1)
     num_elements = sum(p.num_bytes for p in parameters) // each
     shapes = [p.shape for p in parameters]
     found = {}
     for name in offered_compressions(workload.device):
-        way = Plan(workers=plan.workers, sync=Sync(compression=name))
-        reason = why_losing(way.sync, num_elements, each, plan.workers, shapes)
+        # With the options that are fixed; those of other compressions are not looked at.
+        way = Sync(compression=name, options=fixed.get("options", {}))
+        reason = why_losing(way, num_elements, each, plan.workers, shapes)
         if reason:
-            found[name] = Pruned(way, reason, f"fix compression={name!r}")
+            left_out = Plan(workers=plan.workers, sync=Sync(compression=name))
+            found[name] = Pruned(left_out, reason, f"fix compression={name!r}")
     return found
 
 

@@ -82,6 +82,7 @@ def known_rhythms(workload: Workload, fixed: Mapping[str, Any] | None = None) ->
 def is_adaptive(workload: Workload) -> bool:
     """Whether the optimizer divides by the size of gradients, as its operators show: Adam and its kin."""
     names = [op.name.lower() for op in workload.phase("optimizer")]
+    # By operators, since the class of the optimizer is not in a trace: unfused Adam divides by `addcdiv`.
     return any("addcdiv" in name or "adam" in name for name in names)
 
 

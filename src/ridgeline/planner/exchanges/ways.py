@@ -18,14 +18,22 @@ if TYPE_CHECKING:
     from ridgeline.planner.knobs import PlanRequest
 
 
+def with_first_way(request: "PlanRequest", plan: Plan) -> Plan:
+    """The plan with the way of exchange that is fixed or the default, by which its memory is judged."""
+    # One that is fixed may need less than the default: each worker then keeps a part of the state.
+    ways = exchanges(request.fixed, request.allow, request.device, plan.workers)
+    return msgspec.structs.replace(plan, sync=ways[0]) if ways else plan
+
+
 def exchanging_plans(request: "PlanRequest", plan: Plan) -> tuple[list[Plan], list[Pruned]]:
     """The plan with every way of exchange worth simulating, and the ways that were ruled out.
 
     Args:
         request: Machine and workloads, what is fixed and what is allowed.
-        plan: Its other knobs are decided, and it fits in memory.
+        plan: Its other knobs are decided, and it fits in memory with the first way.
     """
     workload = request.workloads[plan.workers]
+    # By number of workers: some algorithms need more of them than this plan has.
     ways = exchanges(request.fixed, request.allow, request.device, plan.workers)
     if not ways:
         reason = "has fewer workers than the exchange that is fixed takes"
@@ -41,7 +49,7 @@ def exchanging_plans(request: "PlanRequest", plan: Plan) -> tuple[list[Plan], li
         if refused is not None:
             pruned.append(refused)
             continue
-        if trains_apart(sync):  # common parameters are one more copy, or two
+        if sync != ways[0]:  # a residual, or common parameters, are one more copy, or two
             held = fitting(request.machine, workload, way, may_split=may_split)
             if isinstance(held, Pruned):
                 pruned.append(held)
@@ -67,6 +75,7 @@ def _bucket_choices(request: "PlanRequest", plan: Plan) -> list[tuple[int, ...]]
     total = sum(p.num_bytes for p in bucket_gradients(workload, plan.sync))
     choices: list[tuple[int, ...]] = [DEFAULT_BUCKET_BYTES]
     if total > DEFAULT_BUCKET_BYTES[0]:
+        # One bucket pays one latency, and is the best cut where nothing hides communication.
         choices.append((total,))
     try:
         searched = searched_bucket_bytes(request.machine, workload, plan)
@@ -74,4 +83,5 @@ def _bucket_choices(request: "PlanRequest", plan: Plan) -> list[tuple[int, ...]]
         searched = None  # simulating the plan will say what is missing
     if searched is not None:
         choices.append(searched)
+    # What was searched may be one of the other two.
     return list(dict.fromkeys(choices))

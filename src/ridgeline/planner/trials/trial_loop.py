@@ -70,6 +70,7 @@ class Allowance(NamedTuple):
         compiled = [c.compile_s for c in tried if is_compiled(c.plan)]
         fastest = min(tried, key=lambda c: c.cost_s(self.steps), default=None)
         has_won = fastest is not None and is_compiled(fastest.plan)
+        # Compiling is charged as measured, so a cached program leaves more of the budget than was expected.
         return Room(
             tries=self.tries - num_tried,
             compile_s=max(0.0, self.compile_s - sum(compiled)),
@@ -104,7 +105,7 @@ def tried_in_turn(
         room = allowance.room(candidates, num_tried, overhead_s)
         index = next_trial(candidates, room, device=allowance.device, steps=allowance.steps)
         if index is None:
-            return candidates, notes + left_untried(candidates, room, device=allowance.device)
+            return candidates, notes + _untried(candidates, room, allowance)
         begin = allowance.clock()
         try:
             tried, has_obstacles = attempted(candidates[index], candidates, trial, request.fixed)
@@ -113,13 +114,15 @@ def tried_in_turn(
             return candidates, [
                 *notes,
                 stopped,
-                *left_untried(candidates, room, device=allowance.device),
+                *_untried(candidates, room, allowance),
             ]
         spent = allowance.clock() - begin
+        # A trial that failed may have ended anywhere, so its seconds say nothing of an overhead.
         if tried.measured is not None:
             steps_s = trial_steps(tried.plan, tried.step_s) * tried.step_s
             # What starting workers and checking took: the next trial will need as much.
             overheads.append(max(0.0, spent - tried.compile_s - steps_s))
+        # In place: ties in what follows are broken by this order.
         candidates = [*candidates[:index], tried, *candidates[index + 1 :]]
         if has_obstacles:
             candidates = _without_graphs(candidates, tried, allowance.device)
@@ -130,6 +133,10 @@ def tried_in_turn(
         notes += told
         candidates = corrected(candidates)
         num_tried += 1
+
+
+def _untried(candidates: Sequence[Candidate], room: Room, allowance: Allowance) -> list[str]:
+    return left_untried(candidates, room, device=allowance.device, steps=allowance.steps)
 
 
 def _without_graphs(

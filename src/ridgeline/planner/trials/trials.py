@@ -122,7 +122,7 @@ def next_trial(
     due = _due(open_, candidates, room, device=device, steps=steps)
     tried = [c.cost_s(steps) for c in candidates if c.measured is not None]
     fastest = min(tried, default=math.inf)
-    return min(due, key=lambda i: _turn(candidates[i], steps, fastest), default=None)
+    return min(due, key=lambda i: _turn(candidates[i], steps, fastest, device), default=None)
 
 
 def _due(
@@ -221,7 +221,9 @@ def num_tries(tries: int, steps: int | None) -> int:
     return min(tries, int(MOST_TRIAL_SHARE * steps / STEPS_PER_TRIAL))
 
 
-def left_untried(candidates: Sequence[Candidate], room: Room, *, device: str) -> list[str]:
+def left_untried(
+    candidates: Sequence[Candidate], room: Room, *, device: str, steps: int | None = None
+) -> list[str]:
     """Says which modes were not tried though they could win, because compiling them takes too long."""
     # Failed ones count as tried: they say themselves why they are out.
     tried = {c.plan.execution for c in candidates if not _is_open(c)}
@@ -231,7 +233,7 @@ def left_untried(candidates: Sequence[Candidate], room: Room, *, device: str) ->
         if is_compiled(c.plan)
         and c.plan.execution not in tried
         and not _fits(c, room)
-        and could_win(c, candidates, device=device)
+        and could_win(c, candidates, device=device, steps=steps)
     }
     left_s = min(room.compile_s, room.seconds)
     limit = f"trials may spend {units.seconds(max(0.0, left_s))} on compiling"
@@ -331,7 +333,7 @@ def _fits(candidate: Candidate, room: Room) -> bool:
 
 
 def _turn(
-    candidate: Candidate, steps: int | None, fastest: float
+    candidate: Candidate, steps: int | None, fastest: float, device: str
 ) -> tuple[bool, bool, bool, bool, bool, bool, float, int]:
     """What compiles nothing first; then the compiler's defaults, then one program, then variants.
 
@@ -349,14 +351,10 @@ def _turn(
         plan.kernels == "combined",
         MODES[plan.execution].form == "regional",
         MODES[plan.execution].is_one_program and plan.workers == 1,
-        is_compiled(plan) and _is_on_gpu(candidate) and not MODES[plan.execution].is_captured,
+        is_compiled(plan) and device == "cuda" and not MODES[plan.execution].is_captured,
         candidate.cost_s(steps),
         num_changes(plan),
     )
-
-
-def _is_on_gpu(candidate: Candidate) -> bool:
-    return candidate.plan.threads == 0
 
 
 def _representatives(candidates: Sequence[Candidate]) -> list[int]:

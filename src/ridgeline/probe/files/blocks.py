@@ -57,6 +57,7 @@ def one_by_one(act: Act) -> Step:
         end_s = time.perf_counter() + limit_s
         for place in places:
             begun_s = time.perf_counter()
+            # The first block is moved however late it is, so that every thread has a time.
             if times and begun_s > end_s:
                 break
             act(memory, place)
@@ -96,6 +97,7 @@ def moved(
             left = iter(mine)
             with pages(num_bytes) as memory:
                 while (some := list(itertools.islice(left, batch))) and not stop.is_set():
+                    # One operation to the interpreter, so begin and end of a block stay side by side.
                     times.extend(step(memory, some, end_s - time.perf_counter()))
                     if time.perf_counter() > end_s:
                         return
@@ -103,6 +105,7 @@ def moved(
             failures.append(error)
             stop.set()
 
+    # In this thread, as starting one would be in the first block's time.
     if len(places) == 1:
         work(places[0])
     else:
@@ -140,6 +143,7 @@ def rate_of(spans: Sequence[BlockSpan], num_bytes: int) -> Quantity:
         spans: In the order of their ends; at least one.
         num_bytes: Of a block.
     """
+    # A tenth begins where the one before ended, so that pauses between blocks count.
     at_s = min(span.begun_s for span in spans)
     bounds = sorted({len(spans) * part // NUM_RATES for part in range(NUM_RATES + 1)})
     rates = []

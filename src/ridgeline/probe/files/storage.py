@@ -45,6 +45,7 @@ class Scratch:
     """
 
     def __init__(self, folder: Path) -> None:
+        # In the folder itself, since another one may be on another drive.
         self._cached, name = tempfile.mkstemp(dir=folder, prefix=".storage-")
         self._direct: int | None = None
         self._stack = contextlib.ExitStack()
@@ -55,6 +56,7 @@ class Scratch:
             try:
                 self._direct = _direct(name)
             finally:
+                # Open files live on without a name, and go with the process.
                 Path(name).unlink()
         except BaseException:
             self.close()
@@ -100,6 +102,7 @@ class Scratch:
         places = range(0, num_bytes, PIECE_BYTES)
         spans = moved(one_by_one(act), [places], PIECE_BYTES, limit_s=limit_s)
         self.num_bytes = len(spans) * PIECE_BYTES
+        # Also of direct writes: drives have a cache of their own.
         os.fsync(self._cached)
         return spans
 
@@ -124,6 +127,7 @@ class Scratch:
         places = [
             (
                 number % pieces * PIECE_BYTES
+                # Threads read pieces in turns, as a reader of that depth does, not a part of the file each.
                 for number in itertools.islice(itertools.count(first, depth), most)
             )
             for first in range(depth)
@@ -194,6 +198,7 @@ def _direct(name: str) -> int | None:
     try:
         file = os.open(name, os.O_RDWR | os.O_DIRECT)
         with pages(BLOCK_BYTES) as memory:
+            # Opening may succeed where only the first transfer is refused.
             os.pwrite(file, memory, 0)
     except BaseException as error:
         if file is not None:

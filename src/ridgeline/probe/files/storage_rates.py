@@ -75,6 +75,7 @@ def with_storage(
     machine = msgspec.structs.replace(machine, warnings=told)
     mount = mount_of(folder)
     here = (str(mount.point), mount.kind)
+    # By file system, as a folder elsewhere on it has the same drive.
     others = tuple(one for one in machine.storage if (one.mount, one.kind) != here)
     known = next((one for one in machine.storage if (one.mount, one.kind) == here), None)
     storage = known or Storage(folder=shown(folder), mount=here[0], kind=here[1])
@@ -84,6 +85,7 @@ def with_storage(
     try:
         with Scratch(folder) as scratch:
             most = room(folder, is_direct=scratch.is_direct)
+            # The file of the measurement before went with its process.
             if WAYS[0] not in missing:
                 say(f"storage: writing the file in {shown(folder)} again")
                 scratch.write(min(storage.file_bytes, most), WRITE_S)
@@ -130,6 +132,7 @@ def _spans(scratch: Scratch, way: AccessTrial, most_bytes: int) -> list[BlockSpa
     """What each block took that way."""
     match way.operation:
         case "write":
+            # Less what is appended later, or that would be the first to meet a full drive.
             return scratch.write(most_bytes - APPENDED * BLOCK_BYTES, way.limit_s)
         case "synced append":
             return scratch.append(APPENDED, way.limit_s)

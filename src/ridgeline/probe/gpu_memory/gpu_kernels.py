@@ -40,6 +40,7 @@ def kernels() -> dict[str, Kernel]:
     major, minor = torch.cuda.get_device_capability()
     source = importlib.resources.files("ridgeline.probe.native").joinpath(SOURCE).read_bytes()
     program = compiled(nvrtc(), source, f"sm_{major}{minor}")
+    # By name, since it is private to torch, and may go with any release.
     load: Callable[..., Any] | None = getattr(loader, "_cuda_load_module", None)
     if load is None:
         raise MachineError(
@@ -68,6 +69,7 @@ def compiled(library: ctypes.CDLL, source: bytes, architecture: str) -> bytes:
     program = ctypes.c_void_p()
     made = library.nvrtcCreateProgram(ctypes.byref(program), source, SOURCE.encode(), 0, None, None)
     _check(library, made, architecture, "")
+    # Programs of NVRTC live outside of Python's memory.
     try:
         options = (ctypes.c_char_p * 1)(f"--gpu-architecture={architecture}".encode())
         done = library.nvrtcCompileProgram(program, 1, options)
@@ -95,6 +97,7 @@ def nvrtc() -> ctypes.CDLL:
             "CUDA; install a build for CUDA"
         )
     names = library_names(version, Path(torch.__file__).parents[1])
+    # Torch's own first: another version may refuse this GPU's architecture.
     for name in names:
         try:
             return ctypes.CDLL(name)
@@ -131,6 +134,7 @@ def _check(library: ctypes.CDLL, status: int, architecture: str, said: str) -> N
     if not status:
         return
     told: Callable[[int], bytes] = library.nvrtcGetErrorString
+    # ctypes takes results for numbers unless told otherwise, which would cut the address.
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     reason = said or told(status).decode(errors="replace")
     raise MachineError(

@@ -165,6 +165,7 @@ def measure_stairs(loops: GpuLoops) -> GpuStairs:
 
     def access(num_bytes: int) -> Sampled:
         loops.lay(num_bytes)
+        # After the walk was laid, which warms the level that is asked for.
         loads = enough(loops.access, LEAST_LOADS, SAMPLE_S)
         return Sampled.measured([loops.access(loads) / loads for _ in range(SAMPLES)], "s")
 
@@ -183,6 +184,7 @@ def measure_blocks(loops: GpuLoops) -> GpuBlocks:
     Raises:
         MachineError: the loops cannot be had.
     """
+    # Far beyond the caches, so that blocks are counted against main memory.
     num_bytes = powers(SMALLEST, min(READ_BY_BLOCKS, loops.room_bytes))[-1]
 
     def multiply_adds(blocks: int) -> Sampled:
@@ -248,6 +250,7 @@ def _asked(field: Field) -> Value:
     Raises:
         MachineError: it failed, or says why it found nothing.
     """
+    # In a process of its own: a kernel that fails takes its context with it.
     try:
         text = run_in_group(
             f"{__name__}:in_worker",

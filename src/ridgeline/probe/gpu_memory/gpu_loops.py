@@ -58,6 +58,7 @@ class CudaLoops:
     def read(self, num_bytes: int, blocks: int, threads: int, loads: int) -> float:
         """Seconds of four times so many loads of 16 bytes by each thread; the next call goes on there."""
         words = num_bytes // 16
+        # Behind what the call before has read, whose lines the cache still holds.
         first = self._first % words
         self._first = first + 4 * blocks * threads * loads
         memory = self._memory(num_bytes)
@@ -84,6 +85,7 @@ class CudaLoops:
         """So many bytes in words of 8, the same ones again and again."""
         count = num_bytes // WORD_BYTES
         if count > self._words.numel():
+            # Let go of first, or both sizes would be held at once.
             self._words = self._made(0)
             torch.cuda.empty_cache()  # else each size would be held beside the next
             self._words = self._made(count)
@@ -109,6 +111,7 @@ def lay_walk(words: Tensor) -> Tensor:
     """
     per_line = LINE_BYTES // WORD_BYTES
     order = torch.randperm(words.numel() // per_line, device=words.device)
+    # Byte addresses in the words themselves: each load then needs nothing but the one before.
     addresses = order.mul(LINE_BYTES).add_(words.data_ptr())
     words[order.mul_(per_line)] = addresses.roll(-1)
     return addresses[:1]

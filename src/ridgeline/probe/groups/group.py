@@ -76,17 +76,21 @@ class Group:
         self._kind: Kind | None = (target, workers, threads, device, first_gpu)
         self._target = target
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._stack = ExitStack()
-        name = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ridgeline-group-"))
-        self._directory = Path(name)
-        # Registered before the first start: should one fail, those before it are ended as well.
-        self._stack.callback(_end, self._processes)
-        for rank in range(workers):
-            log = self._stack.enter_context((self._directory / f"output.{rank}").open("wb"))
-            command = [name, target, device, str(first_gpu)]
-            variables = _environment(rank, workers, threads, deadline_s) | dict(environment or {})
-            prefix = prefixes[rank] if prefixes else ()
-            self._processes.append(_started(prefix, command, variables, log))
+        # Until all have started nobody else can end those that did.
+        with ExitStack() as stack:
+            folder = tempfile.TemporaryDirectory(prefix="ridgeline-group-")
+            name = stack.enter_context(folder)
+            self._directory = Path(name)
+            stack.callback(_end, self._processes)
+            for rank in range(workers):
+                log = stack.enter_context((self._directory / f"output.{rank}").open("wb"))
+                command = [name, target, device, str(first_gpu)]
+                variables = _environment(rank, workers, threads, deadline_s)
+                # What the caller names wins: it knows more of its workers than the defaults.
+                variables |= dict(environment or {})
+                prefix = prefixes[rank] if prefixes else ()
+                self._processes.append(_started(prefix, command, variables, log))
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +160,7 @@ def run_in_group(
         deadline_s: Seconds after which the group is ended; infinite for none: only collectives end then.
         first_gpu: The GPU of rank 0.
         environment: Variables to add to those of the workers.
-        hanging: Asked about once a second for a rank that makes no progress; then the group is ended.
+        hanging: Asked about twice a second for a rank that makes no progress; then the group is ended.
         prefixes: What precedes the command of each worker, by rank, and runs it in its own process, e.g. in
             another network namespace; empty for nothing.
         group: One that was started ahead, and is used where it serves that; ended by this in any case.
@@ -168,6 +172,7 @@ def run_in_group(
     Cost: Starts interpreters and imports torch in each: about 2 s.
     """
     if group is not None and not group.serves((target, workers, threads, device, first_gpu)):
+        # Its processes would otherwise run beside those that measure.
         group.close()
         group = None
     if group is None:
@@ -190,6 +195,7 @@ def _started(
 ) -> "subprocess.Popen[bytes]":
     """A worker process; its standard input is its lifeline."""
     return subprocess.Popen(
+        # Without the directory of the caller in front, where a file may be called like a module.
         [*prefix, sys.executable, "-P", "-u", "-m", group_worker.__name__, *arguments],
         stdin=subprocess.PIPE,
         stdout=log,
@@ -242,6 +248,7 @@ def _wait(
             raise failure(target, len(processes), failed, directory)
         if all(code == 0 for code in codes):
             return
+        # After the codes: workers that ended in time are no late ones, however late this looks.
         if time.monotonic() > limit:
             late = next(rank for rank, code in enumerate(codes) if code is None)
             _end(processes)
@@ -273,6 +280,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         if process.stdin is not None:
             process.stdin.close()  # the worker's lifeline
         if process.poll() is None:
+            # SIGTERM to all before waiting for any, so that the grace is theirs together.
             process.terminate()
     limit = time.monotonic() + GRACE_S
     for process in processes:

@@ -42,6 +42,7 @@ def _follow_parent() -> None:
     """End this worker at once when the parent is gone."""
 
     def watch() -> None:
+        # A read that ends tells of a parent that was killed, too, which no handler could.
         while os.read(0, 1):
             pass
         os._exit(1)
@@ -90,6 +91,7 @@ def _work(directory: Path, target: str, device: str, first_gpu: int) -> None:
     function: Callable[[bytes], bytes] = getattr(module, attribute)
     warm_up: Callable[[str], object] | None = getattr(module, "warm_up", None)
     if warm_up is not None:
+        # While the parent is still busy: the call may come much later than the start.
         warm_up(device)
     call = _called(directory)
     os.environ.update(call.environment)

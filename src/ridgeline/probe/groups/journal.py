@@ -60,6 +60,7 @@ class ProbeJournal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Otherwise the entry stays: it names what the worker died in.
         if error is None:
             self.note(_NOTHING)
         self._memory.close()
@@ -94,6 +95,7 @@ class Reader:
                 self._seen.pop(rank, None)
                 continue
             count, since = self._seen.get(rank, (-1, now))
+            # By its count, since one operator is issued again and again.
             if count != entry.count:
                 self._seen[rank] = (entry.count, now)
             elif now - since > after_s:

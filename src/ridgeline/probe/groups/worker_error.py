@@ -73,6 +73,7 @@ def failure(target: str, workers: int, codes: Mapping[int, int], directory: Path
     code = codes[rank]
     how = f"signal {-code} ({signals.Signals(-code).name})" if code < 0 else f"exit code {code}"
     advice = "correct the error above, or try with one worker"
+    # What the system ends for want of memory gets this signal.
     if -code == signals.SIGKILL:
         advice = "the system may be out of memory; use fewer workers or a smaller batch"
     lines = _tail(directory, rank)

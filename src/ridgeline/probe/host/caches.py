@@ -21,6 +21,7 @@ def caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[Cac
             )
         except OSError:
             continue
+        # Codes are no data; unified caches hold both.
         if kind != "Instruction" and level.isdecimal():
             scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(size[-1:], 1)
             found.append(Cache(int(level), int(size.rstrip("KMG")) * scale))

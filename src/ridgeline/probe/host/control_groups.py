@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from ridgeline.probe.host.mounts import Mount, mounts
+from ridgeline.probe.host.processors import numbers
 
 ROOT = Path("/")
 
@@ -35,6 +36,7 @@ def cpu_periods(root: Path = ROOT) -> Periods | None:
     for folder in _groups("cpu", root):
         lines = (line.split() for line in text_of(folder / "cpu.stat").splitlines())
         counts = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+        # A group without a quota counts no periods.
         if counts.get("nr_periods"):
             found.append(Periods(counts["nr_periods"], counts.get("nr_throttled", 0)))
     return max(found, key=lambda periods: periods.throttled, default=None)
@@ -56,6 +58,7 @@ def cpu_quota(root: Path = ROOT) -> Grant | None:
         quota, period = text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal():  # -1: none
             found.append(Grant(int(quota) / int(period), "cgroup cpu.cfs_quota_us"))
+    # The narrowest group decides: limits of those above hold as well.
     return min(found, default=None)
 
 
@@ -92,11 +95,7 @@ def core_set(root: Path = ROOT) -> Grant | None:
 
 def listed(text: str) -> frozenset[int]:
     """The numbers of a list as the kernel writes it, e.g. `0-3,8`."""
-    found: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+    return frozenset(numbers(text))
 
 
 def _least(controller: str, names: tuple[str, ...], root: Path) -> Grant | None:
@@ -126,6 +125,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         for mount in mine:
             top = root / mount.point.relative_to("/")
             below = _below(mount, path)
+            # With the groups above, whose limits this one's file does not show.
             yield from (top / part for part in (below, *below.parents))
 
 
@@ -145,5 +145,6 @@ def text_of(path: Path) -> str:
     """Content of a small file; empty where there is none, or it is not for us."""
     try:
         return path.read_text().strip()
+    # Files of control groups differ by version, by level and by who mounts them.
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return ""

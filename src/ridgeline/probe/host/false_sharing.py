@@ -51,6 +51,7 @@ def measure_false_sharing(system: Path = SYSTEM) -> FalseSharing:
         return FalseSharing(reason=f"needs two cores, and this process may use one{threads}")
     rounds: list[tuple[float, ...]] = []
     begin, num_tried = time.monotonic(), 0
+    # Longer where others use the cores, since disturbed rounds are left out.
     while time.monotonic() < begin + (LEAST_S if len(rounds) >= ENOUGH else MOST_S):
         rounds += together(_count(pair))
         num_tried += ROUNDS
@@ -105,8 +106,10 @@ def _count(cores: Sequence[int]) -> list[list[tuple[CountingSpan, CountingSpan]]
     Both run the same schedule and meet before each sample, in C, at a gate of that sample's own.
     """
     count, met = library().ridgeline_count, threading.Barrier(len(cores))
+    # In turns, so that the cores' clocks are the same for all distances.
     schedule = DISTANCES * (ROUNDS + 1)  # one round warms up
     with Mapped(LINE_BYTES * (len(schedule) + GATES_AT)) as memory:
+        # Written before threads count, as fresh pages cost a fault each.
         memory.words[:] = 0
 
         def run(number: int) -> list[CountingSpan]:

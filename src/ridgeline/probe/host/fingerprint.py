@@ -84,6 +84,7 @@ def num_hosts() -> int:
 
 def num_cores() -> int:
     """Cores that this process may use: its affinity, further limited by a control group's quota."""
+    # Not the host's: taskset and containers leave a process fewer.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(allowed or 1, _quota() or sys.maxsize))
 
@@ -113,6 +114,7 @@ def _quota() -> int | None:
 
 def memory_bytes() -> int:
     """Memory of the host, or what the control groups grant of it."""
+    # Control groups of version 1 have a huge limit where there is none.
     total, grant = psutil.virtual_memory().total, memory_limit()
     return total if grant is None else min(total, int(grant.amount))
 

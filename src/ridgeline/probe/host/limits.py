@@ -62,6 +62,7 @@ def _cores(root: Path) -> Iterator[Limit]:
         follows = CORES.format(cores=most)
         yield Limit(what="cores", granted=most, whole=there, by=group.by, follows=follows)
     allowed = len(listed(_line(root / "proc/self/status", "Cpus_allowed_list:")))
+    # Only where it bites further: an affinity often repeats the group's set.
     if 0 < allowed < most < math.inf:
         follows = f"{CORES.format(cores=allowed)}; they were chosen where this process was started"
         yield Limit(what="cores", granted=allowed, whole=there, by="affinity", follows=follows)
@@ -77,6 +78,7 @@ def _memory(root: Path) -> Iterator[Limit]:
         yield Limit(what="memory", granted=most, whole=there, unit="B", by=grant.by, follows=MEMORY)
     shared = root / "dev/shm"
     size = shutil.disk_usage(shared).total if shared.is_dir() else math.inf
+    # Half of the memory is what a host has unless somebody lowered it.
     if size < USUAL_SHARE * most < math.inf:
         yield Limit(
             what="shared memory", granted=size, unit="B", by="size of /dev/shm", follows=SHARED

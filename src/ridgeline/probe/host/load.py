@@ -55,11 +55,13 @@ def processors(text: str, cores: Collection[int], ticks_per_s: float) -> Process
         name, *numbers = line.split() or [""]
         if name.removeprefix("cpu").isdecimal() and int(name.removeprefix("cpu")) in cores:
             ticks = [int(number) for number in numbers[:_COLUMNS]]
+            # Older kernels have fewer columns.
             found.append([*ticks, *[0] * (_COLUMNS - len(ticks))])
     if not found:
         return None
     sums = [sum(column) / ticks_per_s for column in zip(*found, strict=True)]
     whole_s = sum(sums)
+    # Waiting for a drive leaves a core to whoever wants it, so it is not busy.
     return Processors(
         whole_s - sums[_IDLE] - sums[_WAITING] - sums[_STOLEN], sums[_STOLEN], whole_s
     )
@@ -77,12 +79,14 @@ def between(before: Counters, after: Counters, ceilings: Sequence[Ceiling] = ())
     first, last = before.processors, after.processors
     if first is not None and last is not None and last.whole_s > first.whole_s:
         whole_s = last.whole_s - first.whole_s
+        # What this process and its children used is no load by others.
         busy_s = last.busy_s - first.busy_s - (after.own_s - before.own_s)
         others = min(max(busy_s / whole_s, 0.0), 1.0)  # both are counted in ticks
         stolen = min(max((last.stolen_s - first.stolen_s) / whole_s, 0.0), 1.0)
     if before.periods is not None and after.periods is not None:
         number = after.periods.number - before.periods.number
         stood = after.periods.throttled - before.periods.throttled
+        # No period within a short time means no time in which anything could be throttled.
         throttled = min(max(stood / number, 0.0), 1.0) if number > 0 else 0.0
     if ceilings:
         spread = statistics.median(ceiling.rate.spread for ceiling in ceilings)

@@ -66,6 +66,7 @@ class Mapped:
 
     def close(self) -> None:
         """Give the memory back."""
+        # numpy's view would keep the mapping open.
         del self.words
         self._memory.close()
 
@@ -109,6 +110,7 @@ class Walked(Mapped):
 
     def _lay(self, seed: int) -> None:
         """In the first word of each line the address of the next one: one circle through all."""
+        # A random order, which no prefetcher follows.
         order = np.random.default_rng(seed).permutation(self.num_lines).astype(np.uint64)
         addresses = order * np.uint64(LINE_BYTES) + np.uint64(self.address)
         places = (order * np.uint64(LINE_BYTES // WORD_BYTES)).astype(np.int64)
@@ -117,6 +119,7 @@ class Walked(Mapped):
 
     def _copy(self, other: "Walked") -> None:
         self.words[:] = other.words
+        # Addresses are absolute, so each is moved by how far the copies are apart.
         distance = self.address - other.address
         self.words[:: LINE_BYTES // WORD_BYTES] += np.uint64(distance % (1 << 64))
         self._at = ctypes.c_void_p(self.address)  # each line is in the circle
@@ -132,6 +135,7 @@ class Walked(Mapped):
         def run(hops: int) -> float:
             return chase(ctypes.byref(self._at), hops)
 
+        # Once through all, so that the walk is in the level that it fits.
         run(min(_whole(self.num_lines), MOST_WARMING))
         hops = enough(run, LEAST_HOPS, sample_s)
         return lambda: run(hops) / hops

@@ -67,6 +67,7 @@ def measure_nodes(
                         word=Sampled.measured(found["word"], "s"),
                     )
                 )
+            # The system may have put pages elsewhere, where the node was full.
             share = share_on(memory.index, walked.address, process)
         if share is not None and share < 1 - MOST_STRAY:
             strays.append(
@@ -99,6 +100,7 @@ def share_on(node: int, address: int, process: Path = Path("/proc/self")) -> flo
         return None
     for line in lines:
         words = line.split()
+        # The mapping is its own, so it begins where its memory does.
         if words and int(words[0], 16) == address:
             pages = dict(word[1:].split("=") for word in words if word[0] == "N" and "=" in word)
             total = sum(map(int, pages.values()))

@@ -29,9 +29,11 @@ def measure_pages(num_bytes: int, settings: Path = SETTINGS) -> Pages:
     Cost: one core for about 9 s, and twice so much memory.
     """
     with Walked(num_bytes, large_pages=False) as small:
+        # Before the second walk: only the growth belongs to it.
         before = small.large_page_bytes
         with Walked(num_bytes, like=small) as large:
             reason = refusal(num_bytes, before, large.large_page_bytes, settings)
+            # A walk that lies in small pages after all would be compared with its like.
             walks = {"small": small} if reason else {"small": small, "large": large}
             loops: dict[tuple[str, str], Sample] = {}
             for size, walked in walks.items():

@@ -66,6 +66,7 @@ def flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
         return frozenset()
     for line in lines:
         name, _, words = line.partition(":")
+        # x86 calls them flags, ARM features.
         if name.strip() in ("flags", "Features"):
             return frozenset(words.split())
     return frozenset()

@@ -69,6 +69,7 @@ def stair(num_bytes: int, say: Callable[[str], None], which: str = "") -> Stair:
 
 def room_bytes() -> int:
     """The most that may be walked through now, also where a container grants less than the host has."""
+    # What is available counts the host's memory, also where a container grants less.
     free = min(psutil.virtual_memory().available, memory_bytes())
     return min(int(MOST_OF_FREE * free), MOST_BYTES)
 

@@ -34,6 +34,7 @@ def measure_strides(num_bytes: int) -> Strides:
         for stride, reader in readers.items():
             for name, run in (("in order", reader.in_order), ("at random", reader.at_random)):
                 loads = enough(run, LEAST_LOADS, SHORT_S)
+                # Bound as defaults: a lambda would look both up when all loops are made.
                 loops[stride, name] = lambda run=run, loads=loads: run(loads) / loads
         found = in_turns(loops, ROUNDS, LEAST_S)
     return Strides(
@@ -86,6 +87,7 @@ class StrideReader:
         since all together they are few: 16 MiB of 1 GiB where the stride is 4 KiB. Neighbours are far apart
         in time, since processors fetch lines in pairs.
         """
+        # Odd, so that it meets all lines, whose number is a power of two.
         step = (self._lines // 2 + 1) | 1
         line = self._done // self._count * step % self._lines
         return self._address + line * LINE_BYTES

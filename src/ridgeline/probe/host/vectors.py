@@ -82,6 +82,7 @@ def _timed(run: Callable[[int], float], bits: int) -> Callable[[], ClockedSample
     additions = library().ridgeline_additions
 
     def sample() -> ClockedSample:
+        # The clock is read right behind it: wide vectors lower it, and only for a while.
         rate = flops / run(operations)
         return ClockedSample(rate, PER_TURN * CLOCK_TURNS / additions(CLOCK_TURNS))
 

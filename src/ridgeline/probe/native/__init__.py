@@ -78,6 +78,7 @@ def multiply_adds() -> dict[int, Callable[[int], float]]:
     """
     found: dict[int, Callable[[int], float]] = {}
     for bits in VECTOR_BITS:
+        # The source leaves out widths that this processor has no instructions for.
         function = getattr(library(), f"ridgeline_multiply_add_{bits}", None)
         if function is not None:
             function.argtypes, function.restype = (_COUNT,), ctypes.c_double
@@ -91,6 +92,7 @@ def _loaded(stem: str, sources: Sequence[str]) -> ctypes.CDLL:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, check=False, timeout=LIMIT_S
     ).stdout
+    # All that the program depends on, as homes are shared between hosts.
     key = b"\0".join([source, version, " ".join(FLAGS).encode(), _processor()])
     path = cache_directory() / "native" / f"{stem}-{hashlib.sha256(key).hexdigest()[:16]}.so"
     if not path.is_file():
@@ -133,6 +135,7 @@ def _compile(compiler: str, source: bytes, path: Path) -> None:
                 f"wanted to compile the loops that time memory with {compiler}, got status "
                 f"{done.returncode}: {said[0] if said else 'no message'}; name another compiler in CC"
             )
+        # Atomic within a folder, so that two processes that compile at once do no harm.
         made.replace(path)
 
 
@@ -142,5 +145,6 @@ def _processor() -> bytes:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor().encode()
+    # The first processor stands for all: `-march=native` asks the one that it runs on.
     first = {line.split(":")[0].strip(): line for line in reversed(lines) if ":" in line}
     return "".join(first.get(name, "") for name in ("model name", "flags", "Features")).encode()

@@ -54,13 +54,16 @@ def captured_seconds(
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side), torch.no_grad():
         try:
+            # `settle` ends the capture: what it raises counts as the operator's failure.
             watch = ReplayWatch(before=captures.begin, settle=captures.end)
             replay.run(lambda index: True, lambda: None, watch)
         except DeviceLostError:  # as it looks while a capture is open
+            # An open capture would make every later call on the device fail.
             captures.drop()
     torch.cuda.current_stream(device).wait_stream(side)
     torch.cuda.synchronize(device)
     has_failed = replay.failures.keys() != failures.keys()
+    # What failed only inside a capture can be issued all the same.
     replay.failures.clear()
     replay.failures.update(failures)
     if has_failed:

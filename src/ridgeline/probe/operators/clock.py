@@ -80,6 +80,7 @@ class ReplayClock:
             return self._on_gpu(replay, wanted, self._ruler)
         begin = self._now_ns()
         marks = replay.run(wanted, self._now_ns, ReplayWatch(before=self._before))
+        # Whole nanoseconds until the end, as differences of large floats lose digits.
         taken_ns = {index: after - before for index, (before, after) in marks.items()}
         if marks and replay.ended_at is None:
             # What the replay itself takes between operators, which whole passes are relieved of.
@@ -98,6 +99,7 @@ class ReplayClock:
             if self._before is not None:
                 self._before(index)
             if ruler.pace() and order:
+                # The one before: the GPU woke while that was being queued.
                 late.add(order[-1])
             order.append(index)
 
@@ -153,11 +155,13 @@ class ReplayClock:
             lambda index: True, lambda: None, ReplayWatch(before=before)
         )
         firsts.append((max(marks, default=-1) + 1, self._now_ns()))
+        # The median, since single passes are disturbed.
         overhead_ns = sorted(self._overhead_ns)[len(self._overhead_ns) // 2]
         stretches = []
         for (first, begin), (end, after) in pairwise(firsts):
             issued = sum(first <= index < end for index in marks)
             stretches.append(Stretch(first, end, (after - begin - issued * overhead_ns) * 1e-9))
+        # Memory ran out: what follows was not issued.
         return stretches if replay.ended_at is None else None
 
     def _whole_on_gpu(self, replay: WorkloadReplay, ruler: Ruler) -> list[Stretch] | None:
@@ -179,6 +183,7 @@ class ReplayClock:
             has_waited = last in (self._waiting or ())
             last = index
             if not firsts or has_waited or index >= firsts[-1] + STRETCH:
+                # Before the hold, whose waiting is no part of a stretch.
                 close()
                 was_awake = ruler.hold(is_slow=False if has_waited else None)
                 was_late = was_late or (was_awake and not has_waited)

@@ -63,6 +63,7 @@ class HostCosts(NamedTuple):
             if parameter.ready_op >= 0:
                 found[parameter.ready_op] += self.gradient
         updated = sum(parameter.ready_op >= 0 for parameter in workload.parameters)
+        # Spread over the operators, as a timeline shows nothing between them.
         whole = self.step + self.parameter * updated
         for index in phases["optimizer"]:
             found[index] = self.update_op + whole / len(phases["optimizer"])
@@ -82,6 +83,7 @@ def module_calls(paths: Sequence[str]) -> list[int]:
     for path in paths:
         now = _parts(path)
         common = sum(1 for _ in _common(before, now))
+        # Modules that are left cost nothing by themselves: only calls are counted.
         counts.append(len(now) - common)
         before = now
     return counts
@@ -101,6 +103,7 @@ def host_costs(kind: str, rounds: int = ROUNDS) -> HostCosts:
 
     Cost: About half a second.
     """
+    # One thread, since several would share out the tiny kernels and wake each other.
     threads = torch.get_num_threads()
     set_threads(1)
     device = torch.device(kind)
@@ -125,6 +128,7 @@ class Beyond(NamedTuple):
 def _solved(chain: Beyond, network: Beyond, few: Beyond, many: Beyond, loop: Beyond) -> HostCosts:
     forward_op = chain.seconds["forward"] / chain.ops["forward"]
     rest = network.seconds["forward"] - forward_op * network.ops["forward"]
+    # Noise may make a difference negative, which would make larger networks cheaper.
     module_call = max(0.0, rest / network.modules)
     backward_op = chain.seconds["backward"] / chain.ops["backward"]
     rest = network.seconds["backward"] - backward_op * network.ops["backward"]
@@ -170,6 +174,7 @@ def _steps(device: torch.device, rounds: int) -> Iterable[Beyond]:
         len(parameters),
         rounds,
     )
+    # The same links three times: only what the optimizer does differs.
     yield _chain(device, MANY // 2, FEW, rounds, fused=True)
     yield _chain(device, MANY // 2, MANY, rounds, fused=True)
     yield _chain(device, MANY // 2, MANY, rounds, fused=False)

@@ -82,6 +82,7 @@ def time_operators(
     )
     if setting.device == "cuda":
         merged = _with_issue(merged, workload, _issue_seconds(replay, workload, device, clock))
+        # Behind the host's passes, which captures would disturb.
         captured = captured_seconds(replay, workload.ops, device)
         merged = tuple(
             msgspec.structs.replace(timing, seconds=captured.get(timing.key, timing.seconds))
@@ -104,6 +105,7 @@ def _samples(
     for taken in passes.ops:
         for index, seconds in taken.items():
             samples[index].append(seconds)
+    # Better a time that may have waited than none: such operators wait in a step as well.
     for index, seconds in clock.late.items():
         if index not in samples:
             samples[index] = list(seconds)
@@ -128,6 +130,7 @@ def _by_key(
 ) -> dict[str, Quantity]:
     """One figure for all occurrences of an op, with the host's part where that is not seen in a replay."""
     beyond = [0.0] * len(workload.ops)
+    # On a GPU the host's part is in `issue`, which is measured apart.
     if setting.device == "cpu":
         beyond = host_costs("cpu").of(workload)
     by_key: dict[str, dict[int, list[float]]] = defaultdict(dict)
@@ -162,6 +165,7 @@ def _issue_seconds(
     end = time.monotonic() + ISSUE_BUDGET_S
     with torch.no_grad():
         for number in range(ISSUE_PASSES):
+            # Two at least: the first pass may load what the second finds.
             if number > 1 and time.monotonic() > end:
                 break
             torch.cuda.synchronize()
@@ -175,6 +179,7 @@ def _with_issue(
 ) -> tuple[OperatorTiming, ...]:
     """The timings with what the host needs; of views and ops of the host nothing else is left."""
     idle = {op.key for op in workload.ops if op.family == "view" or op.runs_on_host}
+    # Zero and measured: nothing is to be assumed of what has no kernel.
     nothing = Quantity(value=0.0, unit="s", low=0.0, high=0.0, n=1, source="measured")
     return tuple(
         msgspec.structs.replace(
@@ -209,6 +214,7 @@ def _mean_of_peers(
 ) -> tuple[OperatorTiming, ...]:
     """Timings averaged over the workers; ops that failed on any of them are left out."""
     keys = list(dict.fromkeys(op.key for op in workload.ops))
+    # NaN passes through sums, so one worker's failure shows in the mean of all.
     missing = Quantity.assumed(float("nan"), "s")
     mine = [timings.get(key, missing) for key in keys]
     rows = peers.gather([v for q in mine for v in (q.value, q.low, q.high)])

@@ -45,6 +45,7 @@ def timed_passes(
         budget_s: Seconds for samples; warming up is not counted.
     """
     taken_s = _warm_up(replay, clock, keys, peers, budget_s)
+    # Rank 0 decides how many: the others would wait at a barrier that nobody comes to.
     least = LEAST_SAMPLES if peers.agree(taken_s < budget_s) else 1
     found = Passes()
     once = _Once(keys, time.monotonic() + budget_s, least)
@@ -52,6 +53,7 @@ def timed_passes(
         len(found.ops) < least or (not once.is_over() and len(found.ops) < MOST_PASSES)
     ):
         with torch.no_grad():
+            # Outside of the pass, whose time it would be in.
             replay.refresh()
         peers.barrier()
         found.ops.append(clock.ops(replay, once.wanted))
@@ -96,6 +98,7 @@ class _Once:
     def wanted(self, index: int) -> bool:
         """Whether op `index` is to be issued."""
         key = self._keys[index]
+        # By key, so that equal operators share what is left of the time.
         if self._counts[key] >= self._least and self.is_over():
             return False
         self._counts[key] += 1

@@ -56,6 +56,7 @@ class Places:
         """Source of input `position` of op `index`; to be asked once for each, in order."""
         op = self._ops[index]
         spec = op.inputs[position]
+        # The trace's own word, where it has one: everything below is a guess by shapes.
         if op.memory and op.memory[position][0] >= 0:  # sparse tensors have no storage
             return self._at(index, position)
         found = self._made_by(op, position)
@@ -79,6 +80,7 @@ class Places:
         look = self._looks.get(_look(spec, storage, offset))
         if look is not None:
             return InputSource(*look, is_whole=True)
+        # The latest first: it is what the storage holds now.
         for made, output in reversed(self._holders[storage]):
             if _could_show(self._ops[made].outputs[output], spec):
                 return InputSource(made, output)
@@ -100,9 +102,11 @@ class Places:
         """
         spec = op.inputs[position]
         is_lasting = spec.role in ("parameter", "state", "buffer", "batch")
+        # Two equal inputs are two tensors, mostly: the first match is taken already.
         twin = sum(_same(spec, other) for other in op.inputs[:position])
         matches = [
             InputSource(made, output, is_whole=True)
+            # The latest first, which is most likely still alive.
             for made in sorted(op.dependencies, reverse=True)
             for output, candidate in enumerate(self._ops[made].outputs)
             if _same(spec, candidate) and (not is_lasting or candidate.role == spec.role)

@@ -21,6 +21,7 @@ def resolve(name: str) -> Callable[..., Any]:
     """
     found: Any = torch.ops
     parts = name.replace("::", ".").split(".")
+    # Operators without overloads are traced without `default`.
     if len(parts) == 2:
         parts.append("default")
     for part in parts:
@@ -108,6 +109,7 @@ def fill(
     if "tensor" in value:
         return tensors[value["tensor"]]
     if "device" in value:
+        # What a step on a CPU calls `cpu` is the device itself.
         return torch.device("cpu") if has_host and value["device"] == "cpu" else device
     for kind in ("dtype", "layout", "memory_format"):
         if kind in value:
@@ -148,6 +150,7 @@ class NamedArguments:
         self._values: dict[str, Any] = {
             entry.name: entry.default_value for entry in entries if entry.has_default_value()
         }
+        # Defaults first, so that what the call gave replaces them.
         self._values |= {entry.name: value for entry, value in zip(entries, args, strict=False)}
         self._values |= kwargs
 

@@ -141,6 +141,7 @@ class WorkloadReplay:
         finally:
             self._values.clear()
             self._not_real.clear()
+        # So that the next pass finds in one piece what this one left in many.
         if self.ended_at is not None and self._device.type == "cuda":
             torch.cuda.empty_cache()
         return taken
@@ -157,6 +158,7 @@ class WorkloadReplay:
             for place, tensor in self._pool.items()
             if place[0] in _LASTING and tensor.is_floating_point() and tensor.numel()
         }
+        # One element each: what diverges soon fills a tensor with NaN.
         ends = [
             tensor.as_strided((1,), (1,), 0).to(self._device, torch.float64)
             for tensor in lasting.values()
@@ -171,6 +173,7 @@ class WorkloadReplay:
         """The marks of one op; None, with the reason among the failures, where it cannot be issued."""
         alive = self._values
         try:
+            # Before the first mark, as a step has its arguments at hand.
             args, kwargs = self._arguments(step)
             if watch.before is not None:
                 watch.before(index)
@@ -191,6 +194,7 @@ class WorkloadReplay:
             if watch.settle is not None:
                 watch.settle()
             made = tensors_in(result)
+            # Fewer would shift which output a later operator is given.
             if index in self._read and len(made) < len(step.op.outputs):
                 raise ValueError(f"{len(step.op.outputs)} tensors were traced, {len(made)} made")
         except FAILURES as error:
@@ -230,6 +234,7 @@ class WorkloadReplay:
                     "the op that makes its workspace or sparse tensor cannot be issued"
                 )
                 return False
+        # Also what was passed over this time: its output is not there.
         return all((source.op, source.output) in self._values for source in step.only_issued)
 
     def _stand_in(self, index: int) -> None:

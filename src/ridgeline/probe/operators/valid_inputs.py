@@ -49,6 +49,7 @@ def valid_inputs(op: Op) -> dict[int, Made]:
         WorkloadError: torch here has no such operator, or its arguments cannot be read.
     """
     library, _, name = op.name.replace("::", ".").partition(".")
+    # Without overload and underscore: an operator in place wants the same values.
     rule = _RULES.get(f"{library}.{name.split('.')[0].rstrip('_')}")
     if rule is None:
         return {}
@@ -72,6 +73,7 @@ def _suits(made: Made, spec: TensorSpec) -> bool:
 def _along(call: NamedArguments) -> dict[str, Made]:
     sizes = call.shape("self")
     dim = call.get("dim")
+    # A scalar is indexed as if it had one element.
     size = sizes[dim] if sizes and isinstance(dim, int) else 1
     return {"index": Made("index", size)}
 
@@ -80,6 +82,7 @@ def _of(size: Callable[[NamedArguments], int], *arguments: str, trusts_ops: bool
     """Indices below a size, in some arguments."""
 
     def rule(call: NamedArguments) -> dict[str, Made]:
+        # An empty range would have no index to draw.
         made = Made("index", max(1, size(call)), trusts_ops=trusts_ops)
         return dict.fromkeys(arguments, made)
 
@@ -124,6 +127,7 @@ def _index_by_dimension(call: NamedArguments) -> Iterator[tuple[int, Made]]:
             yield position, Made("trues", _num_picked(call, dimension))
         elif position is not None and dimension < len(sizes):
             yield position, Made("index", max(1, sizes[dimension]))
+        # A mask stands for as many dimensions as it has itself.
         dimension += len(call.at(position).shape) if is_mask else 1
 
 
@@ -175,6 +179,7 @@ def _bags_backward(call: NamedArguments) -> dict[str, Made]:
 def _ctc(call: NamedArguments) -> dict[str, Made]:
     steps, _, classes = (*call.shape("log_probs"), 1, 1, 1)[:3]
     blank = call.get("blank")
+    # Labels never are the blank, wherever among the classes it stands.
     labels = Made("index", classes, least=1) if blank in (0, None) else Made("index", blank)
     targets = call.shape("targets")
     longest = Made("constant", min(steps, targets[-1] if targets else 0))

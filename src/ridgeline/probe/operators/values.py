@@ -48,6 +48,7 @@ def made_up(spec: TensorSpec, device: torch.device, made: Made | None = None) ->
 def refill(tensor: Tensor, spec: TensorSpec, made: Made | None = None) -> None:
     """Give a tensor values as `made_up` does."""
     is_real = tensor.is_floating_point() or tensor.is_complex()
+    # By order and exactly: a sum that misses by one makes operators refuse.
     if made is not None and made.kind not in ("index", "odds"):
         _fill_by_order(tensor, made)
     elif is_real:
@@ -98,9 +99,11 @@ def _repeat(tensor: Tensor, low: float, high: float) -> None:
     elif tensor.is_complex():
         tile = torch.zeros(size, device=flat.device)
     else:
+        # Bounds may exceed small dtypes, whose values then end at their largest.
         top = min(int(high), torch.iinfo(tensor.dtype).max)
         tile = torch.empty(size, dtype=torch.int64, device=flat.device).random_(int(low), top)
     tile = tile.to(tensor.dtype)  # not every dtype can be drawn
+    # Tile by tile in one copy: a loop over tiles would launch thousands of kernels.
     whole = flat.numel() // size * size
     flat[:whole].view(-1, size).copy_(tile.expand(whole // size, -1))
     flat[whole:].copy_(tile[: flat.numel() - whole])

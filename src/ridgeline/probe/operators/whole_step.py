@@ -34,6 +34,7 @@ def check_step(
     if setting.device == "cpu":  # there marks cost nothing, so each pass is a whole one
         totals += [sum(taken.values()) for taken in passes.ops if len(taken) == len(medians)]
     ops_s = sum(medians.values())
+    # Of a single pass nobody knows whether it was disturbed.
     whole = Quantity.measured(totals, "s") if len(totals) >= 2 else None
     check = StepCheck(
         setting=setting,
@@ -62,6 +63,7 @@ def correction(check: StepCheck) -> float:
         return 1.0
     if check.setting.device == "cuda" and check.ratio < 1.0:
         return 1.0
+    # Beyond the limit the machine was busy: no factor makes such timings right.
     return min(max(1.0 / MOST_TAIL, 1.0 / check.ratio), MOST_TAIL)
 
 

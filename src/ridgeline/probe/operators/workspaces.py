@@ -80,6 +80,7 @@ def measured_workspaces(
     except _UNREADABLE as error:
         reason = f"{type(error).__name__}: {first_line(error, type(error).__name__)}"
         return {}, (f"workspaces of {workload.name} were not measured at {setting}: {reason}",)
+    # Reversed, so that the first call of a key is the one that stays.
     return {keys[index]: each for index, each in reversed(found.items())}, ()
 
 
@@ -166,6 +167,7 @@ class _GpuMeter(_Meter):
     def around(self, index: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # cuBLAS then asks for its buffers again, in every call that needs them.
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - it has no other name
+        # The peak is of the whole process, so it begins anew for each call.
         torch.cuda.reset_peak_memory_stats()
         before, _ = _requested()
         result = call(*args, **kwargs)
@@ -218,6 +220,7 @@ def made_bytes(
         specs: Those that were traced, in this order.
         device: Memory of another one does not count.
     """
+    # What was handed in and comes back, changed in place or viewed, is no new memory.
     known = {address for tensor in _given(given) for address, _ in _parts(tensor, device)}
     everything = kept = 0
     for position, tensor in enumerate(made):

@@ -59,6 +59,7 @@ def _curve(
         if points and not peers.agree(work / max(points[-1][1]) < 2 * SLOW_S):
             break
         peers.barrier()
+        # Two at least: of a single one nobody knows what disturbed it.
         samples = take(call, seconds=seconds, least=2)
         points.append((work, [work / taken for taken in samples]))
         if not peers.agree(min(samples) < SLOW_S):
@@ -119,6 +120,7 @@ def _matmuls(setting: Setting, dtype: str, quick: bool) -> Iterator[Job]:
         sizes = (256, 512, 1024, 2048, 4096, 8192)
     for size in sizes:
         a, b = _tensor(setting, dtype, size, size), _tensor(setting, dtype, size, size)
+        # Written into a tensor that is there, so that no page faults are in the rate.
         out = torch.empty_like(a)
         yield 2.0 * size**3, lambda a=a, b=b, out=out: torch.mm(a, b, out=out)
 
@@ -131,6 +133,7 @@ def _convolutions(setting: Setting, dtype: str) -> Iterator[Job]:
     for samples, channels, size in shapes:
         x = _tensor(setting, dtype, samples, channels, size, size)
         weight = _tensor(setting, dtype, channels, channels, 3, 3)
+        # As such networks are trained: cuDNN's fastest kernels want it.
         if setting.device == "cuda":
             x = x.to(memory_format=torch.channels_last)
             weight = weight.to(memory_format=torch.channels_last)
@@ -144,6 +147,7 @@ def _elementwise(setting: Setting, dtype: str, quick: bool) -> Iterator[Job]:
     if setting.device == "cuda":
         sizes = [1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30]
     elif quick:
+        # The ends stay: within the caches, and far beyond.
         del sizes[1:-1:2]
     for num_bytes in sizes:
         width = getattr(torch, dtype).itemsize

@@ -57,6 +57,7 @@ def measure_codecs(
     for name in offered_compressions("cpu"):
         if not COMPRESSIONS[name].codec:
             continue
+        # Tried by all before any of them measures: one alone in a barrier waits for ever.
         failure = _failure(name, rehearsal, peers)
         if failure:
             warnings.append(
@@ -87,12 +88,14 @@ def _measured(
     rounds: int,
 ) -> CodecTiming:
     def samples(*buckets: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        # Each with residuals of its own, as buckets have them.
         works = [rehearsal(name, shapes, setting.workers, peers.device) for shapes in buckets]
         is_small = sum(map(math.prod, buckets[0])) <= SMALL
         return _in_turns(works, peers, SMALL_ROUNDS * rounds if is_small else rounds)
 
     one, alike, unlike = samples(ONE, ALIKE, UNLIKE)
     table = [(4 * side * side, samples([(side, side)])[0]) for side in sides]
+    # The first parameter is in the table already.
     more = len(ALIKE) - 1
     beside = rehearsal(name, [(BESIDE_SIDE, BESIDE_SIDE)], setting.workers, peers.device)
     mix = computing_mix()
@@ -139,6 +142,7 @@ def _together(compute: Compute, encode: Work, peers: Peers) -> tuple[float, floa
     beside.start()
     both_s = seconds_of_call(WINDOW_S, compute)
     beside.stop()
+    # Below 1 is noise of two short windows.
     return max(1.0, both_s / compute_s), max(1.0, beside.call_s / encode_s)
 
 

@@ -43,6 +43,7 @@ def measure_collectives(
     """
     budget = seconds or (0.5 if quick else 3.5)
     sizes = QUICK_BYTES if quick else FULL_BYTES
+    # One for all sizes: only its beginning is sent of the smaller ones.
     buffer = torch.zeros(sizes[-1] // 4, device=peers.device)
     measured = operations(setting.device)
     calls = {(o, s): _CALLS[o](buffer[: s // 4], peers) for o in measured for s in sizes}
@@ -56,6 +57,7 @@ def measure_collectives(
         for key, call in calls.items():
             if rounds >= rounds_of[key]:
                 continue
+            # Small ones vary most, and cost least.
             for _ in range(4 if key[1] <= 1 << 17 else 1):
                 samples[key].append(_time(call, peers))
         rounds += 1
@@ -91,6 +93,7 @@ def _affordable(
         left_s, each_s = limit_s, 0.0
         for position, size in enumerate(sizes):
             call = calls[operation, size]
+            # By bytes alone: the latency in the call before does not grow, so this errs towards leaving out.
             growth = size / sizes[position - 1] if position else 1.0
             least = SLOW_ROUNDS if each_s * growth > SLOW_S else LEAST_ROUNDS
             is_taken = position < LEAST_SIZES or least * each_s * growth <= left_s
@@ -183,4 +186,5 @@ def _time(call: Callable[[], None], peers: Peers) -> float:
 
 def _slowest(samples: list[float], peers: Peers) -> Sampled:
     """Over the ranks, the latest end of every sample."""
+    # A step waits for the last worker, so its end is that of the collective.
     return Sampled.measured([max(row) for row in zip(*peers.gather(samples), strict=True)], "s")

@@ -75,6 +75,7 @@ def with_contention(
 
     Cost: all workers of a setting for about 10 s. Where they fail a warning says so, and the rest goes on.
     """
+    # What is measured again says itself whether it fails again.
     told = tuple(line for line in machine.warnings if not line.startswith(PREFIX))
     machine = msgspec.structs.replace(machine, warnings=told)
     missing = settings_without(machine)
@@ -127,6 +128,7 @@ def measure_contention(setting: Setting, peers: Peers) -> tuple[Contention, ...]
 
     Cost: about 3 s for each pair.
     """
+    # Once for all transfers: their tensors are large.
     calls = tuple(family_calls(peers.device))
     return tuple(
         _contention(setting, call, beside, peers) for beside in _transfers(peers) for call in calls

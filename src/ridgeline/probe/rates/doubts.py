@@ -22,6 +22,7 @@ def doubts(ceilings: Sequence[Ceiling]) -> tuple[str, ...]:
     found = []
     for ceiling in ceilings:
         one = alone.get((ceiling.family, ceiling.dtype))
+        # A ceiling is that of one worker while all run.
         total = ceiling.rate.value * ceiling.setting.workers
         if ceiling.setting.device != "cpu" or one is None or total >= LEAST_SHARE * one:
             continue

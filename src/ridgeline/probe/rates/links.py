@@ -47,6 +47,7 @@ def measure_links(*, quick: bool) -> tuple[Link, ...]:
     """
     sizes = QUICK_SIZES if quick else FULL_SIZES
     names = every_link(torch.cuda.device_count())
+    # The number of links grows with the square of the GPUs.
     seconds = min(POINT_S, TOTAL_S / max(1, len(names) * len(sizes)))
     pinned = torch.empty(sizes[-1], dtype=torch.uint8, pin_memory=True, device="cpu")
     on_gpu = [

@@ -77,6 +77,7 @@ def computing_slowdowns(found: Sequence[OverlapRound], peers: Peers) -> list[flo
 
     There threads share cores unevenly, and all wait for it.
     """
+    # Below 1 is noise: neither side gains by the other.
     mine = [max(1.0, one.compute) for one in found]
     if peers.device.type != "cpu":
         return _of_all(mine, peers)
@@ -124,6 +125,7 @@ def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> O
     compute_s = seconds_of_call(0.08, compute)
     peers.barrier()
     start = time.perf_counter()
+    # One by itself tells whether eight more would take too long.
     dist.all_reduce(message, group=peers.group)
     is_slow = peers.agree(time.perf_counter() - start > SLOW_MESSAGE_S)
     count = 1 if is_slow else 8
@@ -137,6 +139,7 @@ def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> O
     start = time.perf_counter()
     works = [dist.all_reduce(message, group=peers.group, async_op=True) for _ in range(count)]
     done = 0
+    # Computing goes on until the last message is there, so that all were beside it.
     while not works[-1].is_completed():
         compute()
         done += 1
@@ -173,6 +176,7 @@ def beside_on_stream(compute: Compute, transfer: Transfer, peers: Peers) -> Over
     side = torch.cuda.Stream(peers.device)
     compute_s = _on_streams(compute, 20, transfer, 0, side, peers)[0] / 20
     message_s = _on_streams(compute, 0, transfer, 20, side, peers)[1] / 20
+    # Of rank 0 on all: numbers of calls that differ would leave collectives without peers.
     compute_s, message_s = _first(compute_s, peers), _first(message_s, peers)
     few, many = 10, 30
     messages = max(1, round(many * compute_s / message_s))

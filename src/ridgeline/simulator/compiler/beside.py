@@ -70,6 +70,7 @@ def num_products(op: Op) -> int:
         return 1
     if op.family != "convolution":
         return 0
+    # The mask says for which of input, weight and bias a gradient is wanted; the bias is no product.
     arguments = msgspec.json.decode(op.arguments)
     mask = arguments["args"][-1] if isinstance(arguments, dict) else None
     return sum(map(bool, mask[:2])) if isinstance(mask, list) else 1

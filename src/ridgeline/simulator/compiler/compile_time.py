@@ -52,6 +52,7 @@ def compile_seconds(workload: Workload, execution: Execution) -> float:
 def _compile_seconds(workload: IdentityKey[Workload], form: Form) -> float:
     part = parts_of(workload.value, form)
     ops = [op for op in workload.value.ops if part(op) is not None]
+    # Equal blocks share a compiled program, so of each kind one counts.
     if form == "regional":
         ops = _of_distinct_blocks(workload.value)
     device = workload.value.device
@@ -64,6 +65,7 @@ def _of_distinct_blocks(workload: Workload) -> list[Op]:
     """The operators of one block of every kind."""
     kinds: dict[tuple[str, ...], tuple[int, ...]] = {}
     for members in blocks_of(workload).values():
+        # By the sorted keys, as the order of independent operators may differ between equal blocks.
         kinds.setdefault(tuple(sorted(workload.ops[i].key for i in members)), members)
     return [workload.ops[index] for members in kinds.values() for index in members]
 

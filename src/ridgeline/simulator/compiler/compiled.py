@@ -65,6 +65,7 @@ def price_execution(
         MachineError: the profile lacks a ceiling that an operator needs.
     """
     mode = MODES[plan.execution]
+    # A trace in the plan's own precision has its operators: casting them again would count twice.
     precision = "as-is" if workload.precision == plan.precision else plan.precision
     if mode.form in CALLS:
         priced = _price_compiled(
@@ -99,6 +100,7 @@ def price_execution(
             priced = priced._replace(backward=hidden, notes=(*priced.notes, ASSUMED))
     is_fused = mode.is_replayed or plan.optimizer == "fused"
     has_fused = is_fused and setting.device == "cuda" and workload.fused_optimizer_bytes
+    # Clipping is no part of the fused kernel.
     clipping = tuple(p for p in priced.optimizer if p.module == CLIPPING)
     updating = [p for p in priced.optimizer if p.module != CLIPPING]
     if not (has_fused and updating):
@@ -175,6 +177,7 @@ def in_parts(
         priced: The step as it is compiled whole.
         closing_ops: The operator of backward behind which each part of backward ends, in order.
     """
+    # Behind the last bucket nothing is cut: the last part ends with backward.
     ends = closing_ops[:-1]
     if not ends or not priced.forward:
         return priced
@@ -186,7 +189,9 @@ def in_parts(
         # Buckets may close at one operator: then several programs begin behind it.
         while left and piece.op > left[0]:
             left.pop(0)
+            # Behind the piece: what is no operator counts to the part that the piece before it has opened.
             backward.append(_call(list_, "backward", piece))
+    # Every part is also called in forward, whose guards run once more each.
     calls = [_call(list_, "forward", priced.forward[0]) for _ in ends]
     return priced._replace(forward=(*calls, *priced.forward), backward=tuple(backward))
 
@@ -249,6 +254,7 @@ class _Compiled:
     def pieces(self, phase: Phase, eager: Sequence[Piece]) -> list[Piece]:
         """A phase as the compiled step runs it: a run stands where its first operator stood."""
         found: list[Piece] = []
+        # By operator, since a run takes pieces that stand further down.
         by_op = {piece.op: piece for piece in eager}
         called: set[object] = set()
         for piece in eager:
@@ -280,6 +286,7 @@ class _Compiled:
         """
         members = [by_op[index] for index in run.ops]
         stages = 0
+        # A CPU adds up the parts of a sum within one loop.
         if self._list.setting.device == "cuda":
             stages = sum(second_stages(self._ops[index]) for index in run.ops)
         self.own_kernels += 1 + stages
@@ -323,6 +330,7 @@ class _Compiled:
     def _copy(self, piece: Piece, num_bytes: int) -> Piece:
         """What is written out for the library that runs the piece."""
         run = Run((piece.op,), num_bytes // 2, num_bytes - num_bytes // 2)
+        # In place of the attention's own seconds, which would bound those of the copy in `_joined`.
         whole = piece._replace(work_s=self._list.copy_seconds(num_bytes) / KERNEL_RATE, flops=0)
         return self._joined(run, {piece.op: whole})._replace(name="copy_for_library")
 
@@ -341,6 +349,7 @@ class _Compiled:
 
     def _issued(self, piece: Piece, dispatches: float) -> Piece:
         """On a GPU a library's operator is issued as it is without the compiler: no faster."""
+        # In dispatches, so that a slow host is slow here as well.
         seconds = dispatches * self._list.dispatch("forward")
         if self._list.setting.device == "cuda":
             return piece._replace(host_s=max(seconds, piece.host_s))

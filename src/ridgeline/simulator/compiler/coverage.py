@@ -34,6 +34,7 @@ def why_unread(workload: Workload, plan: Plan, programs: Sequence[CompilerProgra
         return "its programs are called more than once a step"
     if plan.accumulate > 1:
         return "its programs compute micro-batches, and the trace is of the whole batch"
+    # By shapes, as the compiler's programs know their inputs by nothing else.
     wanted = Counter(parameter.shape for parameter in workload.parameters)
     forward = [program for program in programs if program.phase == "forward"]
     got = Counter(shape for program in forward for shape in program.inputs)
@@ -44,6 +45,7 @@ def why_unread(workload: Workload, plan: Plan, programs: Sequence[CompilerProgra
             f"its programs take {units.percent(covered / total)} of the parameters, and the rest runs as it "
             "was written"
         )
+    # A second translation takes all parameters once more.
     again = Counter({shape: got[shape] - count for shape, count in wanted.items()})
     if len(forward) > 1 and _elements(+again) >= LEAST_COVERED * total:
         return "the step was translated more than once, and nothing tells which of its programs ran"

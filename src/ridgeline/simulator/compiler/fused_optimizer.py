@@ -32,6 +32,7 @@ def fused_optimizer(list_: Prices, pieces: Sequence[Piece], workload: Workload) 
     sizes = [prod(parameter.shape) for parameter in workload.gradients]
     block_bytes = min(CHUNK, max(sizes, default=0)) * num_bytes / max(1, sum(sizes))
     copied_s = max(list_.copy_seconds(num_bytes), block_bytes / BLOCK_BYTES_PER_S)
+    # The one kernel moves no more than the operators that it stands for.
     taken_s = min(copied_s, sum(piece.work_s for piece in pieces))
     issued_s = sorted(piece.host_s for piece in pieces)
     return pieces[0]._replace(

@@ -110,6 +110,7 @@ def _fused_runs(workload: IdentityKey[Workload], form: Form, owns_random: bool) 
 
     groups = _joined(ops, flow, part_of_loop)
     saved = recomputed(workload.value, groups, lambda op: part_of_loop(op) is not None)
+    # Single operators are priced by `run_alone`: only as loops, or else as libraries have them.
     runs = [_less(_run(ops, flow, members), saved) for members in groups if len(members) > 1]
     return tuple(sorted(runs))
 
@@ -225,6 +226,7 @@ def _depths(ops: Sequence[Op], joins: Sequence[dict[int, bool]]) -> list[int]:
     depth: list[int] = []
     latest: dict[int, int] = {}
     for before in joins:
+        # Equal depth means that no kernel boundary lies on any way between two operators.
         depth.append(max((depth[o] + (not joinable) for o, joinable in before.items()), default=0))
     for index in range(len(ops) - 1, -1, -1):
         # One that is joined to an earlier operator stays in that kernel; moving it would break the join.
@@ -240,6 +242,7 @@ def _depths(ops: Sequence[Op], joins: Sequence[dict[int, bool]]) -> list[int]:
 def _is_joinable(first: Op, second: Op, part: Callable[[Op], Hashable]) -> bool:
     if part(first) is None or part(first) != part(second) or adds_by_index(first):
         return False
+    # A reduction joins what has as few elements; what is wider reads its result in a later kernel.
     return first.family != "reduction" or _most_elements(first) >= _most_elements(second)
 
 
@@ -286,6 +289,7 @@ def _run(ops: Sequence[Op], flow: DataFlow, members: tuple[int, ...]) -> Run:
         for number, spec in enumerate(op.outputs):
             users = flow.users.get((index, number), ())
             is_kept = not users or not inside.issuperset(users)
+            # Parameters and states are outputs by role: they stay, also where only the run itself reads them.
             if not is_kept and (
                 spec.role == "activation" or any(_overwrites(ops[user], spec) for user in users)
             ):
@@ -304,6 +308,7 @@ def _is_read_again(op: Op, position: int, *, is_kept: bool) -> bool:
     """Whether an input is read by a pass of its own besides the one that writes the result."""
     if position < READ_TWICE.get(operator_name(op), 0):
         return True
+    # Pooling slides over its input once; a sum over all of it must end before it is used.
     if op.family != "reduction" or not is_kept or "pool" in op.name:
         return False
     return spec_elements(op.inputs[position]) >= LEAST_REDUCED * max(1, _most_elements(op))

@@ -33,6 +33,7 @@ def _lays_out(workload: IdentityKey[Workload]) -> bool:
     if load.device != "cuda" or nodes >= _MOST_NODES * len(convolutions):
         return False
     is_left = untranslated(load)
+    # One such convolution is enough: the decision is for the whole graph.
     if any(_is_grouped(op) or _narrows(op) or is_left(op) for op in convolutions):
         return False
     return not all(max(op.inputs[1].shape[:2]) <= 64 for op in convolutions)
@@ -42,6 +43,7 @@ def conversion_bytes(workload: Workload) -> int:
     """Bytes that move where the compiler changes the format of images, weights and weights' gradients."""
     weights = sum(spec_bytes(op.inputs[1]) for op in _convolutions(workload))
     images = sum(spec_bytes(spec) for spec in workload.batch if len(spec.shape) == 4)
+    # Each is read and written; of weights the gradient as well.
     return 2 * images + 4 * weights
 
 

@@ -82,6 +82,7 @@ class _Made:
         self._ops = workload.ops
         self._rate = rate
         self._eager = {p.op: p for p in (*priced.forward, *priced.backward, *priced.optimizer)}
+        # Queues, since equal operators come again and again, each with a place of its own in the step.
         self._open: dict[tuple[Phase, Hashable], deque[int]] = {}
         for index, op in enumerate(self._ops):
             shapes = tuple(spec.shape for spec in op.inputs)
@@ -100,12 +101,14 @@ class _Made:
     def pieces(self, program: CompilerProgram) -> Iterator[Piece]:
         """The kernels of a program, each at the place of the library's operator that came last before it."""
         indices = [index for index, op in enumerate(self._ops) if op.phase == program.phase]
+        # Kernels without an operator count to the last one before, so that buckets end where they do.
         place = indices[0] if indices else 0
         for kernel in program.calls:
             index = self._found(program.phase, kernel) if kernel.is_library else None
             if index is None:
                 yield self._by_bytes(kernel, program.phase, place)
                 continue
+            # What backward computes again stands where backward does it.
             if self._ops[index].phase == program.phase:
                 place = max(place, index)
             yield self._as_timed(kernel, index)._replace(op=place)
@@ -126,12 +129,14 @@ class _Made:
     def _as_timed(self, kernel: CompilerKernel, index: int) -> Piece:
         op, piece = self._ops[index], self._eager[index]
         possible = num_products(op) if operator_name(op) == "convolution_backward" else 1
+        # The compiler may take the parts of a convolution's gradient by themselves.
         share = min(1.0, kernel.parts / possible) if possible else 1.0
         seconds = piece.work_s
         if self._list.setting.device == "cuda":
             seconds = rewritten_seconds(self._list, op, seconds)
         return piece._replace(
             work_s=share * seconds,
+            # No more than the piece now takes, or a padded product would beat its own ideal.
             ideal_s=share * min(piece.ideal_s, seconds),
             roofline_s=share * min(piece.roofline_s, seconds),
             flops=round(share * piece.flops),
@@ -140,6 +145,7 @@ class _Made:
 
     def _by_bytes(self, kernel: CompilerKernel, phase: Phase, place: int) -> Piece:
         """The compiler's own kernel, or an operator that the trace does not have."""
+        # Libraries by what they compute, where that is known: their bytes alone would be far too fast.
         op = _as_op(kernel, phase)
         if kernel.is_library and op.flops:
             cost = self._list.op(op)
@@ -172,7 +178,9 @@ def _identity(name: str, shapes: tuple[Shape, ...], dtype: str) -> Hashable:
             name=name, is_library=True, operators=(), bytes_read=0, bytes_written=0, shapes=shapes
         )
         batch, *sizes = product_sizes(kernel) or (0,)
+        # The compiler pads 16-bit products, so sizes count in multiples of the padding.
         step = ALIGNED if dtype in ("bfloat16", "float16") else 1
+        # Sorted, as it may transpose a product for the layout that it prefers.
         return "product", dtype, batch, tuple(sorted(-(-size // step) for size in sizes))
     if name.startswith(_ATTENTION):
         return _ATTENTION, "backward" in name, shapes[:3]

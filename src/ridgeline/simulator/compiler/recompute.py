@@ -59,11 +59,13 @@ def recomputed(
     for run in runs:
         first = min(run)
         if ops[first].phase != "backward":
+            # A run lies within one phase, so its first operator tells which.
             continue
         taken = {s for i in run for s in flow.sources[i] if s and ops[s[0]].phase == "forward"}
         passed_on = {s: chains.of(s[0]) for s in taken if needs.is_passed_on(s)}
         for group in _groups({s: roots for s, roots in passed_on.items() if roots}):
             # What backward reads anyway costs nothing to compute from.
+            # Without those of the group itself, which would no longer be there to be read.
             others = {(*source, 0) for source in taken - group.keys()}
             more = sum(map(chains.num_bytes, frozenset().union(*group.values()) - others))
             if more < sum(needs.stored_bytes(source) for source in group):
@@ -120,6 +122,7 @@ class _Chains:
         self._ops = ops
         self._flow = flow
         self._is_loop = is_loop
+        # In order, so that chains are found from their beginnings on.
         self._known: list[frozenset[Root] | None] = []
         for index in range(len(ops)):  # what an operator takes was made before it
             self._known.append(self._found(index))
@@ -136,6 +139,7 @@ class _Chains:
 
     def _found(self, index: int) -> frozenset[Root] | None:
         op = self._ops[index]
+        # Random numbers drawn again would be others; what was written in place is gone.
         if op.phase != "forward" or not self._is_loop(op) or not _is_elementwise(op):
             return None
         found: set[Root] = set()

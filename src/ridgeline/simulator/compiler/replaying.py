@@ -20,6 +20,7 @@ MODEL_DISPATCHES = 10.0
 
 def loading(list_: Prices, workload: Workload, first: Piece) -> Piece:
     """Copying the batch to where a replay reads it, and the start of the replay, before the `first` piece."""
+    # What stays on the host is no part of the captured step.
     sizes = [spec_bytes(spec) for spec in workload.batch if not spec.on_host]
     copied_s = sum(list_.copy_seconds(2 * size) for size in sizes)
     return added_piece(
@@ -41,6 +42,7 @@ def with_replayed_model(list_: Prices, workload: Workload, priced: PricedStep) -
     forward_end = max((i for i in of_modules if ops[i].phase == "forward"), default=-1)
     begin = min((i for i in of_modules if ops[i].phase == "backward"), default=len(ops))
     call_s = list_.dispatch("forward")
+    # A replay is issued in one call: nothing in it is issued, or waits for values, by itself.
     forward = [_unissued(p) if _op(p) <= forward_end else p for p in priced.forward]
     backward = [_unissued(p) if _op(p) >= begin or _op(p) < 0 else p for p in priced.backward]
     if forward:
@@ -57,6 +59,7 @@ def with_replayed_model(list_: Prices, workload: Workload, priced: PricedStep) -
         gradients = added_piece(
             backward[0], "hand over gradients", host_s=handing("backward", workload) * call_s
         )
+        # The loss function's own backward comes first, and is issued operator by operator.
         at = next((i for i, p in enumerate(backward) if _op(p) >= begin), len(backward))
         backward.insert(at, replay)
         backward.append(gradients)  # while the graph runs

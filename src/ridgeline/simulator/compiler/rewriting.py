@@ -90,6 +90,7 @@ def rewritten_seconds(list_: Prices, op: Op, seconds: float, precision: str = "a
     is_biased = len(op.inputs) == 3  # image, weight and bias
     if _name(op) == "convolution" and op.phase == "forward" and is_biased:
         saved_s = list_.copy_seconds(2 * sum(map(spec_bytes, op.outputs)))
+        # The bias pass cannot take more than the whole; then only a curve tells.
         return seconds - saved_s if saved_s < seconds else min(seconds, list_.by_curve(op))
     return seconds
 

@@ -44,6 +44,7 @@ def _left_alone(workload: IdentityKey[Workload]) -> frozenset[str]:
             continue
         name = operator_name(op)
         if name in RECURRENT:
+            # The module that calls the layer is what dynamo gives up on, and all beneath it.
             found.add(op.module.rpartition(".")[0])
         elif name in DEPENDS_ON_VALUES:
             found.add(op.module)

@@ -57,6 +57,7 @@ def levers(
     """
     if questions is None:
         questions = [{part: 2.0} for part in DOUBLED]
+        # Equal devices have nothing to gain from being made equal.
         if machine.stragglers.factor(plan.workers) > 1.0:
             questions.append({"stragglers": MOST_FACTOR})
     drawn = drawn_machines(machine, seed)
@@ -98,11 +99,13 @@ def elsewhere(
 def _lever(factors: Mapping[str, float], plain: Sequence[float], then: Sequence[float]) -> Lever:
     """From the steps on each machine, the measured one first."""
     gains = [_ratio(now, after) for now, after in zip(plain, then, strict=True)]
+    # Without the first: the measured machine was not drawn.
     low, high = interval(gains[1:])
     return Lever(
         factors=dict(factors),
         step_s=then[0],
         gain=gains[0],
+        # Few draws may all lie on one side of the machine as measured.
         low=min(low, gains[0]),
         high=max(high, gains[0]),
     )

@@ -77,6 +77,7 @@ def scaling_curve(
         ]
         step_s, *drawn_s = [timeline.step_ns * 1e-9 for timeline in timelines]
         rate = workers * load.samples / step_s if step_s else 0.0
+        # The smallest number is the first in the order, and is compared with itself.
         base = base or rate / workers
         speedup = rate / base if base else 0.0
         low_s, high_s = interval(drawn_s) if drawn_s else (None, None)
@@ -113,6 +114,7 @@ def differing_as_measured(
         MachineError: what `simulate` raises.
         PlanError: what `simulate` raises.
     """
+    # Alone, so that what differs is computing and not what workers wait for.
     alone = [
         simulate(each, workload, plan, world_size=1, details=False)
         for each in drawn_machines(machine, seed)[1:]

@@ -26,10 +26,12 @@ def drawn_machines(machine: Machine, seed: int) -> list[Machine]:
 
 def _drawn(value: Any, noise: random.Random) -> Any:
     """A copy with every measured number drawn anew, and what hangs on it in proportion."""
+    # Before structs in general, of which it is one: all of its numbers move together.
     if isinstance(value, Quantity):
         return value.times(_factor(value, noise))
     if isinstance(value, Ceiling):
         factor = _factor(value.rate, noise)
+        # The curve moves with its ceiling: drawn point by point it would cross it.
         curve = tuple(
             msgspec.structs.replace(point, rate=point.rate * factor) for point in value.curve
         )
@@ -53,5 +55,6 @@ def _factor(quantity: Quantity, noise: random.Random) -> float:
     """What a number is multiplied by; 1 where it has no spread."""
     if not 0.0 < quantity.low < quantity.high:
         return 1.0
+    # In logarithms, as rates and seconds cannot fall below zero.
     width = math.log(quantity.high / quantity.low) / QUARTILES_IN_DEVIATIONS
     return math.exp(noise.gauss(0.0, width))

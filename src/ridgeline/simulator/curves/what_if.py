@@ -101,6 +101,7 @@ def what_if(
             )
         factors[part] = factor
     links = factors.get("links", 1.0)
+    # A cluster's links carry its collectives, so both factors hold for these.
     collectives = links * factors.get("collectives", 1.0)
     text = ",".join(f"{part}={factor:g}x" for part, factor in factors.items())
     warnings = [*machine.warnings, f"not a real machine: what if {text}"]
@@ -109,6 +110,7 @@ def what_if(
         warnings.append("operator timings were left as measured: no workload says what limits them")
     return msgspec.structs.replace(
         machine,
+        # Another fingerprint, so that no cache takes it for the measured machine.
         fingerprint=f"{machine.fingerprint}?{text}",
         warnings=tuple(warnings),
         ceilings=tuple(_faster_ceiling(entry, rates) for entry in machine.ceilings),
@@ -159,11 +161,13 @@ def _faster_timings(
 ) -> tuple[OperatorTiming, ...]:
     if workload is None or all(factor == 1.0 for factor in rates.values()):
         return machine.timings
-    ops = {op.key: op for op in workload.ops}
+    # Traces in other precisions and memory formats too: plans that run so are priced by their timings.
+    ops = {op.key: op for load in (workload, *workload.variants) for op in load.ops}
     faster = []
     bounds: dict[tuple[Setting, str], str] = {}
     for entry in machine.timings:
         op = ops.get(entry.key)
+        # Timings of other steps are not read by this prediction, and nothing tells what limits them.
         if op is None:
             faster.append(entry)
             continue

@@ -46,6 +46,7 @@ def points_between_hosts(
     # What the table's latency says of one message between neighbours in a host.
     hop_s = latency_s / (rounds * (measured - 1)) if measured > 1 else 0.0
     hosts, in_host = crossed[0].places, crossed[0].devices
+    # As many hops leave a host as there are hosts; all others stay inside.
     ring_s = rounds * ((workers - hosts) * hop_s + _around(crossed))
     waits = [ring_s]
     if operation in OVER_TREES:
@@ -55,6 +56,7 @@ def points_between_hosts(
         if measured > 1
         else 0.0
     )
+    # At the sizes of the host's table, so that its curve shows through.
     sizes = [num_bytes for num_bytes, _ in inside] or SIZES
     links_s = max(_link_s(operation, workers, one) for one in crossed)
     found: list[Point] = []

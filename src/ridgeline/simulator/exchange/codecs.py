@@ -76,6 +76,7 @@ class CodecPrices:
         found = table_seconds(table, num_bytes)
         found += timing.parameter.value * max(0, len(shapes) - 1)
         found += timing.shape.value * max(0, len(matrices) - 1)
+        # By bytes moved, as with more workers more shares, or whole payloads, are decoded.
         return (
             found * moved / max(1, sum(codec_bytes(self._sync, num_bytes, timing.setting.workers)))
         )
@@ -84,12 +85,14 @@ class CodecPrices:
         """The same, divided by the bytes that each half moves."""
         before, after = codec_bytes(self._sync, num_bytes, self._setting.workers)
         seconds = self.seconds(num_bytes, shapes)
+        # Only the sum was timed; its halves follow from what each moves.
         before_s = seconds * before / max(1, before + after)
         return CodecCost(before_s, seconds - before_s, self.slowdown)
 
 
 def _timing(machine: Machine, sync: Sync, setting: Setting) -> CodecTiming | None:
     """What was measured of the codec at the setting that is most like this one."""
+    # The last of several for one setting: what was measured again stands behind.
     known = {t.setting: t for t in machine.codecs if t.compression == sync.compression}
     nearest = nearest_setting(known, setting)
     return None if nearest is None else known[nearest]

@@ -77,15 +77,18 @@ def find_table(machine: Machine, operation: CollectiveOperation, setting: Settin
             for entry in machine.collectives
             if entry.operation == name and entry.setting.device == setting.device and entry.table
         ]
+        table = None
+        # A host of one device needs no table: everything leaves it.
         if crossed and (found or crossed[0].devices == 1):
-            return _between_hosts(operation, found, setting, crossed)
-        if found:
+            table = _between_hosts(operation, found, setting, crossed)
+        elif found:
             table = _scaled(found, setting)
-            if name != operation:
-                table = table._replace(
-                    note=_join(table.note, f"{operation} was not measured: assumed as {name}")
-                )
+        if table is None:
+            continue
+        if name == operation:
             return table
+        note = f"{operation} was not measured: assumed as {name}"
+        return table._replace(note=_join(table.note, note))
     known = ", ".join(f"{c.operation} at {c.setting}" for c in machine.collectives) or "none"
     raise MachineError(
         f"wanted the time of {operation} over {setting.workers} workers ({setting.device}), got a "
@@ -113,6 +116,7 @@ def _scaled(found: Sequence[Collective], setting: Setting) -> CostTable:
         if entry.setting.threads != setting.threads:
             note = f"{entry.operation} over {setting} assumed as measured over {entry.setting}"
         return CostTable(_points(entry), 0.0, 1.0, 1.0, note)
+    # The largest has the most messages in its latency, and is mostly the nearest to what is asked for.
     entry = max(found, key=lambda e: e.setting.workers)
     measured, wanted = entry.setting.workers, setting.workers
     points = _points(entry)
@@ -136,6 +140,9 @@ def _between_hosts(
     in_host = crossed[0].devices
     fitting = [entry for entry in found if entry.setting.workers <= in_host]
     entry = max(fitting, key=lambda e: e.setting.workers) if fitting else None
+    if entry is None and in_host > 1:
+        # Over more devices than a host has, but nearer to the truth than links inside that take no time.
+        entry = min(found, key=lambda e: e.setting.workers)
     inside = () if entry is None else _points(entry)
     measured = 1 if entry is None else entry.setting.workers
     latency_s = ring_latency(inside) if inside else 0.0
@@ -166,6 +173,7 @@ def ring_latency(points: Sequence[Point]) -> float:
         sum(w * (s - mean_s) * (t - mean_t) for w, (s, t) in zip(weights, points, strict=True))
         / spread
     )
+    # A fit may leave the range of what was measured where small sizes are slow by chance.
     return min(max(mean_t - slope * mean_s, 0.0), least)
 
 
@@ -204,6 +212,7 @@ def overlap_slowdown(
     usual_s = sum(length**2 for length in kernels_s) / total_s if total_s else 0.0
     entry = min(known[nearest], key=partial(_distance, usual_s))
     slowdown: dict[Lane, float] = {
+        # Below 1 is noise: nothing gets faster by what runs beside it.
         "compute": max(1.0, entry.compute_slowdown.value),
         "communication": max(1.0, entry.communication_slowdown.value),
     }

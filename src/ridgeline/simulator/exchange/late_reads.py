@@ -50,6 +50,7 @@ def late_reads(
         return ()
     total = sum(p.num_bytes for p in gradients)
     names = frame_names(sync, len(buckets))
+    # One piece an operator and in order: held steps are eager, so nothing is fused.
     ops = [piece.op for piece in forward]
     readers = _readers(workload)
     found = []
@@ -59,6 +60,7 @@ def late_reads(
         first = min(_first_reader(p, readers, len(workload.ops)) for p in members)
         share = sum(p.num_bytes for p in members) / total if total else 0.0
         update = _update(optimizer, share, f"bucket/{number}")
+        # Before the reader, whose parameter it updates.
         found.append(LateRead(names[number], bisect_left(ops, first), update))
     # What leaves first, the last bucket, stays first where one operator reads several.
     return tuple(sorted(found, key=lambda read: read.at))
@@ -68,6 +70,7 @@ def early_update(optimizer: Sequence[Piece], reads: Sequence[LateRead]) -> tuple
     """What is left of the update at the end of a step, whose other part is done late."""
     whole_s = sum(piece.lane_s for piece in optimizer)
     late_s = sum(read.update.lane_s for read in reads)
+    # As a share of seconds, since whatever is not done late is done early.
     left = max(0.0, 1.0 - late_s / whole_s) if whole_s else 1.0
     return tuple(_share(piece, left) for piece in optimizer) if reads else tuple(optimizer)
 

@@ -200,12 +200,14 @@ def local_steps_seconds(
 
     Source: collectives by their tables, the outer optimizer by the bytes that it moves.
     """
+    # An exchange of parameters has the collectives of one of gradients, with nothing to hide behind.
     seconds, assumed = communication_seconds(machine, plan, setting, cuts, buffer_bytes)
     whole_s = sum(seconds.values()) + prices(machine, setting).copy_seconds(
         sum(outer_bytes(plan.sync, cut.num_bytes) for cut in cuts)
     )
     (name,) = frame_names(plan, 1)
     notes = list(assumed)
+    # On a GPU codecs are kernels in the stream, and were not timed: bytes decide.
     if setting.device == "cpu":
         codec = CodecPrices(machine, plan.sync, setting)
         whole_s += sum(codec.seconds(cut.num_bytes, cut.shapes) for cut in cuts)
@@ -230,6 +232,7 @@ def local_steps_seconds(
             f"{note}, and {units.seconds(beside.hidden_s)} of it hide behind the {delay} steps of the delay, "
             f"which take {units.seconds(beside.lost_s)} longer beside it"
         )
+        # What is hidden is no wait any more, and what the steps lose to it is.
         whole_s += beside.lost_s - beside.hidden_s
     return {name: whole_s / every}, (*filter(None, notes), note)
 

@@ -122,26 +122,27 @@ def intensities(workload: Workload, workers: int, machine: Machine | None = None
         flops=workload.flops,
         other_flops=found.other_flops,
         layers=tuple(_intensity(layer, workload, workers, limits) for layer in found.layers),
-        rates=limits.rates,
+        rates={family: rate for (family, _), rate in limits.rates.items()},
         link_bytes_per_s=limits.link_bytes_per_s,
         notes=tuple(notes),
     )
 
 
 class _Limits(NamedTuple):
-    """What was measured of a worker while this many work."""
+    """What was measured of a worker while this many work; rates by family and dtype."""
 
-    rates: dict[str, float]
+    rates: dict[tuple[str, str], float]
     link_bytes_per_s: float | None
     notes: tuple[str, ...]
 
 
 def _intensity(layer: Layer, workload: Workload, workers: int, limits: _Limits) -> Intensity:
     data = data_parallel_bytes(layer.gradient_bytes, workers)
+    # All workers' samples, since each has the whole batch where columns are split.
     model = model_parallel_bytes(
         workers * layer.gathered_bytes, workers * layer.reduced_bytes, workers
     )
-    rate, link = limits.rates.get(layer.family), limits.link_bytes_per_s
+    rate, link = limits.rates.get((layer.family, layer.dtype)), limits.link_bytes_per_s
     return Intensity(
         layer=layer,
         data_bytes=data,
@@ -163,13 +164,13 @@ def _limits(
     known = {entry.setting for entry in machine.ceilings}
     rated, note = resolve(known, setting, "ceilings")
     notes = [note] if note else []
-    rates: dict[str, float] = {}
+    rates: dict[tuple[str, str], float] = {}
     for family, dtype in dict.fromkeys((one.family, one.dtype) for one in layers if one.flops):
         rate = _rate(machine, rated, family, dtype)
         if rate is None:
             notes.append(f"no ceiling of {family} in {dtype} was measured: it has no ridge point")
         else:
-            rates[family] = rate
+            rates[family, dtype] = rate
     link, note = _link_rate(machine, setting)
     return _Limits(rates, link, tuple(filter(None, (*notes, note))))
 
@@ -193,4 +194,5 @@ def _link_rate(machine: Machine, setting: Setting) -> tuple[float | None, str]:
         return None, f"there is no ridge point: {error}"
     factor = bus_bandwidth_factor(SUM, setting.workers)
     rates = [factor * size / table_cost(table, size).seconds for size, _ in table.points]
+    # The largest rate, since a roofline leaves latencies out.
     return max(rates), table.note

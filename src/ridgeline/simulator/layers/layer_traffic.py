@@ -37,6 +37,7 @@ def traffic_of(workload: Workload) -> LayerTraffic:
     """The traffic of each module; none of a workload that does not tell where tensors lie."""
     walk = _Walk(workload)
     for op in workload.phase("forward"):
+        # Without places the parts cannot be followed; such operators are left out, and a note says so.
         if len(op.memory) == len(op.inputs) + len(op.outputs):
             walk.pass_by(op)
     return LayerTraffic(
@@ -122,6 +123,7 @@ class _Walk:
                 self._parts[storage] = part._replace(whole=part.num_bytes)
                 if part.weights & weights:
                     self.recurrent.add(module)
+            # One tensor that is multiplied several times (query, key, value) has one gradient to sum up.
             is_new = (module, storage, offset) not in self._seen
             if is_new and storage in self._has_gradient and not _is_grouped(op):
                 self._reduce(module, spec_bytes(spec))

@@ -14,7 +14,6 @@ from ridgeline.errors import MachineError
 from ridgeline.laws.curves import Point, interpolate
 from ridgeline.machine import Ceiling, DispatchPhase, Machine, Setting
 from ridgeline.plan import Precision
-from ridgeline.simulator.pricing.settings import nearest_setting as nearest_setting
 from ridgeline.simulator.pricing.settings import resolve
 from ridgeline.workload import Op
 
@@ -198,6 +197,7 @@ class Prices:
         try:
             compute_s, peak_s, has_curve, note = self._compute(op, dtype)
             memory_s, least_s, byte_curve = self._memory(op, num_bytes)
+        # A timing needs no ceiling; only what limits the operator stays unknown then.
         except MachineError:
             if seconds is None and op.family != "view":
                 raise
@@ -232,6 +232,7 @@ class Prices:
         )
 
     def _dtype(self, op: Op) -> str:
+        # Autocast narrows products and convolutions; other operators keep the dtype that they were traced in.
         is_cast = op.family in COMPUTE_FAMILIES and op.dtype == "float32"
         return _PRECISION_DTYPES.get(self.precision, op.dtype) if is_cast else op.dtype
 
@@ -255,6 +256,7 @@ class Prices:
     def _compute_limit(
         self, family: str, names: Collection[str], dtype: str
     ) -> tuple["_Limit", str]:
+        # Of another dtype rather than of another family: rates of families differ by more.
         for candidate in dict.fromkeys((dtype, "float32")):
             for name in names:
                 limit = self._ceilings.get((name, candidate))

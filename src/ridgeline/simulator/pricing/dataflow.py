@@ -42,6 +42,7 @@ def _data_flow(workload: IdentityKey[Workload]) -> DataFlow:
     users: dict[Source, list[int]] = {}
     for index, op in enumerate(ops):
         before: set[int] = set()
+        # A factory reads only shape and dtype of its input, so no value keeps it waiting.
         for other in () if is_factory(op) else op.dependencies:
             # A view stands for what it looks at.
             before.update(waits[other] if ops[other].family == "view" else (other,))
@@ -65,6 +66,7 @@ def _matched(ops: Sequence[Op], index: int, before: Sequence[int]) -> tuple[Sour
     for maker in makers:
         outputs = [(n, o, spec_bytes(o)) for n, o in enumerate(ops[maker].outputs)]
         is_found = False
+        # Equal size first: a part of an output is a guess, and must not take a certain place.
         for number, output, size in outputs:
             for at, spec in enumerate(inputs):
                 if found[at] is None and spec.role == output.role and sizes[at] == size:

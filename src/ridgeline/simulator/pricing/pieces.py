@@ -235,6 +235,7 @@ def cut_workload(workload: Workload, sync: Sync) -> tuple[BucketCut, ...]:
             )
             for i in cut
         )
+        # An unused parameter has no operator, and travels with the end of backward.
         reached = max(reached, *(op for op, _ in members))
         num_bytes = sum(size for _, size in members)
         each = element_bytes(gradients[cut[0]].dtype)

@@ -14,6 +14,7 @@ def nearest_setting(settings: Collection[Setting], wanted: Setting) -> Setting |
     like = [setting for setting in settings if setting.device == wanted.device]
     if not like:
         return None
+    # Ratios, as one thread more matters to two and not to sixty; ties go to fewer workers.
     distance: Callable[[Setting], tuple[float, int, int]] = lambda s: (  # noqa: E731 - a key
         abs(math.log2(s.workers / wanted.workers))
         + abs(math.log2(max(s.threads, 1) / max(wanted.threads, 1))),
@@ -30,6 +31,7 @@ def resolve(
     if wanted in settings:
         return wanted, ""
     nearest = nearest_setting(settings, wanted)
+    # Each GPU serves one worker, so the rates of any number hold for all.
     if nearest is None or wanted.device == "cuda":
         return nearest, ""
     return nearest, f"{what} at {wanted} were not measured: assumed as at {nearest}"

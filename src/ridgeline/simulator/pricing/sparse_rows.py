@@ -62,6 +62,7 @@ def _sparse_gradients(looked_at: IdentityKey[Workload]) -> tuple[SparseGradient,
     found = []
     for parameter in workload.parameters:
         module, _, leaf = parameter.name.rpartition(".")
+        # Only `weight`: it is what both layers with `sparse=True` call their table.
         rows = made.get((module, parameter.shape), 0) if leaf == "weight" else 0
         ends_sparse = _ends_sparse(workload, parameter)
         if parameter.is_trainable and (rows or ends_sparse):

@@ -35,6 +35,7 @@ def _value_checks(workload: IdentityKey[Workload]) -> frozenset[int]:
         for index, op in enumerate(ops)
         if operator_name(op) == _READS and asking.intersection(op.dependencies)
     }
+    # Backwards, so that whoever takes a result was judged before it.
     for index in range(len(ops) - 1, -1, -1):
         taken = users.get(index, [])
         if asking and taken and found.issuperset(taken) and _is_pure(ops[index]):

@@ -13,6 +13,7 @@ from ridgeline.errors import TaskError
 from ridgeline.experiments import kvstore
 from ridgeline.experiments.kvstore.exchanges import CASES
 from ridgeline.experiments.kvstore.ray_actor import LACKING, ActorServer
+from ridgeline.experiments.kvstore.straggler import SLOWER, all_steps, steps_of
 from ridgeline.experiments.ways.text import experiment_text
 
 
@@ -109,3 +110,15 @@ def test_more_servers_and_a_slow_worker() -> None:
         assert (row.status, row.difference) == ("measured", 0.0)
     for row in straggler.rows:
         assert float(row.notes[0].split("%")[0]) >= 95.0
+
+
+@pytest.mark.parametrize("workers", range(2, 10))
+def test_a_run_with_a_slow_worker_is_dealt_out_without_rest(workers: int) -> None:
+    """Equally where all wait for each other; else the last takes a third of what each other one does."""
+    equal, own = (
+        [steps_of(rank, workers, kind) for rank in range(workers)]
+        for kind in ("dist_sync", "dist_async")
+    )
+    assert sum(equal) == sum(own) == all_steps(workers)
+    assert len(set(equal)) == len(set(own[:-1])) == 1
+    assert own[0] == SLOWER * own[-1]

@@ -14,6 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from ridgeline import units
 from ridgeline.codec import write_atomically
 from ridgeline.errors import DeviceLostError
 from ridgeline.host.memory import keep_freed_memory
@@ -227,7 +228,7 @@ def _timings(request: Request, variant: int, setting: Setting, peers: Peers) -> 
         free = torch.cuda.mem_get_info(peers.device)[0]
     # Decided once for all: a worker that leaves out a pass would miss the barriers.
     if not peers.agree(needed < 0.9 * free):
-        reason = f"the step needs {needed} bytes, {free} are free"
+        reason = f"the step needs {units.num_bytes(needed)}, {units.num_bytes(free)} are free"
         warning = f"operators of {workload.name} were not timed at {setting}: {reason}"
         return Findings(warnings=(warning,))
     directory = scratch()

@@ -11,7 +11,9 @@ from typing import NamedTuple
 from ridgeline import units
 from ridgeline.codec import Value
 from ridgeline.errors import MachineError
-from ridgeline.machine import Machine, Setting
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan
+from ridgeline.simulator.model import setting_of
 from ridgeline.simulator.pricing.pieces import price_step
 from ridgeline.timeline import Timeline, covered_ns
 from ridgeline.workload import Workload
@@ -174,10 +176,9 @@ def _priced(
     if machine is None or workload is None:
         return None
     workers = measured.workers
-    # A profile has settings that share all cores out, and no others.
-    threads = 0 if workload.device == "cuda" else max(1, machine.host.cores // workers)
-    setting = Setting(device=workload.device, workers=workers, threads=threads)
     try:
+        # A profile has settings that share the cores of a host out, and no others.
+        setting = setting_of(machine, workload, Plan(workers=workers))
         priced = price_step(machine, workload, setting)
     except MachineError as error:
         notes.append(f"the machine profile does not say what limits the operators: {error}")

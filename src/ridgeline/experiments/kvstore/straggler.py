@@ -4,6 +4,7 @@ A synchronous store waits for it at every step. An asynchronous one does not: wh
 steps. What is compared is whether both classify as many of the test images as they should.
 """
 
+import math
 import time
 from functools import partial
 from typing import NamedTuple
@@ -19,8 +20,8 @@ from ridgeline.workers.world import World
 NAME = "straggler"
 SLOWER = 3
 """Times that the last worker takes for a step."""
-STEPS = 4 * (SLOWER + 1)
-"""Of all workers in a run: as many as can be dealt out by their speed, and equally."""
+LEAST_STEPS = 16
+"""Of all workers in a run, about."""
 TRAINED = 30
 """Runs before test images are classified."""
 BATCH, WIDTH, LR = 512, 1024, 0.05
@@ -52,7 +53,7 @@ def straggler_case(world: World) -> Case:
         title=f"handwritten digits, {world.size} workers, the last of which is {SLOWER} times as slow, "
         f"batch {BATCH}",
         prepare=partial(_contest, world),
-        units=STEPS,
+        units=all_steps(world.size),
         unit="step",
         calls=1,
     )
@@ -88,7 +89,7 @@ def _runner(world: World, train: _Labelled, test: _Labelled, kind: str) -> WayRu
     store.set_optimizer("sgd", lr=LR, rescale_grad=rescale)
     generator = torch.Generator().manual_seed(world.rank)
     training = _Training(world, train, test, store, model, generator)
-    steps = _steps(world, kind)
+    steps = steps_of(world.rank, world.size, kind)
 
     def results() -> Tensor:
         for _ in range(TRAINED):
@@ -104,12 +105,18 @@ def _runner(world: World, train: _Labelled, test: _Labelled, kind: str) -> WayRu
     )
 
 
-def _steps(world: World, kind: str) -> int:
-    """Of this worker in a run."""
+def all_steps(workers: int) -> int:
+    """Of all workers in a run: as many as can be dealt out by their speed, and equally."""
+    both = math.lcm(workers, SLOWER * (workers - 1) + 1)
+    return both * max(1, round(LEAST_STEPS / both))
+
+
+def steps_of(rank: int, workers: int, kind: str) -> int:
+    """Of one worker in a run: all take as many where they wait for each other, else as many as they can."""
     if kind == "dist_sync":
-        return STEPS // world.size
-    shares = [SLOWER] * (world.size - 1) + [1]
-    return STEPS * shares[world.rank] // sum(shares)
+        return all_steps(workers) // workers
+    shares = [SLOWER] * (workers - 1) + [1]
+    return all_steps(workers) * shares[rank] // sum(shares)
 
 
 def _train(training: _Training, steps: int) -> None:

@@ -27,6 +27,7 @@ from ridgeline.workload import Op, Workload
 from strategies import make_codec_timing
 
 ONE = Setting(device="cpu", workers=1, threads=1)
+TWO = Setting(device="cpu", workers=2, threads=1)
 ARGUMENTS = {"args": [{"tensor": 0}], "kwargs": {}}
 X = spec(4, 4)
 
@@ -125,7 +126,7 @@ def test_a_deadline_leaves_what_was_found_before(
         with pytest.raises(WorkerError, match="late"):
             survey_of(both, ceilings=(ONE,))
         return
-    found = survey_of(both, ceilings=(ONE,))
+    found = survey_of(both, ceilings=(ONE,), collectives=(TWO,), codecs=(TWO,), dispatch=True)
     assert found.checks == (check,)
     assert found.warnings == (
         (
@@ -133,6 +134,9 @@ def test_a_deadline_leaves_what_was_found_before(
             "within 3.00 s"
         ),
         "rates of 1 x 1 cpu threads were not measured: measuring had no end within 3.00 s",
+        "collectives of 2 x 1 cpu threads were not measured: measuring had no end within 3.00 s",
+        "compressions of 2 x 1 cpu threads were not measured: measuring had no end within 3.00 s",
+        "dispatch of this machine: not measured, as measuring had no end within 3.00 s",
     )
 
 

@@ -2,12 +2,13 @@
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from signal import SIGKILL
 
 import msgspec
 
+from ridgeline.machine import Ceiling, CodecTiming, Collective, Setting
 from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.groups.group import Group, WorkerError, run_in_group
 from ridgeline.probe.groups.journal import (
@@ -119,7 +120,6 @@ def remainder(request: Request, done: Findings, key: str) -> Request:
 
 def _unmeasured(request: Request, done: Findings, how: str) -> tuple[str, ...]:
     """What a group that was ended for being late did not come to, a line each."""
-    rated = {entry.setting for entry in done.ceilings}
     checked = {(check.setting, check.precision, check.memory_format) for check in done.checks}
     lines = [
         f"operators of {load.name} ({load.precision}, {load.memory_format} memory) were not timed at "
@@ -128,10 +128,23 @@ def _unmeasured(request: Request, done: Findings, how: str) -> tuple[str, ...]:
         for load in request.traces
         if (setting, load.precision, load.memory_format) not in (*checked, *request.timed)
     ]
+    missing: list[tuple[str, Iterable[Setting], Iterable[Ceiling | Collective | CodecTiming]]] = [
+        ("rates", request.ceilings, done.ceilings),
+        ("collectives", request.collectives, done.collectives),
+        ("compressions", request.codecs, done.codecs),
+    ]
+    for what, wanted, found in missing:
+        known = {entry.setting for entry in found}
+        lines += [
+            f"{what} of {setting} were not measured: measuring had {how}"
+            for setting in wanted
+            if setting not in known
+        ]
+    alone = (("dispatch", request.dispatch, done.dispatch), ("links", request.links, done.links))
     lines += [
-        f"rates of {setting} were not measured: measuring had {how}"
-        for setting in request.ceilings
-        if setting not in rated
+        f"{what} of this machine: not measured, as measuring had {how}"
+        for what, is_wanted, found in alone
+        if is_wanted and not found
     ]
     return tuple(lines)
 

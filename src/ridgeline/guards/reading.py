@@ -21,7 +21,7 @@ from torch._dynamo import config
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.guards import _get_closure_vars
 from torch._dynamo.side_effects import AttributeMutationNew
-from torch._dynamo.source import RandomValueSource
+from torch._dynamo.source import NumpyTensorSource, RandomValueSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
@@ -211,6 +211,7 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
     if output.random_calls:
         writes[Write("Python's random numbers", "random.Random")] = _UNKNOWN
     placeholders = graph.graph.find_nodes(op="placeholder")
+    writes.update({Write(name, "numpy.ndarray"): _UNKNOWN for name in _arrays_written(placeholders)})
     kernels = [ask() for ask in settings_of(operators_of(graph))]
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
@@ -228,6 +229,15 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
             map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
         ),
     }
+
+
+def _arrays_written(placeholders: Iterable[fx.Node]) -> Iterator[str]:
+    """Arrays of NumPy whose elements a program sets: to the compiler these are tensors in the same memory."""
+    for node in placeholders:
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        value = node.meta.get("example_value")
+        if isinstance(source, NumpyTensorSource) and value is not None and value._version:  # noqa: SLF001
+            yield _expression(source.base)
 
 
 def _inputs(placeholders: Iterable[fx.Node]) -> list[Any]:

@@ -54,6 +54,8 @@ class Undo:
     Args:
         roots: Model, loss function, optimizer, batch.
         values: Whether tensors and arrays are copied, too; without, only what holds them.
+        arrays: Whether arrays are, where that is another answer: a trace computes with tensors that have no
+            elements, and with the very arrays of NumPy.
         spared: Tensors whose values (and whose gradients' values) other code keeps.
 
     Attributes:
@@ -63,7 +65,13 @@ class Undo:
         about 0.1 s for a model of a thousand modules.
     """
 
-    def __init__(self, *roots: Any, values: bool = True, spared: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        *roots: Any,
+        values: bool = True,
+        arrays: bool | None = None,
+        spared: Iterable[Tensor] = (),
+    ) -> None:
         self.notes: list[str] = []
         others = [*spared]
         # Asking a tensor that was computed for its gradient is a warning.
@@ -77,7 +85,7 @@ class Undo:
         copied = [t for t in reach.tensors if id(t) not in kept] if values else []
         self._places = [_Place(tensor) for tensor in reach.tensors if _has_place(tensor)]
         self._tensors = [_Values(tensor) for tensor in copied]
-        self._arrays = [(array, array.copy()) for array in reach.arrays] if values else []
+        self._arrays = [(array, array.copy()) for array in reach.arrays if (values if arrays is None else arrays)]
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._host_generators = [
             (type(g).__name__, _state(g), partial(_state, g))
@@ -92,13 +100,20 @@ class Undo:
         return id(tensor) in self._reached
 
     def changes(self) -> "Iterator[StateChange]":
-        """Variables, entries and containers that hold something else now, and generators that were used."""
+        """Variables, entries and containers that hold something else now, and generators that were used.
+
+        With arrays, those whose elements are others as well.
+        """
         for cell, value in self._cells:
             now = load(cell)
             if now is not value:
                 yield StateChange(repr(cell.label), value, now, partial(_store, cell))
         for store in self._stores:
             yield from store.changes()
+        for array, saved in self._arrays:
+            if not _has_same_elements(array, saved):
+                shape = tuple(array.shape)
+                yield StateChange(f"an array of NumPy of shape {shape}", saved, array)
         for kind, state, ask in self._host_generators:
             now = ask()
             # States hold arrays, which `==` would compare element by element.
@@ -282,6 +297,15 @@ class _Values:
             else:
                 data.copy_(saved)
         return []
+
+
+def _has_same_elements(array: "numpy.ndarray[Any, Any]", saved: "numpy.ndarray[Any, Any]") -> bool:
+    """Whether an array is bit for bit a copy of it; data sets are large, so that no other copy is made."""
+    if array.dtype.hasobject:
+        return all(a is b for a, b in zip(array.flat, saved.flat, strict=True))
+    if not array.flags.c_contiguous:
+        return array.tobytes() == saved.tobytes()
+    return numpy.array_equal(*(one.reshape(-1).view(numpy.uint8) for one in (array, saved)))
 
 
 def has_changed(before: Tensor, now: Tensor) -> bool:

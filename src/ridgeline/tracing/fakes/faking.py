@@ -46,7 +46,8 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
         Exception: see `may_fail`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    before = Undo(step.model, step.loss_fn, step.optimizer, step.batch, values=False)
+    roots = (step.model, step.loss_fn, step.optimizer, step.batch)
+    before = Undo(*roots, values=False, arrays=True)
     try:
         with older_objects_set_aside():
             attempt = _attempt(step, name, mode, may_fail=may_fail)

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from step_pairs import Pair, batch_of, pair_of
-from torch import Tensor
+from step_pairs import STEP_GRAPH, Pair, batch_of, pair_of
+from torch import Tensor, nn
 
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.runtime.steps.whole_step.runner import WITH_GRADIENTS
 
 
@@ -58,3 +60,27 @@ def test_parameters_that_were_taken_out_of_the_optimizer_keep_their_state(pair: 
     assert "eager_steps" not in pair.counters()
     for step in pair:
         assert len(step.optimizer.state) == len(step.optimizer.param_groups[0]["params"]) + 1
+
+
+def test_sparse_buffers_are_refused_by_name() -> None:
+    """A graph's adjacency, say: they have no memory that a program could be bound to."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("adjacency", torch.eye(3).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.adjacency, self.linear(x))
+
+    model, x = Net(), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with PlannedStep(model, lambda m, x: m(x).square().mean(), optimizer, STEP_GRAPH) as step:
+        step(x)
+        with pytest.raises(CaptureError) as caught:
+            step(x)
+    assert str(caught.value) == (
+        "wanted dense parameters and buffers, which one program reads and writes where they lie, got the buffer "
+        "'adjacency' of layout sparse_coo; use execution='compiled' or 'eager'"
+    )

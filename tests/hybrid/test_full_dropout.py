@@ -1,6 +1,5 @@
 """Dropout of everything draws nothing, in steps that torch's compiler makes as in those that are written."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ X = torch.tensor([1.0, float("nan"), 3.0])
 
 
 @pytest.fixture(autouse=True)
-def interpreted_programs(interpreted: None) -> Iterator[None]:
+def interpreted_programs(interpreted: None) -> None:
     torch._dynamo.reset()
-    yield
 
 
 def _graph(arguments: tuple[Any, ...], options: dict[str, Any]) -> fx.GraphModule:

@@ -146,7 +146,9 @@ def test_what_others_compile_is_as_before() -> None:
         return x * generator.random()
 
     run = torch.compile(program, backend="eager", fullgraph=True)
-    assert torch.equal(run(torch.ones(2), random.Random(7)), torch.full((2,), random.Random(7).random()))
+    assert torch.equal(
+        run(torch.ones(2), random.Random(7)), torch.full((2,), random.Random(7).random())
+    )
 
 
 class Counted:

@@ -142,7 +142,9 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
     settings["reorderable_logging_functions"] = _Unordered((warnings.warn,))
-    before = HostGenerators.now()  # what a program draws of Python is drawn before its graph would run
+    before = (
+        HostGenerators.now()
+    )  # what a program draws of Python is drawn before its graph would run
     with (
         _lock,
         config.patch(settings),
@@ -211,7 +213,9 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
     if output.random_calls:
         writes[Write("Python's random numbers", "random.Random")] = _UNKNOWN
     placeholders = graph.graph.find_nodes(op="placeholder")
-    writes.update({Write(name, "numpy.ndarray"): _UNKNOWN for name in _arrays_written(placeholders)})
+    writes.update(
+        {Write(name, "numpy.ndarray"): _UNKNOWN for name in _arrays_written(placeholders)}
+    )
     kernels = [ask() for ask in settings_of(operators_of(graph))]
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]

@@ -85,7 +85,11 @@ class Undo:
         copied = [t for t in reach.tensors if id(t) not in kept] if values else []
         self._places = [_Place(tensor) for tensor in reach.tensors if _has_place(tensor)]
         self._tensors = [_Values(tensor) for tensor in copied]
-        self._arrays = [(array, array.copy()) for array in reach.arrays if (values if arrays is None else arrays)]
+        self._arrays = [
+            (array, array.copy())
+            for array in reach.arrays
+            if (values if arrays is None else arrays)
+        ]
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._host_generators = [
             (type(g).__name__, _state(g), partial(_state, g))
@@ -305,7 +309,8 @@ def _has_same_elements(array: "numpy.ndarray[Any, Any]", saved: "numpy.ndarray[A
         return all(a is b for a, b in zip(array.flat, saved.flat, strict=True))
     if not array.flags.c_contiguous:
         return array.tobytes() == saved.tobytes()
-    return numpy.array_equal(*(one.reshape(-1).view(numpy.uint8) for one in (array, saved)))
+    now, before = (one.reshape(-1).view(numpy.uint8) for one in (array, saved))
+    return numpy.array_equal(now, before)
 
 
 def has_changed(before: Tensor, now: Tensor) -> bool:

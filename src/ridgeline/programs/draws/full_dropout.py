@@ -4,6 +4,8 @@ Torch's compiler (2.11 to 2.13) makes one operator of all dropout, which draws a
 share is: random numbers that follow would be others than those of the step as written.
 """
 
+from typing import Any
+
 import torch
 from torch import fx
 from torch.nn import functional
@@ -22,7 +24,8 @@ def drop_all_without_draws(module: fx.GraphModule) -> None:
         given = {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
         if given.get("p") == 1.0 and given.get("training", True) is True:
             node.target = torch.Tensor.mul_ if given.get("inplace") else torch.mul
-            node.args, node.kwargs = (given["input"], 0.0), {}
+            node.args = (given["input"], 0.0)
+            node.kwargs = dict[str, Any]()
             changed = True
     if changed:
         module.recompile()

@@ -64,10 +64,10 @@ def _alive(mode: FakeTensorMode) -> list[FakeTensor]:
 
 
 def are_out_of_reach(fakes: list[Tensor]) -> bool:
-    """Whether there are some, and no code can come by them: no object of Python holds one, and none is a real tensor's gradient.
+    """Whether there are some, and no code can come by them.
 
-    A transform of torch.func that fails in the middle (a Hessian under `vmap`, say) leaves tensors in torch's
-    own memory for good.
+    No object of Python holds one then, and none is a real tensor's gradient. A transform of torch.func that
+    fails in the middle (a Hessian under `vmap`, say) leaves tensors in torch's own memory for good.
 
     Args:
         fakes: All that are left; nothing else may hold them.

@@ -261,8 +261,8 @@ def _require_dense(role: Role, name: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         raise CaptureError(
-            f"wanted dense parameters and buffers, which one program reads and writes where they lie, got the "
-            f"{role} {name!r} of layout {layout}; use execution='compiled' or 'eager'"
+            "wanted dense parameters and buffers, which one program reads and writes where they lie, got "
+            f"the {role} {name!r} of layout {layout}; use execution='compiled' or 'eager'"
         )
 
 

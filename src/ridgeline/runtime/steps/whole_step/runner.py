@@ -47,7 +47,9 @@ ONE_FRAME = f"forward, backward and optimizer run as one program: frame '{WHOLE_
 OTHERWISE = (
     "batches with another memory layout than the compiled ones, or hold a tensor twice, ran eagerly"
 )
-WITH_GRADIENTS = "batches that want gradients themselves, which stay inside of one program, ran eagerly"
+WITH_GRADIENTS = (
+    "batches that want gradients themselves, which stay inside of one program, ran eagerly"
+)
 OTHER_SHAPES = "batches of other shapes than the compiled one ran eagerly"
 
 

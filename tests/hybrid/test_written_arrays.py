@@ -1,5 +1,7 @@
 """Arrays of NumPy that a step writes: what looks at the step leaves them, and no program forgets to write."""
 
+import array
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import CaptureError, ObstacleError, RidgelineError
 from ridgeline.guards.reading import read_program
 from ridgeline.lint.lint import inspect_step
-from ridgeline.plan import Plan
+from ridgeline.plan import Execution, Plan
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.step import PlannedStep
@@ -59,18 +61,18 @@ def clean() -> Iterator[None]:
         yield
 
 
-def _changed(array: "np.ndarray[Any, Any]", change: Callable[[Any], object]) -> list[str]:
-    before = Undo({"array": array}, values=False, arrays=True)
-    change(array)
+def _changed(numbers: "np.ndarray[Any, Any]", change: Callable[[Any], object]) -> list[str]:
+    before = Undo({"array": numbers}, values=False, arrays=True)
+    change(numbers)
     return [one.what for one in before.changes()]
 
 
-def _set(array: Any) -> None:
-    array[1] = 5
+def _set(numbers: Any) -> None:
+    numbers[1] = 5
 
 
 @pytest.mark.parametrize(
-    "array",
+    "numbers",
     [
         np.zeros(3),
         np.asfortranarray(np.zeros((3, 2))),
@@ -78,10 +80,59 @@ def _set(array: Any) -> None:
         np.array([None, "a"], dtype=object),
     ],
 )
-def test_written_elements_are_a_change(array: Any) -> None:
+def test_written_elements_are_a_change(numbers: Any) -> None:
     """In every layout, and of objects."""
-    assert _changed(array, _set) == [f"an array of NumPy of shape {array.shape}"]
-    assert _changed(array, _set) == []
+    assert _changed(numbers, _set) == [f"an array of NumPy of shape {numbers.shape}"]
+    assert _changed(numbers, _set) == []
+
+
+@pytest.mark.parametrize(
+    ("buffer", "name"),
+    [
+        (array.array("d", [0, float("nan")]), "an array of Python of 2"),
+        (bytearray(3), "a bytearray of 3"),
+    ],
+)
+def test_written_numbers_of_pythons_arrays_are_a_change(buffer: Any, name: str) -> None:
+    """Also where they grow; what is left alone has not changed."""
+    before = Undo({"buffer": buffer})
+    assert [*before.changes()] == []
+    saved = bytes(buffer)
+    for change in (lambda: _set(buffer), lambda: buffer.append(1)):
+        change()
+        assert [one.what.rpartition(" ")[0] for one in before.changes()] == [
+            name.rpartition(" ")[0]
+        ]
+        before.restore()
+        assert bytes(buffer) == saved
+
+
+class Tally:
+    """A loss that counts its calls in arrays of Python's."""
+
+    def __init__(self) -> None:
+        self.numbers, self.bytes = array.array("d", [0]), bytearray(1)
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        """Of a linear layer."""
+        self.numbers[0] += 1
+        self.bytes[0] += 1
+        return _loss(model, x)
+
+
+def test_steps_count_in_pythons_arrays_once() -> None:
+    """Checks run compiled steps several times, and graphs refuse them."""
+    executions: tuple[Execution, ...] = ("compiled", "graph")
+    for execution in executions:
+        model, tally = nn.Linear(4, 4), Tally()
+        refused = pytest.raises(ObstacleError) if execution == "graph" else contextlib.nullcontext()
+        with (
+            emulated_graphs(),
+            PlannedStep(model, tally, _sgd(model), Plan(execution=execution)) as step,
+            refused,
+        ):
+            step(X)
+        assert tally.numbers[0] == tally.bytes[0] == (0 if execution == "graph" else 1)
 
 
 def test_no_number_equals_itself() -> None:
@@ -109,10 +160,10 @@ def test_a_written_array_is_found_in_a_program() -> None:
     found = read_program(program, {"net": Net(), "x": X}).writes
     assert [(one.what, one.kind) for one in found] == [("L['net'].counts", "numpy.ndarray")]
 
-    def reading(array: Any, x: Any) -> Any:
-        return x * torch.from_numpy(array)
+    def reading(numbers: Any, x: Any) -> Any:
+        return x * torch.from_numpy(numbers)
 
-    assert read_program(reading, {"array": np.ones(4, np.float32), "x": X}).writes == ()
+    assert read_program(reading, {"numbers": np.ones(4, np.float32), "x": X}).writes == ()
 
 
 def test_one_program_is_refused() -> None:

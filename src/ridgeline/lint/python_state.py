@@ -12,7 +12,7 @@ import numpy
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.reach.reach import Reach
+from ridgeline.reach.reach import BUFFERS, Reach
 from ridgeline.reach.undo import StateChange, Undo
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
@@ -46,7 +46,9 @@ def _is_equal(change: StateChange) -> bool:
 def _is_shown(change: StateChange, is_read: Callable[[Tensor], bool]) -> bool:
     """Whether what was replaced is nothing that the step itself has used."""
     before, now = change.before, change.now
-    if isinstance(now, numpy.ndarray) and now is not before:  # no replay writes on the host
+    if (
+        isinstance(now, (numpy.ndarray, *BUFFERS)) and now is not before
+    ):  # no replay writes on the host
         return False
     if any(is_read(tensor) for tensor in Reach(before).tensors):
         return False

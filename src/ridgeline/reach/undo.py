@@ -4,6 +4,7 @@ Values are put back bitwise, objects by identity: the same tensors, in the same 
 """
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -85,11 +86,10 @@ class Undo:
         copied = [t for t in reach.tensors if id(t) not in kept] if values else []
         self._places = [_Place(tensor) for tensor in reach.tensors if _has_place(tensor)]
         self._tensors = [_Values(tensor) for tensor in copied]
-        self._arrays = [
-            (array, array.copy())
-            for array in reach.arrays
-            if (values if arrays is None else arrays)
-        ]
+        copies = values if arrays is None else arrays
+        self._arrays = [(array, array.copy()) for array in reach.arrays] if copies else []
+        buffers: list[Any] = reach.buffers if copies else []
+        self._buffers = [(buffer, copy.copy(buffer)) for buffer in buffers]
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._host_generators = [
             (type(g).__name__, _state(g), partial(_state, g))
@@ -118,6 +118,9 @@ class Undo:
             if not _has_same_elements(array, saved):
                 shape = tuple(array.shape)
                 yield StateChange(f"an array of NumPy of shape {shape}", saved, array)
+        for buffer, saved_buffer in self._buffers:
+            if bytes(buffer) != bytes(saved_buffer):
+                yield StateChange(f"{_named(buffer)} of {len(buffer)}", saved_buffer, buffer)
         for kind, state, ask in self._host_generators:
             now = ask()
             # States hold arrays, which `==` would compare element by element.
@@ -169,6 +172,9 @@ class Undo:
         for array, saved in self._arrays:
             if array.flags.writeable:
                 numpy.copyto(array, saved)
+        for buffer, saved_buffer in self._buffers:
+            if bytes(buffer) != bytes(saved_buffer):
+                buffer[:] = saved_buffer
         # Where the caller is inside of autocast, it keeps casts of what the weights were meanwhile.
         torch.clear_autocast_cache()
 
@@ -311,6 +317,10 @@ def _has_same_elements(array: "numpy.ndarray[Any, Any]", saved: "numpy.ndarray[A
         return array.tobytes() == saved.tobytes()
     now, before = (one.reshape(-1).view(numpy.uint8) for one in (array, saved))
     return numpy.array_equal(now, before)
+
+
+def _named(buffer: Any) -> str:
+    return "a bytearray" if isinstance(buffer, bytearray) else "an array of Python"
 
 
 def has_changed(before: Tensor, now: Tensor) -> bool:

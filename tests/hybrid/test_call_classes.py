@@ -123,3 +123,16 @@ def test_weights_are_tied_where_others_are_gone() -> None:
             change()
             for _ in range(2):
                 torch.testing.assert_close(step(x), mean(model, x).detach())
+
+
+def test_names_that_a_class_of_pythons_hides_are_left_alone() -> None:
+    """What the compiler looks up in functions (as `jacrev` has it do) may not be there in their class."""
+    torch.manual_seed(0)
+    model, x = Part(), torch.randn(3, 4)
+
+    def jacobian(x: Tensor) -> Tensor:
+        return torch.vmap(torch.func.jacrev(model))(x)
+
+    with torch.no_grad():
+        fast = rl.hybridize(jacobian, (x,), mode="compiled")
+        torch.testing.assert_close(fast(x), jacobian(x))

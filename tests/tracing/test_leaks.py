@@ -4,8 +4,10 @@ import gc
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import ridgeline as rl
 from ridgeline.tracing.fakes import leaks
 
 
@@ -56,3 +58,56 @@ def test_objects_are_set_aside_for_the_time_of_a_trace(is_frozen: bool) -> None:
     finally:
         gc.unfreeze()
     assert any(found is older for found in gc.get_objects())
+
+
+def test_what_an_object_holds_is_in_reach() -> None:
+    """Or what is the gradient of a real tensor, which torch's own memory holds."""
+    mode = FakeTensorMode()
+    with mode:
+        held = {"table": torch.empty(2)}
+    assert not leaks.are_out_of_reach(leaks.left_fakes(mode))
+    real = nn.Parameter(torch.ones(2))
+    with mode:
+        real.grad = held.pop("table")
+    assert not leaks.are_out_of_reach(leaks.left_fakes(mode))
+    real.grad = None
+    assert leaks.left_fakes(mode) == []
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_what_torch_loses_ends_no_trace() -> None:
+    """A Hessian of each sample cannot be traced, and leaves tensors in torch's memory that nobody finds."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def laplacian(model: nn.Module, x: Tensor) -> Tensor:
+        hessian = torch.func.hessian(lambda row: model(row).sum())
+        return torch.vmap(hessian)(x).diagonal(dim1=1, dim2=2).sum(1).square().mean()
+
+    workload = rl.trace(model, laplacian, _sgd(model), torch.randn(3, 4), may_run=True)
+    assert any("recorded from a real step" in note for note in workload.notes)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_recorder_that_cannot_follow_a_parameter_lets_go_of_all() -> None:
+    """A TorchScript module is copied with real parameters that somebody computed: no hook takes these."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.scripted = torch.jit.script(nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scripted(self.first(x))
+
+    model = Net()
+    workload = rl.trace(model, _loss, _sgd(model), torch.randn(3, 4), may_run=True)
+    assert any("recorded from a real step" in note for note in workload.notes)
+
+
+def _loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1)

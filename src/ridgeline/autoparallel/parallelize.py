@@ -103,7 +103,7 @@ def _read_and_traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Gua
 
     Where neither can be had, the trace knows better why. What tracing did in Python is undone.
     """
-    before = Undo(fn, args, values=False)  # a trace computes nothing
+    before = Undo(fn, args, values=False, arrays=True)  # a trace computes nothing else
     try:
         return read_function(fn, args), trace_program(fn, args)
     except UnreadableError:

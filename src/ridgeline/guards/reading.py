@@ -21,6 +21,7 @@ from torch._dynamo import config
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.guards import _get_closure_vars
 from torch._dynamo.side_effects import AttributeMutationNew
+from torch._dynamo.source import NumpyTensorSource, RandomValueSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
@@ -36,6 +37,7 @@ from ridgeline.programs.distinct_results import memory_number
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.added import with_guards
 from ridgeline.programs.watches.settings import operators_of, settings_of
+from ridgeline.reach.generators import HostGenerators
 from ridgeline.tensors.copies import is_noted
 
 SETTINGS: dict[str, Any] = {
@@ -141,6 +143,9 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
     settings["reorderable_logging_functions"] = _Unordered((warnings.warn,))
+    before = (
+        HostGenerators.now()
+    )  # what a program draws of Python is drawn before its graph would run
     with (
         _lock,
         config.patch(settings),
@@ -159,6 +164,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
                 f"wanted a program that torch's compiler can read in one piece, got {_obstacle(error)}"
             ) from error
         finally:
+            before.restore()
             torch.clear_autocast_cache()  # where the reading left casts without data
     entries = _debug_get_cache_entry_list(code)
     if not found or not entries:
@@ -211,6 +217,9 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
     if output.random_calls:
         writes[Write("Python's random numbers", "random.Random")] = _UNKNOWN
     placeholders = graph.graph.find_nodes(op="placeholder")
+    writes.update(
+        {Write(name, "numpy.ndarray"): _UNKNOWN for name in _arrays_written(placeholders)}
+    )
     # As text beside the operators: with other kernels the same graph gives other results.
     kernels = [ask() for ask in settings_of(operators_of(graph))]
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
@@ -218,13 +227,26 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
     return {
         "writes": writes,
         "takes_host": any(map(_is_on_host, taken)),
-        "tensors": tuple(_expression(argument.source) for argument in arguments),
+        "tensors": tuple(
+            _expression(argument.source)
+            for argument in arguments
+            if not isinstance(argument.source, RandomValueSource)  # drawn anew in each call
+        ),
         "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
         "code": frozenset(TracingContext.get().traced_code),
         "graph": "\n".join(
             map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
         ),
     }
+
+
+def _arrays_written(placeholders: Iterable[fx.Node]) -> Iterator[str]:
+    """Arrays of NumPy whose elements a program sets: to the compiler these are tensors in the same memory."""
+    for node in placeholders:
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        value = node.meta.get("example_value")
+        if isinstance(source, NumpyTensorSource) and value is not None and value._version:  # noqa: SLF001
+            yield _expression(source.base)
 
 
 def _inputs(placeholders: Iterable[fx.Node]) -> list[Any]:

@@ -100,7 +100,7 @@ def inspect_step(body: "StepBody", batch: Any, *, device: str | torch.device) ->
     recorder = Recorder(HostClock())
     recorder.listener = functools.partial(setattr, seen.lines, "phase")
     before = Snapshot(body.model, optimizer, body.loss_fn)
-    outside = Undo(body.model, body.loss_fn, optimizer, spared=before.tensors())
+    outside = Undo(body.model, body.loss_fn, optimizer, batch, spared=before.tensors())
     try:
         with random_state_kept(), buffers_attached(body.model), body.as_written():
             # Inside of what is put back, since this changes settings and state of the optimizer.
@@ -108,7 +108,7 @@ def inspect_step(body: "StepBody", batch: Any, *, device: str | torch.device) ->
                 make_capturable(optimizer, next(body.model.parameters()).device)
             for watch in (contextlib.nullcontext(), watching(seen)):
                 copied = _copied(batch, kind)
-                python = Undo(body.model, body.loss_fn, values=False)
+                python = Undo(body.model, body.loss_fn, values=False, arrays=True)
                 with watch, as_if_capturing(kind, seen):
                     if runs_whole:
                         body(copied, recorder)

@@ -8,10 +8,11 @@ renewed; but a hidden state that the next step reads, and a count, stay what the
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.reach.reach import Reach
+from ridgeline.reach.reach import BUFFERS, Reach
 from ridgeline.reach.undo import StateChange, Undo
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
@@ -46,6 +47,10 @@ def _is_equal(change: StateChange) -> bool:
 def _is_shown(change: StateChange, is_read: Callable[[Tensor], bool]) -> bool:
     """Whether what was replaced is nothing that the step itself has used."""
     before, now = change.before, change.now
+    if (
+        isinstance(now, (numpy.ndarray, *BUFFERS)) and now is not before
+    ):  # no replay writes on the host
+        return False
     if any(is_read(tensor) for tensor in Reach(before).tensors):
         return False
     numbers = [[*_numbers(value)] for value in (before, now)]

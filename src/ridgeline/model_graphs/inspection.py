@@ -56,7 +56,7 @@ def inspect_model(
             # The first call may fill caches, which no later one does.
             for watch in (contextlib.nullcontext(), watching(seen)):
                 given = [own_copy(tensor) for tensor in tensors]
-                python = Undo(model, values=False)
+                python = Undo(model, values=False, arrays=True)
                 with watch, as_if_capturing(kind, seen):
                     seen.lines.phase = "forward"
                     outputs = [out for out in run(*given) if out.requires_grad]
@@ -88,7 +88,7 @@ def changed_by_loss(
     Cost: Two forward passes, and a copy of the buffers.
     """
     found: list[str] = []
-    python = Undo(model, values=False)
+    python = Undo(model, values=False, arrays=True)
 
     def look() -> None:
         what = changed_in_python(python)
@@ -99,16 +99,16 @@ def changed_by_loss(
         nonlocal python
         look()
         result = model._call_impl(*args, **kwargs)  # noqa: SLF001 - `__call__` as it was written
-        python = Undo(model, values=False)
+        python = Undo(model, values=False, arrays=True)
         return result
 
-    before, calling = Undo(model, loss_fn), model._compiled_call_impl  # noqa: SLF001
+    before, calling = Undo(model, loss_fn, batch), model._compiled_call_impl  # noqa: SLF001
     model._compiled_call_impl = call  # noqa: SLF001 - what `Module.compile` sets
     try:
         with model_kept(model):
             for _ in range(2):
                 found.clear()
-                python = Undo(model, values=False)
+                python = Undo(model, values=False, arrays=True)
                 loss_fn(model, pytree.tree_map(_copied, batch))
                 look()
     finally:

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.packages import kept_programs
 from ridgeline.packages.compilers import working_compiler
+from ridgeline.programs.draws.permutations import narrow_permutations
 from ridgeline.programs.extremes import rounding_options
 from ridgeline.programs.inductor import FAILURES, ignore_advice, require_written
-from ridgeline.programs.permutations import narrow_permutations
 from ridgeline.programs.reshaping import reshaping
 from ridgeline.programs.watches.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.programs.zero_products import keep_zero_products

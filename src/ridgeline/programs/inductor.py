@@ -12,10 +12,11 @@ from torch._functorch import config as autograd_config
 from ridgeline.capture.interception import has_functions
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.programs.distinct_results import kept_distinct, memory_of_results
+from ridgeline.programs.draws.full_dropout import drop_all_without_draws
+from ridgeline.programs.draws.permutations import narrow_permutations
 from ridgeline.programs.extremes import rounding_options
 from ridgeline.programs.masks import use_causal_attention
 from ridgeline.programs.parts import compile_in_parts
-from ridgeline.programs.permutations import narrow_permutations
 from ridgeline.programs.resizing import CACHEABLE, use_own_gradients
 from ridgeline.programs.watches.added import with_guards
 from ridgeline.programs.watches.hooks_of_all import no_hooks_of_all_modules
@@ -255,6 +256,7 @@ def _rewrite(graph: fx.GraphModule) -> None:
     use_own_gradients(graph)
     use_causal_attention(graph)
     narrow_permutations(graph)
+    drop_all_without_draws(graph)
 
 
 def require_written(tensors: Sequence[Tensor]) -> None:

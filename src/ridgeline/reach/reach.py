@@ -6,6 +6,7 @@ user's own functions the globals that their code names. What belongs to a librar
 threads, files, process groups) is left alone.
 """
 
+import array
 import collections
 import enum
 import functools
@@ -33,6 +34,8 @@ from ridgeline.reach.owners import is_users, is_users_class
 
 CONTAINERS = (dict, list, set, collections.deque)
 """Containers that can be changed."""
+BUFFERS = (array.array, bytearray)
+"""Arrays of Python's, of numbers and of bytes."""
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 """Sources of random numbers that a user may own."""
 
@@ -77,6 +80,7 @@ class Reach:
         tensors: Each once.
         lazy: Parameters and buffers without a shape yet.
         arrays: NumPy's.
+        buffers: Python's own arrays of numbers and of bytes.
         generators: Sources of random numbers.
         streams: Iterators and open files.
         modules: Each once, with those inside others.
@@ -91,6 +95,7 @@ class Reach:
         self.tensors: list[Tensor] = []
         self.lazy: list[Tensor] = []
         self.arrays: list[numpy.ndarray[Any, Any]] = []
+        self.buffers: list[array.array[Any] | bytearray] = []
         self.generators: list[Any] = []
         self.streams: list[Any] = []
         self.modules: list[nn.Module] = []
@@ -120,6 +125,8 @@ class Reach:
             self._add_tensor(value)
         elif isinstance(value, numpy.ndarray):
             self.arrays.append(value)
+        elif isinstance(value, BUFFERS):
+            self.buffers.append(value)
         elif isinstance(value, GENERATORS):
             self.generators.append(value)
         elif isinstance(value, CONTAINERS):

@@ -4,6 +4,7 @@ Values are put back bitwise, objects by identity: the same tensors, in the same 
 """
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -54,6 +55,8 @@ class Undo:
     Args:
         roots: Model, loss function, optimizer, batch.
         values: Whether tensors and arrays are copied, too; without, only what holds them.
+        arrays: Whether arrays are, where that is another answer: a trace computes with tensors that have no
+            elements, and with the very arrays of NumPy.
         spared: Tensors whose values (and whose gradients' values) other code keeps.
 
     Attributes:
@@ -63,7 +66,13 @@ class Undo:
         about 0.1 s for a model of a thousand modules.
     """
 
-    def __init__(self, *roots: Any, values: bool = True, spared: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        *roots: Any,
+        values: bool = True,
+        arrays: bool | None = None,
+        spared: Iterable[Tensor] = (),
+    ) -> None:
         self.notes: list[str] = []
         others = [*spared]
         # Asking a tensor that was computed for its gradient is a warning.
@@ -77,7 +86,10 @@ class Undo:
         copied = [t for t in reach.tensors if id(t) not in kept] if values else []
         self._places = [_Place(tensor) for tensor in reach.tensors if _has_place(tensor)]
         self._tensors = [_Values(tensor) for tensor in copied]
-        self._arrays = [(array, array.copy()) for array in reach.arrays] if values else []
+        copies = values if arrays is None else arrays
+        self._arrays = [(array, array.copy()) for array in reach.arrays] if copies else []
+        buffers: list[Any] = reach.buffers if copies else []
+        self._buffers = [(buffer, copy.copy(buffer)) for buffer in buffers]
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._host_generators = [
             (type(g).__name__, _state(g), partial(_state, g))
@@ -92,13 +104,23 @@ class Undo:
         return id(tensor) in self._reached
 
     def changes(self) -> "Iterator[StateChange]":
-        """Variables, entries and containers that hold something else now, and generators that were used."""
+        """Variables, entries and containers that hold something else now, and generators that were used.
+
+        With arrays, those whose elements are others as well.
+        """
         for cell, value in self._cells:
             now = load(cell)
             if now is not value:
                 yield StateChange(repr(cell.label), value, now, partial(_store, cell))
         for store in self._stores:
             yield from store.changes()
+        for array, saved in self._arrays:
+            if not _has_same_elements(array, saved):
+                shape = tuple(array.shape)
+                yield StateChange(f"an array of NumPy of shape {shape}", saved, array)
+        for buffer, saved_buffer in self._buffers:
+            if bytes(buffer) != bytes(saved_buffer):
+                yield StateChange(f"{_named(buffer)} of {len(buffer)}", saved_buffer, buffer)
         for kind, state, ask in self._host_generators:
             now = ask()
             # States hold arrays, which `==` would compare element by element.
@@ -150,6 +172,9 @@ class Undo:
         for array, saved in self._arrays:
             if array.flags.writeable:
                 numpy.copyto(array, saved)
+        for buffer, saved_buffer in self._buffers:
+            if bytes(buffer) != bytes(saved_buffer):
+                buffer[:] = saved_buffer
         # Where the caller is inside of autocast, it keeps casts of what the weights were meanwhile.
         torch.clear_autocast_cache()
 
@@ -283,6 +308,20 @@ class _Values:
             else:
                 data.copy_(saved)
         return []
+
+
+def _has_same_elements(array: "numpy.ndarray[Any, Any]", saved: "numpy.ndarray[Any, Any]") -> bool:
+    """Whether an array is bit for bit a copy of it; data sets are large, so that no other copy is made."""
+    if array.dtype.hasobject:
+        return all(a is b for a, b in zip(array.flat, saved.flat, strict=True))
+    if not array.flags.c_contiguous:
+        return array.tobytes() == saved.tobytes()
+    now, before = (one.reshape(-1).view(numpy.uint8) for one in (array, saved))
+    return numpy.array_equal(now, before)
+
+
+def _named(buffer: Any) -> str:
+    return "a bytearray" if isinstance(buffer, bytearray) else "an array of Python"
 
 
 def has_changed(before: Tensor, now: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -97,10 +97,13 @@ class StepRecorder(TracingMode):
             storages.assign(tensor, "batch")
         self.ready: dict[str, int] = {}
         self._handles: list[RemovableHandle] = []
-        for name, parameter in subject.parameters.items():
-            if parameter.requires_grad:
-                hook = partial(self._completed, name)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        with ExitStack() as undoing:
+            undoing.callback(self.close)
+            for name, parameter in subject.parameters.items():
+                if parameter.requires_grad:
+                    hook = partial(self._completed, name)
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            undoing.pop_all()
 
     def _completed(self, name: str, tensor: Tensor) -> None:
         self.ready.pop(name, None)  # accumulated again: what counts is the last time

@@ -111,7 +111,7 @@ def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
     Sizes are tensors in it, which no key of a dictionary equals: a cache by size is filled once more.
     """
-    before = Undo(fn, args, values=False)
+    before = Undo(fn, args, values=False, arrays=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

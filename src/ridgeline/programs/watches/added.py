@@ -23,9 +23,11 @@ from torch._dynamo import polyfills
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
+from ridgeline.programs.watches.assertions import leaves_assertions_alone
 from ridgeline.programs.watches.caches import leaves_caches_alone
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
 from ridgeline.programs.watches.imports import Import, are_current, follow_imports, imports_of
+from ridgeline.programs.watches.own_draws import leaves_draws_alone
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 from ridgeline.reach.owners import is_users_class
 
@@ -73,6 +75,8 @@ def with_guards(compile_piece: Backend) -> Backend:
         return compile_piece(graph, inputs)
 
     leaves_caches_alone(backend)
+    leaves_draws_alone(backend)
+    leaves_assertions_alone(backend)
     follow_imports()
     return backend
 

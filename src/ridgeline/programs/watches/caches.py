@@ -17,16 +17,14 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 
+from ridgeline.programs.watches.marks import is_marked, mark
 from ridgeline.reach.owners import is_users
 
-_MARK = "_ridgeline_leaves_caches_alone"
 _PURE = frozenset((
     "abs", "all", "any", "bool", "complex", "divmod", "enumerate", "float", "int", "len",
     "max", "min", "pow", "range", "reversed", "round", "str", "sum", "tuple", "zip",
 ))  # fmt: skip
 """Functions of Python that give the same for the same, and nothing that can be changed."""
-_INNER = ("compiler_fn", "__wrapped__")
-"""Where what torch puts around a backend holds it."""
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 _as_in_torch: Any = WrapperUserFunctionVariable.call_function
 
@@ -40,7 +38,7 @@ def leaves_caches_alone(backend: Callable[..., Any]) -> None:
     Args:
         backend: Of `torch.compile`.
     """
-    setattr(backend, _MARK, True)
+    mark(backend)
     # For all of the process, since the compiler has no hook; what has no mark goes on to torch's own.
     WrapperUserFunctionVariable.call_function = _call_function  # type: ignore[method-assign]
 
@@ -74,7 +72,7 @@ def _is_pure_name(name: str, scope: dict[str, Any]) -> bool:
 def _call_function(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In place of the method of `WrapperUserFunctionVariable`."""
     wrapper = variable.wrapper_obj
-    if not (_is_users_cache(wrapper) and _is_marked(tx.output.compiler_fn)):
+    if not (_is_users_cache(wrapper) and is_marked(tx.output.compiler_fn)):
         return _as_in_torch(variable, tx, args, kwargs)
     given = (*variable.self_args(), *args, *kwargs.values())
     if not (is_pure(wrapper.__wrapped__) and all(map(_is_plain, given))):
@@ -109,13 +107,6 @@ def _is_users_cache(wrapper: Any) -> bool:
         return False
     code = getattr(wrapper.__wrapped__, "__code__", None)
     return code is None or is_users(code.co_filename)
-
-
-def _is_marked(backend: Any) -> bool:
-    """Whether it is one of this package's, inside whatever torch puts around."""
-    if backend is None or getattr(backend, _MARK, False):
-        return backend is not None
-    return any(_is_marked(getattr(backend, name, None)) for name in _INNER)
 
 
 def _is_plain(variable: VariableTracker) -> bool:

@@ -15,6 +15,9 @@ from ridgeline.programs.watches.conditions import Conditions
 from ridgeline.programs.watches.hooks_of_all import STORES
 from ridgeline.reach.replaced_code import replacements
 
+_CAN_BE_CHANGED = 1 << 9
+"""Of `type.__flags__`: made while Python runs, so that code may assign to it; `Py_TPFLAGS_HEAPTYPE`. Others
+have names that their metaclass hides, such as `__annotations__` of functions."""
 _CLASS_VARIABLE = re.compile(r"\.__mro__\[\d+\]\.__dict__\)\['(\w+)'\]")
 
 
@@ -39,6 +42,8 @@ def require_classes(
     """
     functions: dict[types.FunctionType, None] = {}
     for kind in classes:
+        if not kind.__flags__ & _CAN_BE_CHANGED:
+            continue
         owner = conditions.constant(kind)
         for name in sorted({name for base in kind.__mro__ for name in vars(base)}):
             value = inspect.getattr_static(kind, name)

@@ -9,7 +9,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.reach.undo import Undo
 from ridgeline.tracing.described import recorded_workload
-from ridgeline.tracing.fakes.leaks import expel, left_fakes, older_objects_set_aside, refuse_left
+from ridgeline.tracing.fakes.leaks import (
+    are_out_of_reach,
+    expel,
+    left_fakes,
+    older_objects_set_aside,
+    refuse_left,
+)
 from ridgeline.tracing.fakes.twin import channels_last, make_twin
 from ridgeline.tracing.recorded_step import Step
 from ridgeline.tracing.recording import record_step
@@ -46,8 +52,9 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
         Exception: see `may_fail`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    roots = (step.model, step.loss_fn, step.optimizer, step.batch)
     # Without values: on fake tensors nothing is computed, and a copy of the state would take its memory.
-    before = Undo(step.model, step.loss_fn, step.optimizer, step.batch, values=False)
+    before = Undo(*roots, values=False, arrays=True)
     try:
         with older_objects_set_aside():
             attempt = _attempt(step, name, mode, may_fail=may_fail)
@@ -56,7 +63,7 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
             is_kept = bool(left_fakes(mode))
     finally:
         before.restore()
-    if not is_kept:
+    if not is_kept or are_out_of_reach(left_fakes(mode)):
         return attempt
     # Asked again each time, and not kept: a list of them would be one more holder.
     expel(left_fakes(mode))
@@ -75,10 +82,22 @@ def _attempt(step: Step, name: str, mode: FakeTensorMode, *, may_fail: bool) -> 
     except Exception as error:
         if not may_fail and not isinstance(error, WorkloadError):
             raise
-        # Frames hold fake tensors, which would look like kept ones; the text says the line.
-        if error.__cause__ is not None:
-            error.__cause__.__traceback__ = None
-        return Attempt(None, obstacle(error), error.with_traceback(None))
+        reason = obstacle(error)
+        _without_frames(error)
+        return Attempt(None, reason, error)
+
+
+def _without_frames(error: BaseException | None) -> None:
+    """Frames hold fake tensors, which would look like kept ones; of all errors that led to this one."""
+    seen: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or any(one is other for other in seen):
+            continue
+        seen.append(one)
+        one.__traceback__ = None
+        waiting += [one.__cause__, one.__context__]
 
 
 def _workload(step: Step, name: str, mode: FakeTensorMode) -> Attempt:

@@ -64,6 +64,25 @@ def _alive(mode: FakeTensorMode) -> list[FakeTensor]:
     ]
 
 
+def are_out_of_reach(fakes: list[Tensor]) -> bool:
+    """Whether there are some, and no code can come by them.
+
+    No object of Python holds one then, and none is a real tensor's gradient. A transform of torch.func that
+    fails in the middle (a Hessian under `vmap`, say) leaves tensors in torch's own memory for good.
+
+    Args:
+        fakes: All that are left; nothing else may hold them.
+
+    Cost: Looks at all objects, twice.
+    """
+    if not fakes or any(holder is not fakes for holder in gc.get_referrers(*fakes)):
+        return False
+    lost = {id(fake) for fake in fakes}
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
+    real = (tensor for tensor in tensors if id(tensor) not in lost and tensor.is_leaf)
+    return all(id(tensor.grad) not in lost for tensor in real)
+
+
 def expel(fakes: list[Tensor]) -> None:
     """Empty the caches that hold fake tensors: `functools.cache`, `lru_cache`, and dictionaries.
 

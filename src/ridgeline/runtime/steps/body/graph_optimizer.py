@@ -10,6 +10,7 @@ from ridgeline.optimizers.capturable import (
     make_capturable,
     stepping_outside,
 )
+from ridgeline.optimizers.fused_layouts import lay_out_for_fused
 from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
 from ridgeline.runtime.steps.body.body import StepBody
 
@@ -44,6 +45,18 @@ class GraphOptimizer:
             changes = (*give_up_fused(optimizer), stepping_outside(optimizer))
         self._notes.extend(change for change in changes if change not in self._notes)
         self.rates = LearningRates(optimizer)
+
+    def settle(self) -> None:
+        """Before a capture: have it as its parameters lie now.
+
+        They may share memory since the last step, or do no longer, and they may have moved
+        (`model.to(memory_format=...)`). State that a fused kernel wants laid out otherwise is copied here: a
+        capture would copy it in each replay, from where no step writes.
+        """
+        if self.is_elsewhere():
+            self.make_fit()
+        if self.is_inside:
+            lay_out_for_fused(self._body.optimizer)
 
     def is_elsewhere(self) -> bool:
         """Whether it would be captured otherwise now: outside of the graph, or inside."""

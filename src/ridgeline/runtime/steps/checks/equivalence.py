@@ -117,7 +117,7 @@ def check_replay(
     # Before anything runs: what an iterator or a file gave cannot be taken back.
     refuse_streams(body.model, body.loss_fn, body.optimizer, batch)
     originals = [tensor.detach().clone() for tensor in inputs]
-    start = Start(body, inputs, repeats_python=runs_python)
+    start = Start(body, batch, inputs, repeats_python=runs_python)
     runs = PerturbedRuns(body, batch, start, rates, replay, stream, world, KeptRuns(world))
     trial, gaps = _Trial(runs, notes), list[Gap]()
     try:

@@ -60,13 +60,16 @@ Step = Callable[[], Tensor]
 class Start:
     """Where all runs begin, and what is there again in the end."""
 
-    def __init__(self, body: StepBody, inputs: Sequence[Tensor], *, repeats_python: bool) -> None:
+    def __init__(
+        self, body: StepBody, batch: Any, inputs: Sequence[Tensor], *, repeats_python: bool
+    ) -> None:
         self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
         held = (p for group in body.optimizer.param_groups for p in group["params"])
         # Each step begins without these gradients, whatever holds the parameters.
         gradients = (p.grad for p in held if p.grad is not None)
         spared = (*self._snapshot.tensors(), *inputs, *gradients)
-        self._outside = Undo(body.model, body.loss_fn, spared=spared)
+        # A batch may hold more than tensors: a generator, an object that counts.
+        self._outside = Undo(body.model, body.loss_fn, batch, spared=spared)
         self._optimizer = Undo(body.optimizer, spared=spared)
         self._repeats_python = repeats_python
         self._at_end = contextlib.ExitStack()

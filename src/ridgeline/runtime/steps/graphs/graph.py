@@ -308,8 +308,7 @@ class GraphRunner:
             if self._world.size > 1 or not is_repeated:
                 self._count_as_written()
                 return None
-        if self._optimizer.is_elsewhere():
-            self._optimizer.make_fit()  # its parameters share memory now, or do no longer
+        self._optimizer.settle()
         World.close_before_leaving(self)
         clearance.check_gradient_hooks(self._body)  # some may have come since the first call
         self._body.optimizer.zero_grad(set_to_none=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.errors import PlanError
+from ridgeline.errors import CaptureError, PlanError
 from ridgeline.programs.module_call import call_with, places
 from ridgeline.runtime.steps.whole_step.rates import LearningRateInputs
 from ridgeline.runtime.steps.whole_step.substitution import OptimizerSubstitution
@@ -64,6 +64,7 @@ class LiftedState:
     Raises:
         PlanError: the optimizer has a parameter that the model has not, or parameters under two names in
             two groups.
+        CaptureError: a parameter or buffer is sparse.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
@@ -115,6 +116,7 @@ class LiftedState:
         ]
         for role, named in roles:
             for name, tensor in named:
+                _require_dense(role, name, tensor)
                 entries.append(StateTensor(name, role, tensor.detach()))
                 self._originals.append(tensor)
         for parameter, key in self._state_keys:
@@ -248,6 +250,20 @@ class LiftedState:
         finally:
             placed.remove()
         return result
+
+
+def _require_dense(role: Role, name: str, tensor: Tensor) -> None:
+    """Raise for what has no memory of its own that a program could read and write.
+
+    Raises:
+        CaptureError: names it and what to do.
+    """
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise CaptureError(
+            "wanted dense parameters and buffers, which one program reads and writes where they lie, got "
+            f"the {role} {name!r} of layout {layout}; use execution='compiled' or 'eager'"
+        )
 
 
 class _Caller(nn.Module):

@@ -47,6 +47,9 @@ ONE_FRAME = f"forward, backward and optimizer run as one program: frame '{WHOLE_
 OTHERWISE = (
     "batches with another memory layout than the compiled ones, or hold a tensor twice, ran eagerly"
 )
+WITH_GRADIENTS = (
+    "batches that want gradients themselves, which stay inside of one program, ran eagerly"
+)
 OTHER_SHAPES = "batches of other shapes than the compiled one ran eagerly"
 
 
@@ -153,6 +156,8 @@ class StepGraphRunner:
             inputs = prepared.pattern.tensors(batch)
             if inputs is None:
                 continue
+            if any(tensor.requires_grad for tensor in inputs):
+                return None
             if prepared.reads.serves(batch):
                 return prepared, inputs
             why = prepared.reads.broken()
@@ -227,6 +232,10 @@ class StepGraphRunner:
     def _prepare(self, batch: Any) -> bool:
         """Make a program for this shape; False where the batch is better run eagerly."""
         if self._num_recompiles > MOST_RECOMPILES:
+            return False
+        tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
+        if any(tensor.requires_grad for tensor in tensors):
+            self._note(WITH_GRADIENTS)
             return False
         if any(prepared.pattern.tensors(batch) is not None for prepared in self._prepared):
             return False  # a batch that lies otherwise in memory

@@ -39,8 +39,10 @@ class OptimizerSubstitution:
         self._groups = [dict(group) for group in optimizer.param_groups]
         # As torch has it: optimizers read the state of a parameter before they know that there is any.
         inner: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        # What was taken out of the groups has state that no step reads.
+        held = {p for group in self._groups for p in group["params"]}
         for parameter, values in optimizer.state.items():
-            if parameter in stand_ins:
+            if parameter in held:
                 inner[stand_ins[parameter]] = dict(values)
         for parameter, key, tensor in state:
             is_wide = widens and _is_number(parameter, key, tensor)

@@ -1,0 +1,86 @@
+"""Steps as one program whose batches want gradients, or whose optimizer no longer trains all that it did."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from step_pairs import STEP_GRAPH, Pair, batch_of, pair_of
+from torch import Tensor, nn
+
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step.runner import WITH_GRADIENTS
+
+
+@pytest.fixture
+def pair(interpreted: None) -> Iterator[Pair]:
+    with pair_of() as made:
+        yield made
+
+
+def _gradients(pair: Pair, index: int) -> list[Tensor]:
+    """Of the batch, after a step of each on a copy of it."""
+    found = []
+    for step in pair:
+        batch = batch_of(index)
+        batch["x"].requires_grad_()
+        torch.manual_seed(index)
+        step(batch)
+        assert batch["x"].grad is not None
+        found.append(batch["x"].grad)
+    return found
+
+
+def test_batches_that_want_gradients_get_them(pair: Pair) -> None:
+    """Adversarial examples are made of these; other batches go on as one program."""
+    for index in range(3):
+        pair.run(index)
+    for index in range(3, 5):
+        torch.testing.assert_close(*_gradients(pair, index))
+    pair.run(5)
+    assert pair.counters()["eager_steps"] == 2
+    assert WITH_GRADIENTS in pair.program.notes
+
+
+def test_a_step_that_never_gets_other_batches_runs_eagerly(pair: Pair) -> None:
+    """With a note, and without a program."""
+    for index in range(4):
+        torch.testing.assert_close(*_gradients(pair, index))
+    assert "shapes" not in pair.counters()
+    assert WITH_GRADIENTS in pair.program.notes
+
+
+def test_parameters_that_were_taken_out_of_the_optimizer_keep_their_state(pair: Pair) -> None:
+    """What trains no longer is no part of the next program, momentum or not."""
+    for index in range(7):
+        if index == 3:
+            pair.both(lambda step: step.optimizer.param_groups[0]["params"].pop(0))
+        pair.run(index)
+    assert pair.counters()["recaptures"] == 1
+    assert "eager_steps" not in pair.counters()
+    for step in pair:
+        assert len(step.optimizer.state) == len(step.optimizer.param_groups[0]["params"]) + 1
+
+
+def test_sparse_buffers_are_refused_by_name() -> None:
+    """A graph's adjacency, say: they have no memory that a program could be bound to."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("adjacency", torch.eye(3).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.adjacency, self.linear(x))
+
+    model, x = Net(), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with PlannedStep(model, lambda m, x: m(x).square().mean(), optimizer, STEP_GRAPH) as step:
+        step(x)
+        with pytest.raises(CaptureError) as caught:
+            step(x)
+    assert str(caught.value) == (
+        "wanted dense parameters and buffers, which one program reads and writes where they lie, got the buffer "
+        "'adjacency' of layout sparse_coo; use execution='compiled' or 'eager'"
+    )

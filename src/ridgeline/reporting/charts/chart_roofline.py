@@ -76,6 +76,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
             # Ticks at 1, 2 and 5, since roofs lie within few decades.
             yaxis=axis("FLOP/s", **(scale | {"dtick": "D2"}), range=bounds),
             showlegend=True,
+            # Below the plot, as the names of the roofs stand above it.
             legend=layout(0)["legend"] | {"y": -0.16, "yanchor": "top", "itemsizing": "constant"},
             annotations=[_names(names)],
             hovermode="closest",

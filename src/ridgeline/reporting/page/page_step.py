@@ -254,6 +254,7 @@ def frames_reading(
     pairs: Sequence[tuple[str, float, float, str]], step_s: float, tolerance: float
 ) -> str:
     """One sentence on how many frames were predicted well, and which one costs most."""
+    # Of the measured time, as the verdict has it; a frame of no time must be predicted as none.
     good = sum(1 for _, wanted, got, _ in pairs if abs(got - wanted) <= tolerance * max(got, 1e-12))
     name, wanted, got, _ = max(pairs, key=lambda pair: abs(pair[2] - pair[1]))
     direction = "longer" if got > wanted else "shorter"

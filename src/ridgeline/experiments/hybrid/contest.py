@@ -119,6 +119,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
             return self._failed(row, error)
         if contender.compilations and self._first_compile_s is None:
             self._first_compile_s = prepare_s
+        # Only now: who fails its first calls takes no turn.
         self._made[contender.name] = entrant
         return msgspec.structs.replace(
             row,
@@ -148,6 +149,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
             f"{self.case.model} {PURPOSES[self.case.purpose]}: timing {len(self._made)} contenders"
         )
         rivals = {name: self._repeated(entrant) for name, entrant in self._made.items()}
+        # The least of three: one slow look would make turns of too few calls.
         once_s = min(time_block(rivals[BASE], 3) for _ in range(3))
         calls = self.case.calls or calls_in(TURN_S, once_s)
         # Of a few turns figures are rough, but of none there are none: a fifth is left for them.

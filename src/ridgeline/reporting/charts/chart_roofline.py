@@ -151,7 +151,7 @@ def _dots(groups: Sequence[OpGroup]) -> list[dict[str, Any]]:
             "marker": {
                 "symbol": symbol(family),
                 "color": family_colour(family),
-                # Dots of operators that are alike lie upon each other.
+                # Dots of operators that are alike lie on each other.
                 "opacity": 0.78,
                 "size": [
                     max(7.0, _LARGEST * math.sqrt(group.seconds / longest))

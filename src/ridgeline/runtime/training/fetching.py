@@ -51,7 +51,7 @@ def batches(dataset: Dataset[Any], slices: Iterable[Tensor]) -> Iterator[Any]:
         batch = fetch(dataset, indices)
         count = _num_at_once(batch, len(indices))
         yield batch
-        del batch  # whoever drops a batch shall find its memory free
+        del batch  # who drops a batch is to find its memory free
     while block := list(itertools.islice(rest, count)):
         if len(block) == 1:
             yield fetch(dataset, block[0])

@@ -34,6 +34,7 @@ class Children:
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._is_over = False
 
     def ask(
         self,
@@ -78,6 +79,9 @@ class Children:
                 env={**os.environ, "PYTHONPATH": _python_path(), **environment},
             )
             self._running.add(child)
+            # Asked once it is among those: `end`, which sets this first, has seen it or is seen here.
+            if self._is_over:
+                _end(child)
             try:
                 code = child.wait(limit_s)
                 reason = "" if code == 0 else _why(code, log)
@@ -92,7 +96,8 @@ class Children:
         return ChildReply(told, f"{reason} while {told.doing}" if reason and told.doing else reason)
 
     def end(self) -> None:
-        """End those that run, with all that they started."""
+        """End those that run, with all that they started, and any that is begun from now on."""
+        self._is_over = True
         for child in list(self._running):
             _end(child)
 

@@ -44,7 +44,6 @@ def memory_figure(
             colour,
             name=name,
             stackgroup="live",
-            # In steps: memory is held from one operator to the next, and does not grow in between.
             line={"width": 0.5, "color": colour, "shape": "hv"},
             fillcolor=colour,
             hovertemplate=f"%{{y:.3~g}} {unit}",

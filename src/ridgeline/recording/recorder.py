@@ -88,7 +88,7 @@ class Recorder:
             del current.gaps[current.num_steps :]
             # Its frames would be those of this step, too; those of a group are of steps that ended as well.
             if not current.num_steps:
-                current.marks, current.closed = [], []
+                del current.marks[:], current.closed[:]
         current.gaps.append(self._gaps.begin(now_ns))
         if current.is_sampled and not current.num_steps:  # else it is one of a group that has begun
             current.marks += (("input", "host", current.begin), ("", "host", self.clock.stamp()))

@@ -18,6 +18,7 @@ CHILD = "ridgeline.experiments.networks.sides.child"
 GRACE_S = 10.0
 """What children may take to end when asked to."""
 LONGEST_TAIL = 300
+ENDED = "the experiment was ended"
 UNTOLD = ("raise ", "^", "~", "=====", "-----")
 """How lines of a log begin that name no error."""
 
@@ -79,12 +80,13 @@ class Children:
                 env={**os.environ, "PYTHONPATH": _python_path(), **environment},
             )
             self._running.add(child)
-            # Asked once it is among those: `end`, which sets this first, has seen it or is seen here.
-            if self._is_over:
-                _end(child)
             try:
+                # Asked once it is among those: `end`, which sets this first, has seen it or is seen here.
+                if self._is_over:
+                    _end(child)
                 code = child.wait(limit_s)
-                reason = "" if code == 0 else _why(code, log)
+                # Whoever ends a child collects its status, and 0 is left for this wait.
+                reason = ENDED if self._is_over else "" if code == 0 else _why(code, log)
             except subprocess.TimeoutExpired:
                 reason = f"it was ended after {limit_s:.0f} s"
             finally:

@@ -85,6 +85,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
                     for contender in self.contenders:
                         self._rows[contender.name] = self._admit(contender)
                     samples, calls = self._time()
+                # Behind the turns: counting FLOP takes one more step of the eager model.
                 limit = self._limit()
         finally:
             self._close()

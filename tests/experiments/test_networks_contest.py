@@ -227,6 +227,18 @@ def test_a_child_costs_itself_alone(
     assert bool(reply.reason) == bool(reason)
 
 
+def test_a_child_that_begins_behind_the_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt may come while it starts: nobody waits for its limit then."""
+    monkeypatch.setattr(process, "CHILD", "unruly_child")
+    children = Children()
+    children.end()
+    request = request_for("plan", "hangs", tmp_path)
+    reply = children.ask(request, tmp_path, workers=1, environment={}, limit_s=10.0)
+    assert reply.reason == "the experiment was ended"
+
+
 def test_the_last_error_of_a_log() -> None:
     """The last line that names an error, else the last that says anything."""
     log = (

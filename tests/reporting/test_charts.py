@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ridgeline.machine import Setting
 from ridgeline.reporting.charts import chart_timeline
 from ridgeline.reporting.charts.chart_rates import collectives_figure, efficiency_figure
-from ridgeline.reporting.charts.chart_timeline import timeline_figure
+from ridgeline.reporting.charts.chart_timeline import MOST_DETAILS, timeline_figure
 from ridgeline.reporting.charts.charts import memory_figure, parity_figure, smooth, training_figures
 from ridgeline.reporting.operators import group_ops, short_name, times_from_timeline
 from ridgeline.reporting.page.page_machine import machine_reading, machine_section, training_reading
@@ -22,9 +22,11 @@ from ridgeline.reporting.page.page_step import (
     roofline_reading,
     share_of_roof,
     timeline_reading,
+    timeline_section,
 )
 from ridgeline.reporting.page.sections import as_sentence, bound_units
 from ridgeline.simulator.step import simulate
+from ridgeline.timeline import Span, Timeline
 
 SETTING = Setting(device="cpu", workers=2, threads=1)
 
@@ -87,6 +89,21 @@ def test_only_the_longest_details_are_drawn(predicted, monkeypatch) -> None:
     monkeypatch.setattr(chart_timeline, "MOST_DETAILS", 10)
     figure = timeline_figure([predicted])
     assert sum(len(trace["x"]) for trace in figure["data"]) == len(predicted.frames) + 10
+
+
+def test_what_is_not_drawn_is_counted_lane_by_lane() -> None:
+    """Two devices with as many operators as are drawn of each: nothing is said to be left out."""
+    spans = tuple(
+        Span(name="op", lane="compute", index=device, start_ns=n, end_ns=n + 1, detail=True)
+        for device in (0, 1)
+        for n in range(MOST_DETAILS)
+    )
+    full = Timeline(origin="predicted", title="", workers=1, spans=spans, steps_ns=(MOST_DETAILS,))
+    assert "are not drawn" not in str(timeline_section(full, None))
+    more = msgspec.structs.replace(
+        full, spans=(*spans, msgspec.structs.replace(spans[0], start_ns=7, end_ns=9))
+    )
+    assert "1 of the shortest operators are not drawn" in str(timeline_section(more, None))
 
 
 def test_memory_stacks_to_the_live_bytes(workload) -> None:

@@ -44,6 +44,24 @@ def test_several_links_of_a_kind_are_shown_by_their_slowest(machine: Machine) ->
     assert [trace["name"] for trace in links_figure(machine)["data"]] == list(kinds)
 
 
+def test_links_that_were_not_measured_are_none_of_a_kind(machine: Machine) -> None:
+    """The slowest is of those with a table; a kind without any has neither curve nor chart."""
+    unmeasured = (link_of("device_to_device", 0, 2), link_of("device_to_host", 0, 0))
+    some = msgspec.structs.replace(machine, links=(*machine.links, *unmeasured))
+    assert links_by_kind(some) == links_by_kind(machine)
+    none = msgspec.structs.replace(machine, links=unmeasured)
+    assert 'id="figure-links"' in str(machine_section(some, None))
+    assert 'id="figure-links"' not in str(machine_section(none, None))
+
+
+def test_devices_stand_in_the_order_of_their_numbers(machine: Machine) -> None:
+    """The tenth GPU comes behind the second."""
+    links = tuple(link_of("device_to_device", index, 0, (1000, 1e-6)) for index in (10, 2, 1))
+    matrix = link_matrix(msgspec.structs.replace(machine, links=links))
+    assert matrix is not None
+    assert matrix.names == ("cuda:0", "cuda:1", "cuda:2", "cuda:10")
+
+
 def test_rates_are_those_of_the_largest_size(machine: Machine) -> None:
     """Bytes per second by the ends of the link."""
     assert link_rates(machine) == {

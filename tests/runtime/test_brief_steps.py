@@ -113,6 +113,26 @@ def test_warm_up_within_a_group_keeps_all_of_it_out(clock: Events) -> None:
     assert set(recorder.timeline("steps", 1).steps_ns) == {50 * US}
 
 
+def test_the_first_step_behind_the_warm_up_is_measured(clock: Events) -> None:
+    """Wherever in a group of brief steps the warm-up ends; it is sampled, and a failed step leaves no gap."""
+    for warm in range(SINGLE, SINGLE + GROUP + 1):
+        recorder = Recorder(clock)
+        recorder.is_brief = True
+        for _ in range(warm):
+            recorder.begin_step(clock.now_ns)
+            clock.now_ns += 90 * US
+            recorder.end_step(is_warmup=True)
+        recorder.begin_step(clock.now_ns)  # it fails
+        recorder.sample_next()
+        recorder.begin_step(clock.now_ns)
+        recorder.mark("forward")
+        clock.now_ns += 50 * US
+        recorder.end_step()
+        measured = recorder.timeline("steps", 1)
+        assert measured.steps_ns == (50 * US,)
+        assert [span.name for span in measured.spans] == ["input", "forward"]
+
+
 def test_costs_of_a_group_are_those_of_its_first_step(clock: Events) -> None:
     """The last one records the event, which the others do not; steps that warm up cost nothing that counts."""
     recorder = Recorder(clock)

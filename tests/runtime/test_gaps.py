@@ -145,6 +145,23 @@ def test_a_notebook_measures_its_steps(clock: SimpleNamespace) -> None:
     assert [s.duration_ns for s in measured.frames][:2] == [0, 10 * MS]
 
 
+def test_frames_of_a_failed_step_are_none_of_the_next(clock: SimpleNamespace) -> None:
+    """As where a user interrupts a cell of a notebook, and runs it again."""
+    mine = recorder.Recorder(clocks.HostClock())
+    for fails in (True, True, False):
+        clock.ns += 2 * MS
+        mine.begin_step(clock.ns)
+        mine.mark("forward")
+        clock.ns += 10 * MS
+        if not fails:
+            mine.end_step()
+    spans = mine.timeline("steps", 1).spans
+    assert [(s.name, s.start_ns, s.end_ns) for s in spans] == [
+        ("input", 0, 26 * MS),
+        ("forward", 26 * MS, 36 * MS),
+    ]
+
+
 def test_another_step_is_no_part_of_this_one(clock: SimpleNamespace) -> None:
     """As of a generator and a discriminator, trained in turn."""
     measured = trained(clock, [2 * MS] * 6, others=True)

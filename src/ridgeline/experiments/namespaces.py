@@ -113,6 +113,7 @@ def hosts(count: int, rate: str | None = None) -> Iterator[NamespaceNetwork]:
             f"wanted {count} hosts as network namespaces, got a machine that lacks {missing}; run as root "
             "with iproute2 installed"
         )
+    # Interfaces of killed processes stay until the machine restarts, and would add up.
     remove_stale()
     owner = f"{PREFIX}-{os.getpid()}-{_born(os.getpid())}-{next(_serial)}"
     switch = f"{owner}-switch"
@@ -222,6 +223,7 @@ def _shape(host: NamespaceHost, rate: str) -> None:
 
 
 def _token_bucket(namespace: str, rate: str) -> tuple[str, ...]:
+    # What the link carries between two ticks of the kernel must fit, or it never reaches its rate.
     burst = max(LEAST_BURST_BYTES, round(BURST_S * bytes_per_s(rate)))
     bucket = ("tbf", "rate", rate, "burst", str(burst), "latency", QUEUE)
     return ("tc", "-n", namespace, "qdisc", "replace", "dev", INTERFACE, "root", *bucket)
@@ -242,6 +244,7 @@ def _end_processes(namespace: str) -> None:
         for pid in _pids(namespace):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+        # A namespace with processes outlives the removal of its name.
         while _pids(namespace) and time.monotonic() < limit:
             time.sleep(0.02)
 

@@ -38,6 +38,7 @@ def layout_of(leaf: Tensor) -> TensorLayout:
     """Shape and strides that a dense copy takes: the leaf's own unless it has gaps or overlaps."""
     if leaf.is_contiguous():
         return TensorLayout(leaf.shape, leaf.stride(), leaf.numel())
+    # On `meta`, which allocates nothing: only `empty_like` knows which strides it gives.
     return TensorLayout(leaf.shape, torch.empty_like(leaf, device="meta").stride(), leaf.numel())
 
 

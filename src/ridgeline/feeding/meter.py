@@ -67,6 +67,7 @@ class Meter:
         return self._count(len(self._traces))
 
     def _are_over(self) -> bool:
+        # The newest first: of all it is the most likely not to be over, and then the others need no asking.
         ends = (moment for trace in reversed(self._traces) for moment in _ends(trace))
         return all(self._channel.is_over(moment) for moment in ends)
 

@@ -119,6 +119,7 @@ class ToHost(Stream):
     def close(self) -> None:
         """Forget what is under way; results that are held stay valid. Safe to call twice."""
         self._is_over = True
+        # Let go of, with what a generator holds: its models would live as long as this object.
         self._iterator = iter(())
         self._ahead.clear()
         self._free.clear()

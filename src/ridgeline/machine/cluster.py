@@ -107,6 +107,7 @@ def crossings(cluster: Sequence[Level], workers: int) -> tuple[Crossing, ...]:
     for level in cluster:
         devices *= level.size
         if devices < workers:
+            # One place is filled before the next is begun, so that only the last may be used in part.
             found.append(Crossing(level, math.ceil(workers / devices), devices))
     return tuple(found)
 

@@ -29,6 +29,7 @@ def _sheet(name: str, gb_per_s: float, source: str, **tflops: float) -> Sheet:
 
 
 def _tensor(float32: float, tf32: float, half: float) -> dict[str, float]:
+    # From Ampere on both halves of 16 bits have one rate.
     return {"float32": float32, "tf32": tf32, "bfloat16": half, "float16": half}
 
 
@@ -88,6 +89,7 @@ def sheet_of(device: str) -> Sheet | None:
     """The sheet of a GPU by the name that torch has for it; None where it is not known."""
     # Drivers differ in what they write before the model: `Tesla T4`, `NVIDIA A10`.
     name = re.sub(r"^(NVIDIA |Tesla )+", "", device)
+    # The whole name: A10 and A100 begin alike, and variants have rates of their own.
     return next((sheet for sheet in SHEETS if re.fullmatch(sheet.name, name)), None)
 
 

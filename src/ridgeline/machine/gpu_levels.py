@@ -32,6 +32,7 @@ class GpuStairs(Value, frozen=True, kw_only=True):
     @property
     def cached(self) -> GpuStair | None:
         """The stair that stands for the cache: the largest that fills half of it at most, and was read."""
+        # Half at most: what fills a cache entirely is partly read from behind it.
         fitting = [one for one in self.stairs if one.read and 2 * one.num_bytes <= self.cache_bytes]
         return fitting[-1] if fitting else None
 
@@ -87,6 +88,7 @@ class GpuSizes(Value, frozen=True, kw_only=True):
     def knee(self) -> SizedRate:
         """The smallest tensor that reaches 90 % of what the largest does: smaller ones wait for launches."""
         target = NEAR * self.points[-1].rate.value
+        # There always is one: the largest reaches what it reaches itself.
         return next(point for point in self.points if point.rate.value >= target)
 
 

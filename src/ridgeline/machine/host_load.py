@@ -73,6 +73,7 @@ class HostLoad(Value, frozen=True, kw_only=True):
         return structs.replace(
             self,
             **{
+                # What one of them could not see the other may have seen.
                 name: max((share for share in pair if share is not None), default=None)
                 for name, pair in pairs.items()
             },

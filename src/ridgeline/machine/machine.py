@@ -91,6 +91,7 @@ class Ceiling(Value, frozen=True, kw_only=True):
             LawError: the rate is out of range, or `work` does not ascend.
         """
         check(f"rate in {self.rate.unit}", self.rate.value, least=LEAST_RATE, most=MOST)
+        # Curves are read between neighbours, which a search finds only in order.
         check_ascending("work", [point.work for point in self.curve])
 
 
@@ -321,6 +322,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:
         """`cuda` when the machine has a GPU, else `cpu`."""
+        # Where there is a GPU the host only issues its work.
         return "cuda" if any(device.kind == "cuda" for device in self.devices) else "cpu"
 
     @property

@@ -84,7 +84,11 @@ class Recorder:
         self.overhead_ns = 0
         self.frame = ""
         current = self.current
-        del current.gaps[current.num_steps :]  # of a step that failed
+        if len(current.gaps) > current.num_steps:  # of a step that failed
+            del current.gaps[current.num_steps :]
+            # Its frames would be those of this step, too; those of a group are of steps that ended as well.
+            if not current.num_steps:
+                del current.marks[:], current.closed[:]
         current.gaps.append(self._gaps.begin(now_ns))
         if current.is_sampled and not current.num_steps:  # else it is one of a group that has begun
             current.marks += (("input", "host", current.begin), ("", "host", self.clock.stamp()))
@@ -122,19 +126,27 @@ class Recorder:
         if self.is_brief and self._num_ended > SINGLE and record.num_steps < self._group:
             self._gaps.end(time.perf_counter_ns())
             return record.num_steps == 1 and not is_warmup
-        record.end = stamp = self.clock.stamp()
-        if self._is_on_device and len(self._steps) == WINDOW:
-            self._forget(self._steps.popleft())
-        self._steps.append(record)
+        self._close(record)
         self._gaps.end(time.perf_counter_ns())
-        self.current = StepRecord(stamp)
         self.current.is_sampled = self._num_ended % self._sampling == 0
         return record.num_steps == 1 and not is_warmup
 
     def sample_next(self) -> None:
         """Have the frames of the coming step recorded, and then as often as ever."""
+        # A group under way would take that step in: its frames, and itself where the group warms up.
+        if self.current.num_steps:
+            self._close(self.current)
         self._num_ended = 0
         self.current.is_sampled = True
+
+    def _close(self, record: StepRecord) -> None:
+        """Keep a record, whose end is the begin of the next one."""
+        del record.gaps[record.num_steps :]  # of a step that failed
+        record.end = stamp = self.clock.stamp()
+        if self._is_on_device and len(self._steps) == WINDOW:
+            self._forget(self._steps.popleft())
+        self._steps.append(record)
+        self.current = StepRecord(stamp)
 
     def add_cost(self, name: str, value: float) -> None:
         """What the step just ended cost."""

@@ -133,6 +133,7 @@ def _of_kind(family: str, members: Sequence[Intensity], flops: int) -> str:
     if not low:
         return f"{name}: {way} parallelism sends nothing"
     other = "model" if way == "data" else "data"
+    # A sum over layers may favour one way, and single ones of them the other.
     against = sum(m.better == other for m in mine)
     but = f", though not for {against} of them" if against else ""
     return f"{name}: {way} parallelism has {times(high / low)} the intensity{but}"

@@ -9,6 +9,8 @@ def links_by_kind(machine: Machine) -> dict[str, dict[int, float]]:
     """Kind of link to seconds by size; where there are several of a kind, those of the slowest."""
     grouped: dict[str, list[dict[int, float]]] = {}
     for link in machine.links:
+        if not link.table:  # it could not be measured, and is none of those that the slowest is of
+            continue
         table = {point.num_bytes: point.seconds.value for point in link.table}
         grouped.setdefault(link.direction.replace("_", " "), []).append(table)
     found: dict[str, dict[int, float]] = {}
@@ -30,7 +32,8 @@ class LinkMatrix(NamedTuple):
 def link_matrix(machine: Machine) -> LinkMatrix | None:
     """The rates of all pairs; None where there is only one GPU, which has no pairs to report."""
     rates = link_rates(machine)
-    names = tuple(sorted({name for ends in rates for name in ends}))
+    # By length first: `cuda:10` comes behind `cuda:2`, as it does on the host.
+    names = tuple(sorted({name for ends in rates for name in ends}, key=lambda n: (len(n), n)))
     # The host and a single GPU are two names.
     if len(names) < 3:
         return None

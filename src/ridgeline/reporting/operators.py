@@ -94,6 +94,7 @@ def _shares(workload: Workload, span: Span) -> list[tuple[int, float]]:
     members = [i for i in members if 0 <= i < len(workload.ops)]
     moved = [workload.ops[i].bytes_moved for i in members]
     total = sum(moved)
+    # Views move nothing; they get equal shares.
     if not total:
         return [(i, 1.0 / len(members)) for i in members]
     return [(i, size / total) for i, size in zip(members, moved, strict=True)]
@@ -159,5 +160,6 @@ def _group(ops: list[Op], times: list[OpTime]) -> OpGroup:
         flops=sum(op.flops for op in ops),
         num_bytes=sum(op.bytes_moved for op in ops),
         seconds=sum(time.seconds for time in times),
+        # Operators with equal keys are priced alike, and so bound alike.
         bound=times[0].bound if times else "",
     )

@@ -255,6 +255,7 @@ def _subtitle(machine: Machine | None, workload: Workload | None, timeline: Time
         gpus = [device.name for device in machine.devices if device.kind == "cuda"]
         parts.append(gpus[0] if gpus else machine.host.processor)
         parts.append(f"torch {machine.host.torch}")
+        # The day alone, for a line of few words; the section on the machine has the time.
         parts.append(f"machine measured on {machine.measured_at[:10]}")
     return " · ".join(parts)
 

@@ -73,6 +73,7 @@ def _engine(num: int, variables: str) -> WayRunner:
     """An engine; its tasks write nothing, a variable each (of 64), or all the same one."""
     # Room for all, so that a task is timed and not the waiting for room.
     engine = Engine(max_pending=num)
+    # Of 64, not one a task: making a variable is no part of what a task costs.
     count = {"none": 0, "own": 64, "same": 1}[variables]
     written = [(engine.variable(f"v{index}"),) for index in range(count)] or [()]
     push: Callable[..., object] = engine.push

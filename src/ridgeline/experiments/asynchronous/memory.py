@@ -89,6 +89,7 @@ class Items:
 
 
 def _contest(num: int) -> Contest:
+    # Items of their own: those of the parts must not count towards the peak of a way.
     parts = Items(num)
     item = parts.produce(1)
     return Contest(

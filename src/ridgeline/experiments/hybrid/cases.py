@@ -70,6 +70,7 @@ class HybridCase:
             torch.manual_seed(0)
             model = self.make_model()
         if self.purpose == "callable":
+            # Else dropout draws and batch norm changes its statistics: no two calls would agree.
             model.eval()
             if self.precision == "bf16":
                 model.to(torch.bfloat16)
@@ -132,6 +133,7 @@ def _perceptrons(device: str) -> list[HybridCase]:
             weight=1.5,
             make_model=lambda: perceptron(512, 2, hidden_sizes=(256, 128)),
             make_batch=lambda generator: (torch.randn(1, 512, generator=generator),),
+            # The seeds' number, so that these figures can be held against theirs.
             calls=1000,
         ),
         HybridCase(

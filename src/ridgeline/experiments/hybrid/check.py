@@ -40,6 +40,7 @@ def observe(case: HybridCase, entrant: Entrant, batches: list[Inputs]) -> Seen:
         for index in range(FIRST_STEPS, CHECKED_STEPS):
             entrant.run(batches[index % len(batches)])
         return Seen([p.detach().clone() for p in entrant.model.parameters()], overwrites=False)
+    # Cloned: a replayed graph writes the next outputs where these are.
     outputs = [t.clone() for batch in batches for t in _tensors(_call(entrant, batch))]
     return Seen(outputs, _overwrites(entrant, batches))
 

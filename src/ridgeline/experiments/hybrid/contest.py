@@ -85,6 +85,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
                     for contender in self.contenders:
                         self._rows[contender.name] = self._admit(contender)
                     samples, calls = self._time()
+                # Behind the turns: counting FLOP takes one more step of the eager model.
                 limit = self._limit()
         finally:
             self._close()
@@ -119,6 +120,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
             return self._failed(row, error)
         if contender.compilations and self._first_compile_s is None:
             self._first_compile_s = prepare_s
+        # Only now: who fails its first calls takes no turn.
         self._made[contender.name] = entrant
         return msgspec.structs.replace(
             row,
@@ -148,6 +150,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
             f"{self.case.model} {PURPOSES[self.case.purpose]}: timing {len(self._made)} contenders"
         )
         rivals = {name: self._repeated(entrant) for name, entrant in self._made.items()}
+        # The least of three: one slow look would make turns of too few calls.
         once_s = min(time_block(rivals[BASE], 3) for _ in range(3))
         calls = self.case.calls or calls_in(TURN_S, once_s)
         # Of a few turns figures are rough, but of none there are none: a fifth is left for them.

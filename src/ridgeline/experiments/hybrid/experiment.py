@@ -71,6 +71,7 @@ def run(
             f"wanted a case whose purpose and title contain {titles!r}, got none among {', '.join(only)} on "
             f"{kind}; leave it out to see them all"
         )
+    # Before anything runs: a misspelt name would show after minutes.
     _check_contenders(contenders, chosen)
     rooms = rooms_s([case.weight for case in chosen], limit_s=limit, least_s=LEAST_S)
     results = [

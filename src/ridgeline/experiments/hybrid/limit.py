@@ -53,6 +53,7 @@ def limit_of(case: HybridCase, entrant: Entrant, batch: Inputs) -> LowerBound | 
     """
     with CountFlops() as counted:
         entrant.run(batch)
+    # Without FLOP the limit would be 0 s, which says nothing.
     if not counted.total:
         return None
     rate = matmul_rate(case.device, torch.bfloat16 if case.precision == "bf16" else torch.float32)

@@ -95,5 +95,6 @@ def break_even(prepare_s: float, call_s: float, base_prepare_s: float, base_s: f
     """
     if call_s >= base_s:
         return None
+    # What is ready sooner than the base has nothing to earn back.
     extra_s = max(0.0, prepare_s - base_prepare_s)
     return max(1, -int(-extra_s // (base_s - call_s)))

@@ -105,6 +105,7 @@ def _runner(
         exchange.settle()
         found = bring(zeros).clone()
         exchange.settle()
+        # Takes back what was pushed: all ways are timed on zeros.
         bring(-values)
         exchange.settle()
         return found

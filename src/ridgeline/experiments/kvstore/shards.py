@@ -67,6 +67,7 @@ def _contest(world: World, optimizer: str) -> Contest:
             partial(_runner, world, optimizer, servers),
         )
         for servers in SERVERS
+        # Servers run in the processes of workers.
         if servers <= world.size
     ]
     return Contest(ways=ways)

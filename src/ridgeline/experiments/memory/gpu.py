@@ -93,4 +93,5 @@ def _timed(start: Callable[[], object], num_samples: int) -> Quantity:
         start()
         torch.cuda.synchronize()
         samples.append(time.perf_counter() - begun)
+    # The first ones load the kernel, and find clocks and links asleep.
     return Quantity.measured(samples[WARMUPS:], "s")

@@ -40,6 +40,7 @@ def loopback_latency(num_messages: int) -> Latency:
                 measured = Quantity.measured(_round_trips(peer, num_messages), "s")
         finally:
             try:
+                # It ends by itself when the connection does.
                 other.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 other.kill()

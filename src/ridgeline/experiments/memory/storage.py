@@ -30,6 +30,7 @@ def storage_latencies(folder: Path, num_bytes: int, num_reads: int) -> list[Late
         with Scratch(folder) as scratch:
             if not scratch.is_direct:
                 return _not_held(f"the file system of {folder} allows no direct I/O")
+            # Written, not only reserved: blocks that never were are answered without the drive.
             scratch.write(num_bytes)
             timed = {
                 RANDOM: seconds_of(scratch.read_at_random(most=num_reads)),

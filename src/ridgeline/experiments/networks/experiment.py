@@ -17,7 +17,7 @@ import msgspec
 from ridgeline.experiments.contests import Progress, silent, versions
 from ridgeline.experiments.networks.catalog import catalog, chosen
 from ridgeline.experiments.networks.network import Network
-from ridgeline.experiments.networks.process import Children, ChildReply
+from ridgeline.experiments.networks.process import ENDED, Children, ChildReply
 from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest, Task
 from ridgeline.experiments.networks.result import NetworkResult, NetworksExperiment
 from ridgeline.experiments.networks.results.combine import best_by_hand, combined
@@ -212,7 +212,7 @@ class _Fleet:
     ) -> ChildReply:
         # Asked here, too: an interrupt may come between two tasks of a network.
         if self._is_over:
-            return ChildReply(NetworkAnswer(), "the experiment was ended")
+            return ChildReply(NetworkAnswer(), ENDED)
         how = self._settings
         request = NetworkRequest(
             task=task,

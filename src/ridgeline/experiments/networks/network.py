@@ -91,6 +91,7 @@ class Network:
             model = parts.make_model()
         # What a constructor makes on a device of its own choice is moved.
         model.to(device).train()
+        # Drawn on the CPU, whose generator gives the same data wherever the network runs.
         batch = parts.make_batch(torch.Generator().manual_seed(1 + rank))
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = self.make_optimizer(trained, **options)

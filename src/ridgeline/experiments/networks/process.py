@@ -18,6 +18,7 @@ CHILD = "ridgeline.experiments.networks.sides.child"
 GRACE_S = 10.0
 """What children may take to end when asked to."""
 LONGEST_TAIL = 300
+ENDED = "the experiment was ended"
 UNTOLD = ("raise ", "^", "~", "=====", "-----")
 """How lines of a log begin that name no error."""
 
@@ -34,6 +35,7 @@ class Children:
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._is_over = False
 
     def ask(
         self,
@@ -79,8 +81,12 @@ class Children:
             )
             self._running.add(child)
             try:
+                # Asked once it is among those: `end`, which sets this first, has seen it or is seen here.
+                if self._is_over:
+                    _end(child)
                 code = child.wait(limit_s)
-                reason = "" if code == 0 else _why(code, log)
+                # Whoever ends a child collects its status, and 0 is left for this wait.
+                reason = ENDED if self._is_over else "" if code == 0 else _why(code, log)
             except subprocess.TimeoutExpired:
                 reason = f"it was ended after {limit_s:.0f} s"
             finally:
@@ -92,7 +98,8 @@ class Children:
         return ChildReply(told, f"{reason} while {told.doing}" if reason and told.doing else reason)
 
     def end(self) -> None:
-        """End those that run, with all that they started."""
+        """End those that run, with all that they started, and any that is begun from now on."""
+        self._is_over = True
         for child in list(self._running):
             _end(child)
 

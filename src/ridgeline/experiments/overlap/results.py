@@ -40,6 +40,7 @@ def results_case(device: str, *, quick: bool) -> Case:
 
 def _contest(num: int) -> Contest:
     x = normal(SIDE, SIDE, device="cuda")
+    # Two: one is read on the host while the other is filled.
     ring = [torch.empty(SIDE, SIDE, pin_memory=True) for _ in range(2)]
     result = x.mm(x)
 

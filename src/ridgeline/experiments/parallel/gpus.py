@@ -76,6 +76,7 @@ def _over_devices(work: Work) -> Contest:
         done: list[Any] = []
         for piece in work.pieces:
             done.append(piece())
+            # Or the second GPU would begin while the first still computes.
             synchronize()
         return work.join(done)
 

@@ -89,6 +89,7 @@ def _contest(name: str, make: Callable[[], Work]) -> Contest:
 def _bound(work: Work, workers: int) -> Bound:
     """All work dealt out evenly to the threads, and no less than the pieces that fall to one."""
     threads = min(workers, len(work.pieces))
+    # Dealt out in turn, as pieces differ in size and the thread with most of them ends last.
     share = work.pieces[::threads]
     return Bound(
         parts={SHARE: lambda: [piece() for piece in share]},

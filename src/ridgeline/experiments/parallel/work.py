@@ -181,6 +181,7 @@ def cell(device: str, size: int, channels: int) -> Work:
 def perceptron_step(devices: Sequence[str], batch: int, width: int) -> Work:
     """Figure 12.3.1: two layers on two devices, half a batch each; gradients are summed and shared."""
     first, second = devices
+    # Equal on both devices, as data parallelism has them.
     weights = [normal(width, width, seed=index) for index in range(2)]
     w = tuple(weight.to(device).clone() for device in devices for weight in weights)
     x = tuple(normal(batch, width, device=d, seed=5 + i) for i, d in enumerate(devices))

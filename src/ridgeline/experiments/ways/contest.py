@@ -49,6 +49,7 @@ def hold(case: Case, *, limit_s: float, progress: Progress, peers: Peers | None 
     if case.lacking:
         return WayCase(name=case.name, title=case.title, unit=case.unit, skipped=case.lacking)
     begin = time.perf_counter()
+    # A group of one agrees at once, so that both kinds of cases are held alike.
     together = peers or Peers(0, 1, torch.device("cpu"))
     with torch_threads(case.threads):
         try:

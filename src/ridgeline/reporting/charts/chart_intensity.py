@@ -32,6 +32,7 @@ def intensity_figure(found: Intensities) -> Figure | None:
     if not rows:
         return None
     ends = [x for row in rows for x in (row.one.data_intensity, row.one.model_intensity) if x]
+    # Layers of one dtype have one ridge point, which is drawn once.
     ridges = list(dict.fromkeys(row.one.ridge for row in rows if row.one.ridge))
     # With room on both sides, so that no dot stands on the frame.
     low, high = min(*ends, *ridges) / 2, max(*ends, *ridges) * 2

@@ -92,6 +92,7 @@ def link_matrix_figure(matrix: LinkMatrix) -> Figure:
         "layout": layout(
             max(240, 60 + 44 * len(names)),
             xaxis=axis("to", showgrid=False, type="category"),
+            # Plotly counts rows upwards, and a matrix is read from the top.
             yaxis=axis("from", showgrid=False, type="category", autorange="reversed"),
             margin={"l": 8, "r": 12, "t": 12, "b": 46},
         ),

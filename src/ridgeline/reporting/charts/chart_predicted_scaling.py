@@ -49,6 +49,7 @@ def predicted_scaling_figure(scaling: PredictedScaling) -> Figure:
         side="right",
         range=[0.0, 1.05 * most],
         tickformat=".0%",
+        # The grid is the left axis's: lines of a second one would fall between those.
         showgrid=False,
     )
     return {

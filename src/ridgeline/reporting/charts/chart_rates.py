@@ -39,6 +39,7 @@ def efficiency_figure(machine: Machine, setting: Setting, unit: str) -> Figure:
         f"{ceiling.family} {ceiling.dtype}": [
             (point.work, point.rate, point.work / point.rate)
             for point in ceiling.curve
+            # Logarithmic axes have no place for 0.
             if point.rate > 0
         ]
         for ceiling in machine.ceilings
@@ -67,6 +68,7 @@ def rates_figure(
             },
             marker={"size": 5},
             text=[
+                # The axis spells its unit out, which beside a number is short.
                 f"{_size(point[0], x_unit)}: {units.quantity(point[1], y_unit.replace('bytes', 'B'))}"
                 f", {units.seconds(point[2])}"
                 for point in points

@@ -76,6 +76,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
             # Ticks at 1, 2 and 5, since roofs lie within few decades.
             yaxis=axis("FLOP/s", **(scale | {"dtick": "D2"}), range=bounds),
             showlegend=True,
+            # Below the plot, as the names of the roofs stand above it.
             legend=layout(0)["legend"] | {"y": -0.16, "yanchor": "top", "itemsizing": "constant"},
             annotations=[_names(names)],
             hovermode="closest",
@@ -150,7 +151,7 @@ def _dots(groups: Sequence[OpGroup]) -> list[dict[str, Any]]:
             "marker": {
                 "symbol": symbol(family),
                 "color": family_colour(family),
-                # Dots of operators that are alike lie upon each other.
+                # Dots of operators that are alike lie on each other.
                 "opacity": 0.78,
                 "size": [
                     max(7.0, _LARGEST * math.sqrt(group.seconds / longest))

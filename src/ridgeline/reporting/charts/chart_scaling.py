@@ -95,6 +95,7 @@ def _measured(scaling: MeasuredScaling) -> dict[str, Any]:
     return dots(
         [float(point.workers) for point in scaling.points],
         rates,
+        # Rates are inverse to times: the short end of a step is the high end of its rate.
         [whole / point.low_s - rate for point, rate, whole in pairs],
         [rate - whole / point.high_s for point, rate, whole in pairs],
         {"color": "@ink", "size": 9},

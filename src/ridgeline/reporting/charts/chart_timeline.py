@@ -60,6 +60,7 @@ def timeline_figure(timelines: Sequence[Timeline]) -> Figure:
         timelines: Predicted and measured, in the order from top to bottom; at least one.
     """
     longest_ns = max(max((s.end_ns for s in t.spans), default=t.step_ns) for t in timelines)
+    # From 2 ms on in ms: numbers of five digits leave no room between ticks.
     scale, unit = (1e6, "ms") if longest_ns >= 2_000_000 else (1e3, "us")
     drawing = _Drawing(scale, unit)
     for timeline in timelines:
@@ -70,6 +71,7 @@ def timeline_figure(timelines: Sequence[Timeline]) -> Figure:
         "data": sorted(drawing.traces.values(), key=lambda trace: trace["legendrank"]),
         "layout": layout(
             round(height),
+            # Each bar has a base of its own; Plotly would stack those of one row otherwise.
             barmode="overlay",
             bargap=0,
             xaxis=axis(
@@ -135,6 +137,7 @@ class _Drawing:
                 title = lane_title(lane, index, indexes)
                 self._lane(title, [s for s in spans if not s.detail], 0.66)
                 details = [s for s in spans if s.detail]
+                # By start as well, so that equal timelines give equal pages.
                 longest = sorted(details, key=lambda s: (-s.duration_ns, s.start_ns))[:MOST_DETAILS]
                 self._lane("operators" if title == "compute" else f"{title} ops", longest, 0.4)
 
@@ -208,6 +211,7 @@ def hover(span: Span) -> str:
 
 def plain(text: str) -> str:
     """Text for a figure, where Plotly would read `<b>` and links as markup."""
+    # `&` first: later it would escape what the others were replaced by.
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

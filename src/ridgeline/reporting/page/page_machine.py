@@ -226,7 +226,7 @@ def _curves(machine: Machine, setting: Setting | None) -> Markup | None:
             _collectives_reading(machine),
             collectives_figure(machine),
         )
-    if machine.links:
+    if any(link.table for link in machine.links):
         add(
             "links",
             "Copies by size",

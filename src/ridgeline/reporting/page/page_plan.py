@@ -87,6 +87,7 @@ def plan_bars(candidates: Sequence[Candidate]) -> list[Bar]:
     rows = []
     for index, candidate in enumerate(candidates):
         words = plan_words(candidate.plan)
+        # Only what sets it apart from the chosen one: whole labels would look alike.
         changed = [text for knob, text in words.items() if best.get(knob) != text]
         changed += [f"no {knob}" for knob in best if knob not in words and knob != "buckets"]
         scale = max(candidate.samples, 1) * longest

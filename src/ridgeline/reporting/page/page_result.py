@@ -71,6 +71,7 @@ def step_bars(timelines: Sequence[Timeline], expected: Timeline | None = None) -
     named = [(timeline.origin.capitalize(), timeline) for timeline in timelines]
     if expected is not None:
         after = sum(timeline.origin == "predicted" for timeline in timelines)
+        # Between the two that it stands between in time: it corrects one and is held against the other.
         named.insert(after, ("Expected after a trial", expected))
     longest = max(timeline.step_ns for _, timeline in named) or 1
     return [

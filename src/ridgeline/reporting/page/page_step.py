@@ -1,5 +1,6 @@
 """Sections of the report about the step: timelines, roofline, memory, and time per frame."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ridgeline import units
@@ -254,6 +255,7 @@ def frames_reading(
     pairs: Sequence[tuple[str, float, float, str]], step_s: float, tolerance: float
 ) -> str:
     """One sentence on how many frames were predicted well, and which one costs most."""
+    # Of the measured time, as the verdict has it; a frame of no time must be predicted as none.
     good = sum(1 for _, wanted, got, _ in pairs if abs(got - wanted) <= tolerance * max(got, 1e-12))
     name, wanted, got, _ = max(pairs, key=lambda pair: abs(pair[2] - pair[1]))
     direction = "longer" if got > wanted else "shorter"
@@ -288,12 +290,12 @@ def _pair_table(pairs: Sequence[tuple[str, float, float, str]], step_s: float) -
 
 def _left_out(timelines: Sequence[Timeline]) -> Markup | None:
     """What the drawing does not show, if anything."""
+    # By index as well, as several lanes of a kind are drawn each for itself.
     lanes = [
-        sum(span.detail and span.lane == lane for span in timeline.spans)
+        Counter((span.lane, span.index) for span in timeline.spans if span.detail)
         for timeline in timelines
-        for lane in LANES
     ]
-    hidden = sum(max(0, count - MOST_DETAILS) for count in lanes)
+    hidden = sum(max(0, count - MOST_DETAILS) for found in lanes for count in found.values())
     if not hidden:
         return None
     return tag("p", f"{hidden} of the shortest operators are not drawn.", class_="quiet small")

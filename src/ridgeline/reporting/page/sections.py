@@ -115,6 +115,7 @@ def css(colour: str) -> str:
 
 def _track(row: Bar) -> Markup:
     low = min(1.0, max(0.0, min(row.start, row.start + row.length)))
+    # Cut to the track: parts below zero and beyond the step would be drawn over the words.
     high = min(1.0, max(0.0, row.start, row.start + row.length))
     fill = tag(
         "div",

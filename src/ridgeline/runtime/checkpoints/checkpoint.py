@@ -33,6 +33,7 @@ from ridgeline.runtime.checkpoints.tensor_files import read_tensors, tensor_file
 
 _FOLDERS = ("model", "training")
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+# Hashed in pieces, since a file of tensors may be larger than the memory that is free.
 _CHUNK_BYTES = 1 << 22
 _DIGITS = 12
 """Of a hash, in messages."""
@@ -116,6 +117,7 @@ def write(
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(_refused(target, needed, error)) from error
+    # An interrupt, too: what is half written would stay until a later run tidies.
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -179,6 +181,7 @@ def read(path: Path) -> tuple[Manifest, dict[str, Tensor], dict[str, Tensor], di
 
 def _seal(root: Path, path: Path) -> File:
     """Make a file durable, and describe it as it is from now on."""
+    # Opened again: fsync flushes a file whoever wrote it, and safetensors has closed its own handle.
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return File(
@@ -198,6 +201,7 @@ def _verify(root: Path, file: File) -> None:
     path = root / file.path
     if not path.is_file():
         raise DamageError(f"{file.path} is missing, wanted {file.num_bytes} bytes")
+    # The size first: a file that was cut short need not be read to be found out.
     size = path.stat().st_size
     if size != file.num_bytes:
         raise DamageError(f"{file.path}: wanted {file.num_bytes} bytes, got {size}")
@@ -208,6 +212,7 @@ def _verify(root: Path, file: File) -> None:
 
 
 def _refused(target: Path, needed: int, error: OSError) -> str:
+    # The directory itself may be what could not be made.
     parent = next(path for path in (target, *target.parents) if path.exists())
     free = units.num_bytes(shutil.disk_usage(parent).free)
     advice = (

@@ -44,6 +44,7 @@ def named(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     found = [p for p in directory.iterdir() if _CHECKPOINT.fullmatch(p.name) and p.is_dir()]
+    # By number, since names of more than seven digits sort before the others.
     return sorted(found, key=step_of)
 
 
@@ -101,6 +102,7 @@ def place(temporary: Path, target: Path) -> None:
             previous = _withdraw(target)
         else:
             target.rename(free_name(target.parent, target.name, ".kept"))
+    # A rename replaces no directory that has entries, so what stood there has made way by now.
     temporary.rename(target)
     flush(target.parent)
     if previous is not None:
@@ -109,6 +111,7 @@ def place(temporary: Path, target: Path) -> None:
 
 def free_name(directory: Path, stem: str, suffix: str) -> Path:
     """A name that nothing has: the stem with the suffix, or with a number between them."""
+    # Numbered, not random as those of `tempfile`: remnants are recognised by their names.
     names = (f"{stem}{f'.{n}' if n else ''}{suffix}" for n in itertools.count())
     return next(path for path in map(directory.joinpath, names) if not os.path.lexists(path))
 

@@ -96,6 +96,7 @@ def take_own(
     state = restore(tree, tensors)
     model.load_state_dict(state["model"])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # `load_state_dict` takes no state without groups; those of the checkpoint were loaded already.
     groups = optimizer.state_dict()["param_groups"]
     own = like_parameters({"state": state["optimizer"]}, parameters)
     optimizer.load_state_dict({**own, "param_groups": groups})
@@ -117,12 +118,14 @@ def gather_tensors(mine: Mapping[str, Tensor], world: World, prefix: str) -> dic
     """
     specs = [(n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in mine.items()]
     told = gather_bytes(msgspec.json.encode(specs), world)
+    # Dicts, not sets, whose order differs between processes: all come to the same gatherings in turn.
     held = [dict.fromkeys(msgspec.json.decode(data, type=list[_Spec])) for data in told]
     found: dict[str, Tensor] = {}
     for spec in dict.fromkeys(spec for each in held for spec in each):
         name, shape, kind = spec
         own = spec in held[world.rank]
         dtype = getattr(torch, kind)
+        # A gathering takes all workers, so that who has no such tensor joins with zeros.
         carrier = mine[name].detach() if own else torch.zeros(shape, dtype=dtype, device="cpu")
         parts = _gather(carrier.to(world.device).contiguous(), name, world)
         for rank, part in enumerate(parts):
@@ -141,6 +144,7 @@ def _gather(carrier: Tensor, name: str, world: World) -> list[Tensor]:
     """The tensor of each worker, on the first one."""
     is_first = world.rank == 0
     parts = [torch.empty_like(carrier) for _ in range(world.size)] if is_first else None
+    # Collectives take no empty tensors; all workers know the shape, and leave it out together.
     if carrier.numel():
         # As bytes: the backends do not take one list of dtypes.
         flats = None if parts is None else [_bytes(part) for part in parts]

@@ -38,6 +38,7 @@ def find(directory: Path) -> Found | None:
     Cost: Reads every file of the newest checkpoint, and of older ones as far as newer ones are damaged.
     """
     skipped: dict[Path, str] = {}
+    # Those without a manifest as well: one that is passed over is told of, with the reason.
     for path in reversed(checkpoint_directory.named(directory)):
         try:
             position = checkpoint.inspect(path).position

@@ -28,9 +28,11 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         CheckpointError: the state holds what is neither tensor, number, text, None nor a nest of them.
     """
     if isinstance(value, Tensor) and value.layout is torch.sparse_coo:
+        # safetensors holds dense tensors alone.
         held = [flatten(p, f"{name}.{i}", tensors) for i, p in enumerate(parts(value.detach()))]
         return {"$sparse": [*held, [*value.shape], value.is_coalesced()]}
     if isinstance(value, Tensor):
+        # Files hold bytes, which lazy conjugation and negation have not changed yet.
         tensors[name] = value.detach().resolve_conj().resolve_neg()
         return {"$tensor": name}
     if value is None or isinstance(value, bool | int | str):
@@ -38,6 +40,7 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, Mapping):
+        # A `$` of the user's own would be read back as a mark.
         is_plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
         if is_plain:
             return {key: flatten(item, f"{name}.{key}", tensors) for key, item in value.items()}
@@ -77,6 +80,7 @@ def restore(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {restore(key, tensors): restore(item, tensors) for key, item in content}
     if mark == "$sparse":
         indices, values, shape, is_coalesced = restore(content, tensors)
+        # Checked, which torch leaves out by default: a wrong index would reach into foreign memory.
         return torch.sparse_coo_tensor(
             indices, values, shape, is_coalesced=is_coalesced, check_invariants=True
         )

@@ -38,6 +38,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
     Cost: A copy of what is not contiguous or shares memory, and one of the tensors of a file at a time.
     """
+    # Also for no tensors: who reads the checkpoint lists both folders.
     folder.mkdir()
     if not tensors:
         return
@@ -48,6 +49,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     # The tensors are on the host already; copying ahead would synchronise a CUDA stream from this thread.
     writer.per_thread_copy_ahead = 0
     planner = DefaultSavePlanner()
+    # Each reader and writer coordinates itself: nobody else takes part.
     planner.set_up_planner(held, writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(True)
     plans = [writer.prepare_local_plan(planner.create_local_plan())]
@@ -108,6 +110,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         # safetensors refuses tensors that share memory, such as tied weights.
         address = own.untyped_storage().data_ptr()
         held[name] = own.clone() if address in taken else own
+        # Empty tensors all have address 0, and share nothing.
         if own.numel():
             taken.add(address)
     return held

@@ -44,6 +44,7 @@ def find_non_finite(
     for path, leaf in pytree.tree_leaves_with_path(batch):
         if isinstance(leaf, Tensor) and not _is_finite(leaf):
             return f"the batch itself: tensor {pytree.keystr(path) or 'batch'} {_describe(leaf)}"
+    # Buffers may hold infinities on purpose, as masks do; a parameter with one is lost.
     named = _first_bad(model.named_parameters(), "parameter") or _first_bad(
         ((n, b) for n, b in model.named_buffers() if bool(torch.isnan(b).any())), "buffer"
     )
@@ -82,6 +83,7 @@ class _Watch(TorchDispatchMode):
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if _is_watched(t)]
         had_nan = any(bool(torch.isnan(t).any()) for t in inputs)
         had_inf = any(bool(torch.isinf(t).any()) for t in inputs)
+        # Before the operator runs: one that works in place overwrites its inputs.
         ranges = [_describe(t) for t in inputs] if not had_nan else []
         out = func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")  # noqa: SLF001 - no public accessor
@@ -91,6 +93,7 @@ class _Watch(TorchDispatchMode):
             if not _is_watched(result):
                 continue
             makes_nan = not had_nan and bool(torch.isnan(result).any())
+            # Infinity from infinity is no news (a mask that is added); a NaN from it is.
             makes_inf = not (had_nan or had_inf) and bool(torch.isinf(result).any())
             if makes_nan or makes_inf:
                 raise _FoundError(self._finding(name, "NaN" if makes_nan else "inf", ranges))
@@ -98,6 +101,7 @@ class _Watch(TorchDispatchMode):
 
     def _finding(self, name: str, what: str, ranges: list[str]) -> str:
         parents = self._tracker.parents if self._tracker is not None else set()
+        # All modules on the way to this one are listed; the deepest issued the operator.
         path = max(parents - {"Global"}, key=lambda p: p.count("."), default="")
         _, _, inner = path.partition(".")  # the first part is the class of the outermost module
         where = f"module `{inner}`" if inner else "the loss or the outermost module"

@@ -47,10 +47,11 @@ def batches(dataset: Dataset[Any], slices: Iterable[Tensor]) -> Iterator[Any]:
         indices = next(rest, None)
         if indices is None:
             return
+        # Alone: only a batch tells how many of its kind fit a block.
         batch = fetch(dataset, indices)
         count = _num_at_once(batch, len(indices))
         yield batch
-        del batch  # whoever drops a batch shall find its memory free
+        del batch  # who drops a batch is to find its memory free
     while block := list(itertools.islice(rest, count)):
         if len(block) == 1:
             yield fetch(dataset, block[0])
@@ -78,6 +79,7 @@ def _num_at_once(batch: Any, samples: int) -> int:
 
 def _is_in_memory(dataset: Dataset[Any]) -> TypeGuard[TensorDataset]:
     """Whether the data set is nothing but plain tensors of the host."""
+    # The exact classes, since a subclass may do more in `__getitem__` than index.
     return type(dataset) is TensorDataset and all(
         type(x) is Tensor and x.device.type == "cpu" and x.layout is torch.strided
         for x in dataset.tensors

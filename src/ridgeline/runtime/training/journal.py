@@ -124,6 +124,7 @@ class Journal:
     def progress(self) -> Progress:
         """The state of the run for people to watch."""
         return Progress(
+            # Behind the last epoch the count is one too many.
             epoch=min(self.epoch, self._epochs - 1),
             epochs=self._epochs,
             step=self.step,

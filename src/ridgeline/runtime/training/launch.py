@@ -67,6 +67,7 @@ def launch(
         LaunchError: a worker was killed or failed; at most ten lines say which, why, and where it was.
         RidgelineError: a worker stopped with this error, whose message needs no more.
     """
+    # Last words of an earlier start would be taken for the cause of a failure of this one.
     for stale in (run_dir / LOGS).glob("rank-*.error.json"):
         stale.unlink()
     for stale in (run_dir / "blackbox").glob("rank-*.bin"):
@@ -109,8 +110,11 @@ def _run_agent(module: str, request: Path, workers: int, run_dir: Path) -> None:
         nproc_per_node=workers,
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
+        # Port 0: the system chooses a free one, so that runs side by side do not meet.
         rdzv_endpoint="127.0.0.1:0",
+        # Else the agent looks up the name of the host, which not every network resolves.
         local_addr="127.0.0.1",
+        # A restart would hide the first failure; from which checkpoint to go on is the user's to say.
         max_restarts=0,
         monitor_interval=_POLL_S,
         # The workers send their output to logs of their own (see worker_process).
@@ -175,6 +179,7 @@ def _suspicion(code: int, told: LastWords | None) -> tuple[int, int]:
         is_lost_peer = any(sign in text for sign in _LOST_PEER)
         # Lost connections follow from another worker's end, whoever notices first.
         return (2 if is_lost_peer else 1, told.time_ns)
+    # SIGTERM is how the agent ends the others: the first cause is elsewhere.
     return (3 if -code in (signal.SIGTERM, 0) else 0, 0)
 
 

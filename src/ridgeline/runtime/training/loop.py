@@ -142,9 +142,11 @@ class _Run:
         self.handover = Handover()
         self._stack = contextlib.ExitStack()
         self.box = BlackBox(run_dir / "blackbox" / f"rank-{world.rank}.bin")
+        # First on the stack and so closed last: frames are noted until everything else has ended.
         self._stack.callback(self.box.close)
         self.saver: Saver | None = None
         if writes_checkpoint(world):
+            # Below the engine on the stack: its disk lane reads from this memory until it ends.
             staging = Staging()
             self._stack.callback(staging.close)
             engine = self._stack.enter_context(Engine())
@@ -156,6 +158,7 @@ class _Run:
         model = move(self.task.model(), self.world.device)
         optimizer = self.task.optimizer(model)
         scheduler = schedule.make(self.task, optimizer, self.journal.total_steps)
+        # Behind the model, which all workers make with the same numbers.
         random_state.seed_worker(self.seed, self.world.rank)
         self.trained = Trained(
             model=model,
@@ -163,6 +166,7 @@ class _Run:
             scheduler=scheduler,
             total_steps=self.journal.total_steps,
         )
+        # Before the step is made: it takes model and optimizer as they are then, and shares them.
         resumed = self._take_up() if resume else None
         self.step = PlannedStep(
             model,
@@ -208,6 +212,7 @@ class _Run:
             for batch in batches:
                 self._train_step(batch)
         self._read(self.reader.drain(wants_stop=self._wants_stop))
+        # Updates that the plan holds back belong to this epoch, and so to its metric.
         self.step.wait()
         self.box.frame("evaluate")
         metric = evaluate(
@@ -288,7 +293,9 @@ class _Run:
         self.round(batch, journal.step + 1)
         journal.count()
         is_due = self.checkpoint_every is not None and journal.step % self.checkpoint_every == 0
+        # The last step of an epoch is saved in any case, behind the evaluation.
         if is_due and journal.step_in_epoch < self.sampler.steps_per_epoch:
+            # Losses first: their sum goes into the checkpoint, and none may be written behind a bad one.
             self._read(self.reader.drain(wants_stop=self._wants_stop))
             self.save()
             journal.restart_clock()
@@ -337,6 +344,7 @@ class _Run:
             )
         texts = gather_bytes(text.encode(), self.world)
         told = zip(self.world.ranks(), texts, strict=True)
+        # One at least has a text: a mean is not finite only where some worker's loss is not.
         rank, cause = next((r, t.decode()) for r, t in told if t)
         raise NonFiniteError(
             f"wanted finite {of}, got NaN or infinity at step {step} (epoch {epoch}) on rank {rank}: "

@@ -43,6 +43,7 @@ def explain(
     batch = to_device(batch, device)
     random_state.seed_all(seed)
     copy = task.model().to(device)
+    # Cloned before they are overwritten: without a checkpoint they are the last good ones.
     initial = {name: value.clone() for name, value in copy.state_dict().items()}
     copy.load_state_dict(model.state_dict())
     now = find_non_finite(copy, task.loss_fn, batch)

@@ -161,6 +161,7 @@ class Batches:
     def __init__(self, sampler: Sampler, batch_size: int) -> None:
         self._sampler = sampler
         self._order = sampler.order(0)
+        # Whole ones: a shorter batch would pass for a fast step, and have a graph of its own captured.
         self._whole = max(1, sampler.num_samples // batch_size)
 
     def some(self, first: int, count: int) -> Iterator[Any]:

@@ -121,6 +121,7 @@ class LossReader:
             step_s = (time.perf_counter() - self._begun_s) / (count - 1)
         ends = [float(wants_stop), step_s]
         if self._on_gpu is None:
+            # Twice: the first row becomes the sum over the workers, the second stays this worker's.
             both = torch.tensor(
                 [self._losses + ends, self._losses + ends], dtype=torch.float64, device="cpu"
             )
@@ -152,6 +153,7 @@ class LossReader:
         sums, mine = host.tolist()
         step_s = sums[count + 1]
         if step_s > 0.0:
+            # From the sum, and so the same everywhere: workers must come to each reading together.
             wanted = min(int(self._window_s / step_s), MOST_STEPS)
             self._size = max(self._least, wanted)
         return [

@@ -93,6 +93,7 @@ class Saver:
                 state=state,
             )
             self.last = path
+            # Its step is written anew, so that it counts among the whole ones again.
             self._skipped.discard(path)
             # Only behind the new checkpoint: until then older ones are all that there is.
             self._tidy(path)

@@ -79,6 +79,7 @@ def load(
         )
     if scheduler is None or saved is None:
         return
+    # One that does not depend on the length (a step every n, say) may go on in a longer run.
     if planned != steps:
         differing = settings_that_differ(scheduler.state_dict(), saved)
         if differing:

@@ -136,6 +136,7 @@ def save(
         state["scheduler"] = flatten(trained.scheduler.state_dict(), "scheduler", tensors)
         state["total_steps"] = trained.total_steps
     for rank, data in enumerate(random_states):
+        # As tensors: rank 0 shares those with all workers anyway, and JSON has no bytes.
         theirs[f"random.{rank}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     saver.save(
         course.position,

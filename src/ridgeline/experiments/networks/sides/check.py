@@ -50,6 +50,7 @@ def check(request: NetworkRequest, subject: NetworkSubject, write: Write) -> Non
     got = train(lambda: ours.step(ours.batch), ours.step.model, subject)
     losses, parameters = differences(got, wanted)
     sensitivity = max(differences(other, wanted))
+    # The worst of all workers: each trains on other data, and one verdict holds for all.
     losses, parameters, sensitivity = (
         largest_of_workers(one, subject.world) for one in (losses, parameters, sensitivity)
     )

@@ -129,6 +129,8 @@ class Engine:
                 name = fn.__name__
             except AttributeError:  # such as functools.partial
                 name = type(fn).__name__
+            if name.__class__ is not str:  # an attribute of the user's that means something else
+                name = type(fn).__name__
         elif name.__class__ is not str:
             check_name(name, "push")
         # Compared by type, without a call, since each push comes here; the rest is looked at closely.
@@ -336,7 +338,7 @@ class Engine:
             self._scheduler.shut()
             self._ending.detach()
 
-    def _push_control(self, variable: Variable, name: str, action: Callable[[], None]) -> None:
+    def _push_control(self, variable: Variable, name: str, action: Callable[[], object]) -> None:
         scheduler = self._scheduler
         check_owner(variable, name, scheduler.owner)
         task = EngineTask(action, (), (variable,), scheduler.lanes.control, name, 0, 0, 3)
@@ -349,10 +351,12 @@ class Engine:
             raise
 
 
-def _delete(variable: Variable) -> None:
-    variable.error = None
+def _delete(variable: Variable) -> BaseException | None:
     variable.forget_events()
+    return _clear_error(variable)
 
 
-def _clear_error(variable: Variable) -> None:
-    variable.error = None
+def _clear_error(variable: Variable) -> BaseException | None:
+    """What poisoned it; dropped by the caller, who holds no lock any more."""
+    error, variable.error = variable.error, None
+    return error

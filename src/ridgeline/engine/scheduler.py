@@ -51,7 +51,7 @@ class Scheduler:
         # Variables refer to this instead of the scheduler: they must not keep an engine alive.
         self.owner = object()
         self.half_done: tuple[Any, ...] | None = None  # what repairs it, and its arguments
-        self._last_lost: EngineTask | None = None
+        self._last_lost = 0  # number of a task
         self.failures = Failures()
         self.num_pushed = 0
         self.num_failed = 0
@@ -67,6 +67,8 @@ class Scheduler:
             lanes,
             finish=self.finish,
             finish_and_next=self.finish_and_next,
+            recover=self.recover,
+            process=self.process,
             threads=threads,
             serial=serial,
         )
@@ -143,7 +145,11 @@ class Scheduler:
 
     def finish_and_next(self, task: EngineTask, error: BaseException | None) -> EngineTask | None:
         """Likewise; a task of the same lane that became ready is left to the caller."""
+        if self.process.is_forked:  # by the task; who else was in the engine is not here to leave it
+            return None
         record, pacing = task.record, self.pacing
+        # Dropped without the lock: what a user's function or error holds may push when it goes.
+        dropped: list[object] = [task.fn]
         stop_ns = perf_counter_ns()
         ready: list[EngineTask] | None = None
         while True:
@@ -163,7 +169,7 @@ class Scheduler:
                         if error is not None or task.error is not None:
                             self.fail(task, error)
                         if task.writes or task.reads:
-                            ready = self._release(task)
+                            ready = self._release(task, dropped)
                         # A caller who keeps the task does not keep what its function holds.
                         task.fn = nothing
                         task.is_done = True
@@ -177,14 +183,15 @@ class Scheduler:
                         raise
                     break
             apart(mend, self)
+        dropped.clear()
         return self._hand_over(record, ready) if ready else None
 
-    def _release(self, task: EngineTask) -> list[EngineTask] | None:
+    def _release(self, task: EngineTask, dropped: list[object]) -> list[EngineTask] | None:
         """Give back a task's variables, under the lock; what became ready by it."""
         ready: list[EngineTask] | None = None
         error = task.error
         if task.record.is_control and error is None:
-            task.fn()
+            dropped.append(task.fn())
         for variable in task.reads:
             if variable.release_read():
                 ready = self._begin(variable, ready)
@@ -194,6 +201,17 @@ class Scheduler:
             if variable.release_write():
                 ready = self._begin(variable, ready)
         return ready
+
+    def recover(self, task: EngineTask | None, error: BaseException) -> None:
+        """A lane's thread came out of the engine's own code by an exception: end its task, go on with the rest.
+
+        Args:
+            task: What it had begun, if anything.
+            error: What was raised.
+        """
+        if task is not None and not task.is_done:
+            self.finish(task, error)
+        settle(self, None)
 
     def make_lane(self, name: str, where: str) -> LaneRecord:
         """A lane on its first use; a forked child's copy of the table may be locked for good."""
@@ -344,7 +362,7 @@ class Scheduler:
         """Count what did not end well."""
         if error is not None:
             task.error = error
-        if self._last_lost is task:  # counted before an interrupt
+        if self._last_lost == task.sequence:  # counted before an interrupt
             return
         if error is not None:
             self.failures.add(task, error)
@@ -353,7 +371,7 @@ class Scheduler:
             self.num_cancelled += 1
         else:
             self.num_skipped += 1
-        self._last_lost = task
+        self._last_lost = task.sequence
 
     def _begin(self, variable: Variable, ready: list[EngineTask] | None) -> list[EngineTask]:
         """Let in what is next in a variable's queue; `ready` with those that wait for nothing more."""

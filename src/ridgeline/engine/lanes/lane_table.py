@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable, Mapping
 
 from ridgeline.engine.apart import apart
-from ridgeline.engine.arguments import check_factories
+from ridgeline.engine.arguments import check_factories, check_lane
 from ridgeline.engine.lanes.lanes import ControlLane, Finish, InlineLane, LaneRunner
-from ridgeline.engine.lanes.threads import FinishAndNext, ThreadLane
+from ridgeline.engine.lanes.threads import FinishAndNext, Recover, ThreadLane
+from ridgeline.engine.process import Process
 from ridgeline.errors import EngineError
 from ridgeline.timeline import LANES, Lane
 
@@ -53,6 +54,8 @@ class LaneTable:
         lanes: Factories of special lanes.
         finish: What a lane calls at the end of a task.
         finish_and_next: Likewise for lanes of threads.
+        recover: What their threads call when an exception reached them outside of a task.
+        process: That of the engine.
         threads: Worker threads by lane.
         serial: Lanes without a factory run in the pushing thread.
 
@@ -69,12 +72,16 @@ class LaneTable:
         *,
         finish: Finish,
         finish_and_next: FinishAndNext,
+        recover: Recover,
+        process: Process,
         threads: Mapping[str, int],
         serial: bool,
     ) -> None:
         check_factories(threads, lanes)
         self._finish = finish
         self._finish_and_next = finish_and_next
+        self._recover = recover
+        self._process = process
         self._threads = dict(threads)
         self._is_serial = serial
         self._lock = threading.Lock()
@@ -91,7 +98,9 @@ class LaneTable:
                 )
         for name, make in lanes.items():
             kind, index = parse_lane(name, "Engine(lanes=...)")
-            self.records[name] = LaneRecord(name, kind, index, make(finish))
+            runner = make(finish)
+            check_lane(runner, name)
+            self.records[name] = LaneRecord(name, kind, index, runner)
 
     def make(self, name: str, where: str) -> LaneRecord:
         """The lane of this name, made unless it is there.
@@ -138,7 +147,13 @@ class LaneTable:
         num_threads = self._threads.get(name)
         if self._is_serial or (num_threads is None and name in INLINE):
             return InlineLane(self._finish)
-        return ThreadLane(self._finish_and_next, name, num_threads=num_threads or 1)
+        return ThreadLane(
+            self._finish_and_next,
+            self._recover,
+            self._process,
+            name,
+            num_threads=num_threads or 1,
+        )
 
 
 def parse_lane(name: str, where: str) -> tuple[Lane, int]:

@@ -15,6 +15,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
 
+from ridgeline.engine.arguments import UNBEGUN, check_ran
 from ridgeline.engine.lanes.returning import Returning
 from ridgeline.engine.task import EngineTask, here
 from ridgeline.engine.variable import events_before, touches_streams
@@ -238,6 +239,8 @@ def call(task: EngineTask, returned: list[Any] | None = None) -> BaseException |
         value = task.fn()
         if returned is not None:
             returned.append(value)
+        elif value is not None and type(value) in UNBEGUN:
+            check_ran(value, task.name)
     except BaseException as error:  # noqa: BLE001 - whatever a task raises travels to its waiters
         return error
     finally:

@@ -27,6 +27,7 @@ from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.steps.step import PlannedStep, move
 from ridgeline.runtime.training import schedule, training_state
+from ridgeline.runtime.training.as_made import as_made
 from ridgeline.runtime.training.evaluate import evaluate
 from ridgeline.runtime.training.journal import Journal
 from ridgeline.runtime.training.non_finite import explain
@@ -162,6 +163,7 @@ class _Run:
             optimizer=optimizer,
             scheduler=scheduler,
             total_steps=self.journal.total_steps,
+            made=as_made(model, optimizer),
         )
         resumed = self._take_up() if resume else None
         self.step = PlannedStep(

@@ -60,31 +60,39 @@ def test_what_a_task_holds_may_use_the_engine_when_it_goes(fails: bool, cancels:
     assert len(ran) == 1
 
 
-class Unshowable(BaseException):
+class UnshowableError(BaseException):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
-class Unnoted(Exception):
+class UnnotedError(Exception):
     def add_note(self, _: str, /) -> None:
         raise RuntimeError("no notes")
 
 
-class Frozen(Exception):
+class FrozenError(Exception):
     def __setattr__(self, *_: object) -> None:
         raise TypeError("frozen")
 
 
-class OddlyNoted(Exception):
+class OddlyNotedError(Exception):
     __notes__: Any = 7
 
 
-class Falsy(Exception):
+class FalsyError(Exception):
     def __bool__(self) -> bool:
         return False
 
 
-ODD = [Unshowable, Unnoted, Frozen, OddlyNoted, Falsy, GeneratorExit, StopIteration]
+ODD = [
+    UnshowableError,
+    UnnotedError,
+    FrozenError,
+    OddlyNotedError,
+    FalsyError,
+    GeneratorExit,
+    StopIteration,
+]
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -111,14 +119,14 @@ def test_the_text_of_an_error_that_has_none_says_so() -> None:
     """With the place of the push, whatever notes it brings."""
 
     def fail() -> None:
-        error = Unshowable()
+        error = UnshowableError()
         error.add_note("hint")
         raise error
 
     with Engine() as engine:
         variable = engine.variable()
         engine.push(fail, writes=(variable,), lane="loader")
-        text = r"^Unshowable: its text cannot be shown, as that raises RuntimeError \(in task 'fail' on lane loader, "
+        text = r"^UnshowableError: its text cannot be shown, as that raises RuntimeError \(in task 'fail' on lane loader, "
         with pytest.raises(EngineError, match=text):
             engine.wait(variable)
 

@@ -17,7 +17,7 @@ from ridgeline.feeding import feed, to_host
 from ridgeline.feeding.batches import FeedStream
 
 
-class Falsy(Exception):
+class FalsyError(Exception):
     def __bool__(self) -> bool:
         return False
 
@@ -28,11 +28,11 @@ def test_an_error_that_counts_as_false_ends_no_pass_silently(depth: int) -> None
 
     def loader() -> Iterator[Tensor]:
         yield torch.zeros(1)
-        raise Falsy("broken")
+        raise FalsyError("broken")
 
     batches = feed(loader(), "cpu", depth)
     next(batches)
-    with pytest.raises(Falsy, match="^broken$"):
+    with pytest.raises(FalsyError, match=r"^broken$"):
         next(batches)
 
 

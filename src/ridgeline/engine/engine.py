@@ -13,14 +13,16 @@ from typing import Any, Self
 
 from ridgeline.engine import failures
 from ridgeline.engine.arguments import check_name, check_push
+from ridgeline.engine.cancelling import cancel
 from ridgeline.engine.ending import end_behind, tell_untold
 from ridgeline.engine.lanes.lanes import Finish, JoinableLane, LaneRunner
 from ridgeline.engine.mending import settle
+from ridgeline.engine.middle import check_can_sleep, check_outside, check_unlocked
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.statistics import EngineStatistics
 from ridgeline.engine.task import EngineTask
 from ridgeline.engine.variable import Variable, check_owner, check_variables
-from ridgeline.engine.waiting import wait_for
+from ridgeline.engine.waiting import blocked_by, pushed, wait_for
 from ridgeline.errors import EngineError
 from ridgeline.timeline import Span, Timeline
 
@@ -151,10 +153,14 @@ class Engine:
         task = EngineTask(fn, read, written, record, name, priority, num_bytes, 2)
         try:
             scheduler.push(task)
-        except EngineError:  # refused
+        except EngineError:
+            pushed()
+            if task.sequence:  # not of this push: of a signal handler that came meanwhile
+                start_new_thread(settle, (scheduler, task))
             raise
         except BaseException:
             start_new_thread(settle, (scheduler, task))
+            pushed()
             raise
         return task
 
@@ -191,7 +197,7 @@ class Engine:
         """
         scheduler = self._scheduler
         scheduler.process.check("wait_all")
-        scheduler.check_outside("wait_all")
+        check_outside(scheduler, "wait_all")
         scheduler.drain()
         # A stream's tasks are over for the host once enqueued; joining waits for the device.
         for record in list(scheduler.lanes.records.values()):
@@ -210,6 +216,7 @@ class Engine:
         scheduler = self._scheduler
         scheduler.process.check("end_batch")
         pacing = scheduler.pacing
+        check_unlocked(scheduler, "end_batch")
         with scheduler.lock:
             pacing.end_batch(scheduler.num_pushed)
         if scheduler.is_inside():
@@ -219,7 +226,9 @@ class Engine:
                 gate = pacing.batch_gate()
             if gate is None:
                 break
-            pacing.wait_at(gate)
+            check_can_sleep(scheduler, "end_batch")
+            with blocked_by(scheduler, "end_batch", all_of_them=False):
+                pacing.wait_at(gate)
         tell_untold(self._scheduler)
 
     def cancel(self, task: EngineTask) -> bool:
@@ -238,7 +247,7 @@ class Engine:
                 f"wanted a task of this engine to cancel, got {task!r}; cancel it where it was pushed"
             )
         try:
-            return scheduler.cancel(task)
+            return cancel(scheduler, task)
         except BaseException:
             start_new_thread(settle, (scheduler, None))
             raise
@@ -344,10 +353,14 @@ class Engine:
         task = EngineTask(action, (), (variable,), scheduler.lanes.control, name, 0, 0, 3)
         try:
             scheduler.push(task)
-        except EngineError:  # refused
+        except EngineError:
+            pushed()
+            if task.sequence:  # not of this push: of a signal handler that came meanwhile
+                start_new_thread(settle, (scheduler, task))
             raise
         except BaseException:
             start_new_thread(settle, (scheduler, task))
+            pushed()
             raise
 
 

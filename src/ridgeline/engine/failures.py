@@ -20,8 +20,8 @@ _PLACE = "in task "
 class Failures:
     """The errors of an engine's tasks, and which of them were not raised yet.
 
-    Every method is called under the engine's lock. So none of them raises, whatever the class of an error does
-    when it is asked for its notes, given one, or shown.
+    Every method is called under the engine's lock. So none of them raises, whatever the class of an error
+    does when it is asked for its notes, given one, or shown.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Whether the batches of a loader have memory of their own, or are all written to the same.
 
-A loop that asks for one batch at a time does not see the difference. Loaded ahead, a batch would overwrite the
-one that the loop has, or waits for.
+A loop that asks for one batch at a time does not see the difference. Loaded ahead, a batch would overwrite
+the one that the loop has, or waits for.
 """
 
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ class OwnMemory:
 
 
 def address_of(leaf: Any) -> int:
-    """Where a tensor's numbers begin; 0 for one that has none in one place (empty, sparse), and what is no tensor."""
+    """Where a tensor's numbers begin; 0 for one without any in one place (sparse), or what is no tensor."""
     if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or not leaf.numel():
         return 0
     try:

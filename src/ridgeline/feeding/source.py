@@ -66,8 +66,8 @@ class Source:
         """
         if self._loads_in == threading.get_ident():
             raise PlanError(
-                "wanted a loader that does not ask for batches of its own feed, got one that does, in feed(...), which "
-                "would wait for itself; give it a loader of its own"
+                "wanted a loader that does not ask for batches of its own feed, got one that does, in "
+                "feed(...), which would wait for itself; give it a loader of its own"
             )
 
     def finish(self, slots: list[Slot], *, keeps_memory: bool) -> None:

@@ -1,7 +1,7 @@
 """Whether what a package says of its tensors can be so, and is what it holds of them.
 
-Checksums tell damage. These tell a description that was written by something else, or edited: laid out as it says,
-elements would lie on each other, or in more memory than there is.
+Checksums tell damage. These tell a description that was written by something else, or edited: laid out as it
+says, elements would lie on each other, or in more memory than there is.
 """
 
 import math
@@ -27,7 +27,9 @@ def objection(metadata: Metadata) -> str | None:
 def difference(metadata: Metadata, saved: Mapping[str, Tensor]) -> str | None:
     """In what the saved tensors are others than those that are described; None if they are the same."""
     if odd := sorted(metadata.state.keys() ^ saved.keys()):
-        which = "described, but not saved" if odd[0] in metadata.state else "saved, but not described"
+        which = (
+            "described, but not saved" if odd[0] in metadata.state else "saved, but not described"
+        )
         return f"{odd[0]} is {which}"
     for name, spec in metadata.state.items():
         held = TensorMetadata.of(saved[name])
@@ -50,7 +52,7 @@ def _impossible(spec: TensorMetadata) -> str | None:
 
 
 def _overlaps(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether different elements may lie at one place; dimensions of stride 0 repeat one element, as expanded."""
+    """Whether different elements may lie at one place; in dimensions of stride 0 one is repeated."""
     extent = 1
     for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if s and n > 1):
         if step < extent:

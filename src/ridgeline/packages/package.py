@@ -72,7 +72,9 @@ class Package:
         try:
             tensors = safetensors.torch.load(content)
         except safetensors.SafetensorError as error:
-            raise PackageError(_misdescribed(self.path, f"tensors that cannot be read: {error}")) from error
+            raise PackageError(
+                _misdescribed(self.path, f"tensors that cannot be read: {error}")
+            ) from error
         differs = difference(self.metadata, tensors)
         if differs:
             raise PackageError(_misdescribed(self.path, differs))
@@ -260,8 +262,8 @@ def read_package(path: str | Path, *, device: str | None = None) -> Package:
 
 def _misdescribed(path: Path, what: str) -> str:
     return (
-        f"wanted a description of the tensors that fits a saved program, got {what}, in {path}; save the program "
-        "again with this release"
+        f"wanted a description of the tensors that fits a saved program, got {what}, in {path}; save the "
+        "program again with this release"
     )
 
 

@@ -84,7 +84,7 @@ class LaneTable:
         self._process = process
         self._threads = dict(threads)
         self._is_serial = serial
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # see `Scheduler.lock`
         self._is_closed = False
         self.records: dict[str, LaneRecord] = {}
         self.control = LaneRecord("engine", "host", 0, ControlLane(finish))
@@ -115,9 +115,9 @@ class LaneTable:
 
     def close(self, *, waits: bool) -> None:
         """Let the threads end once they are through with what is ready; wait until they have."""
-        with self._lock:
+        with self._lock:  # without a call inside, where a signal handler could push to a new lane
             self._is_closed = True
-            runners = [record.runner for record in self.records.values()]
+        runners = [record.runner for record in list(self.records.values())]
         for runner in runners:
             runner.close()
         for runner in runners:
@@ -137,6 +137,9 @@ class LaneTable:
                     raise EngineError(
                         f"wanted {runner.num_threads} threads for lane {name!r}, got {error}; end others"
                     ) from error
+                if name in self.records:  # made meanwhile, for a finalizer's push
+                    runner.close()
+                    return
             self.records[name] = LaneRecord(name, kind, index, runner)
 
     def owns(self, record: LaneRecord) -> bool:

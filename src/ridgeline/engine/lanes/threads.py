@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ridgeline.engine.lanes.lanes import call, call_on_host
+from ridgeline.engine.middle import own
 from ridgeline.engine.process import Process, end_child
 from ridgeline.engine.task import EngineTask, closed_gate, open_gates
 
@@ -13,8 +14,8 @@ FinishAndNext = Callable[[EngineTask, BaseException | None], EngineTask | None]
 """Like `Finish`; returns a task of the same lane that became ready by it, which is then not started."""
 
 Recover = Callable[[EngineTask | None, BaseException], None]
-"""`recover(task, error)`: an exception reached a lane's thread outside of a task's function; `task` is what it
-had begun."""
+"""`recover(task, error)`: an exception reached a lane's thread outside of a task's function; `task` is what
+it had begun."""
 
 
 class ThreadLane:
@@ -44,14 +45,14 @@ class ThreadLane:
     ) -> None:
         self._finish = finish
         self._recover = recover
-        self._process = process
+        self.process = process
         self._name = name
         self.num_threads = num_threads
         self._queue: deque[EngineTask] = deque()
         # Iterating pops without a call, behind which an exception could come and lose the task.
         self._pops = iter(self._queue.popleft, None)
         self._heap: list[tuple[int, int, EngineTask]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # see `Scheduler.lock`
         self._sleepers: list[threading.Lock] = []
         self._threads: list[threading.Thread] = []
         self._runs: list[threading.Lock] = []  # held by a thread while it runs
@@ -150,6 +151,7 @@ class ThreadLane:
         self._recover(task if task is not None and task.is_taken else None, error)
         return closed_gate()
 
+    @own
     def _serve(self, index: int, gate: threading.Lock, held: "list[EngineTask | None]") -> None:
         """Run tasks until the end; `held` gets the one that this thread has at present."""
         ready: EngineTask | None = None
@@ -164,7 +166,7 @@ class ThreadLane:
                 task.index = index
             error = (call_on_host if task.reads or task.writes else call)(task)
             ready = self._finish(task, error)
-            if self._process.is_forked:
+            if self.process.is_forked:
                 end_child(error)
             # Asleep, a thread would keep an error, and by its traceback what the task's frames hold.
             held[0] = task = error = None
@@ -203,20 +205,28 @@ class ThreadLane:
             heapq.heappush(self._heap, (-task.priority, task.sequence, task))
 
     def _wake(self) -> None:
-        """Wake one thread. The gate opens first: an interrupt before the pop then costs no wake-up."""
+        """Wake one thread. The gate opens first: an interrupt before it is taken out then costs no wake-up.
+
+        A signal handler or finalizer that comes here meanwhile may wake the same one: then another is woken.
+        """
         with self._lock:
-            if self._sleepers:
+            while self._sleepers:
                 gate = self._sleepers[-1]
                 if gate.locked():
                     gate.release()
-                self._sleepers.pop()
+                if gate in self._sleepers:
+                    self._sleepers.remove(gate)
+                    return
 
     def _sleep(self, gate: threading.Lock) -> bool:
         """Sleep until there may be a task; False at the end."""
         with self._lock:
             self._sleepers.append(gate)
             if self._queue or self._heap or self._is_closed:
-                self._sleepers.pop()
+                if (
+                    gate in self._sleepers
+                ):  # a finalizer's push may have taken it out, and opened it
+                    self._sleepers.remove(gate)
                 return bool(self._queue or self._heap)
         gate.acquire()
         if gate in self._sleepers:  # who woke this thread was interrupted

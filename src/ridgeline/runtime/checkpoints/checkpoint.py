@@ -165,7 +165,7 @@ def _check_kind(manifest: Path) -> None:
 
 
 def _check_nothing_else(path: Path, manifest: Manifest) -> None:
-    """Refuse tensors that were not written with the checkpoint: whoever reads a folder reads all files in it."""
+    """Refuse tensors that were not written with the checkpoint: who reads a folder reads all files in it."""
     written = {file.path for file in manifest.files}
     for folder in _FOLDERS:
         for file in sorted((path / folder).rglob("*")):

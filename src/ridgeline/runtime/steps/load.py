@@ -80,8 +80,9 @@ class LoadedCallable:
         num_inputs = len(self.metadata.inputs)
         if num_inputs != input_tree.num_leaves:
             raise PackageError(
-                f"wanted the description of a callable, got {num_inputs} inputs for {input_tree.num_leaves} leaves "
-                f"of its arguments in {self.path}; save the program again with this release"
+                f"wanted the description of a callable, got {num_inputs} inputs for "
+                f"{input_tree.num_leaves} leaves of its arguments in {self.path}; save the program again "
+                "with this release"
             )
         self.state: dict[str, Tensor] = package.state()
         self._call = ProgramCall(

@@ -1,8 +1,8 @@
 """What a run trains with, as its task made it: saved with the run, and compared when it is continued.
 
-`Optimizer.load_state_dict` takes the state and the settings of any other optimizer with as many parameters. Of
-another class it fails steps later, by a missing key, or goes on with what the new one does not read; another
-learning rate is replaced by the old one; and state of parameters in another order belongs to others.
+`Optimizer.load_state_dict` takes the state and the settings of any other optimizer with as many parameters.
+Of another class it fails steps later, by a missing key, or goes on with what the new one does not read;
+another learning rate is replaced by the old one; and state of parameters in another order belongs to others.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,9 @@ def check_same(mine: AsMade, saved: AsMade, path: Path) -> None:
         raise _other("optimizer", mine.optimizer, saved.optimizer, path)
     for name in sorted(mine.settings.keys() & saved.settings.keys()):
         if mine.settings[name] != saved.settings[name]:
-            raise _other(f"{name} of the optimizer", mine.settings[name], saved.settings[name], path)
+            raise _other(
+                f"{name} of the optimizer", mine.settings[name], saved.settings[name], path
+            )
     for number, (one, other) in enumerate(zip(mine.parameters, saved.parameters, strict=False)):
         if one != other:
             what = f"parameter {number} of the optimizer"

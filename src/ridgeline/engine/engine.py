@@ -127,11 +127,10 @@ class Engine:
         """
         scheduler = self._scheduler
         if not name:
-            try:
-                name = fn.__name__
-            except AttributeError:  # such as functools.partial
-                name = type(fn).__name__
-            if name.__class__ is not str:  # an attribute of the user's that means something else
+            name = getattr(
+                fn, "__name__", ""
+            )  # functools.partial has none; others mean something else by it
+            if name.__class__ is not str or not name:
                 name = type(fn).__name__
         elif name.__class__ is not str:
             check_name(name, "push")

@@ -51,7 +51,8 @@ class Scheduler:
         serial: bool,
     ) -> None:
         # Of a kind that its own thread may take again: a signal handler or finalizer would wait for itself.
-        self.lock: Any = threading.RLock()
+        make_lock: Any = threading.RLock
+        self.lock = make_lock()
         self.owns_lock: Callable[[], bool] = self.lock._is_owned  # noqa: SLF001 - by the present thread
         self.pacing = Pacing(max_pending=max_pending, max_bytes=max_bytes, max_batches=max_batches)
         self.unfinished = self.pacing.unfinished

@@ -22,12 +22,12 @@ from ridgeline.history import History, Outage
 from ridgeline.plan import Plan
 from ridgeline.recording.progress import Progress
 from ridgeline.runtime.checkpoints import checkpoint_directory
+from ridgeline.runtime.checkpoints.as_made import as_made
 from ridgeline.runtime.checkpoints.checkpointing import take_own
 from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.steps.step import PlannedStep, move
 from ridgeline.runtime.training import schedule, training_state
-from ridgeline.runtime.training.as_made import as_made
 from ridgeline.runtime.training.evaluate import evaluate
 from ridgeline.runtime.training.journal import Journal
 from ridgeline.runtime.training.non_finite import explain

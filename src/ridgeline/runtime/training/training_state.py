@@ -23,11 +23,11 @@ from ridgeline.errors import CheckpointError
 from ridgeline.history import EpochPoint, Outage, StepPoint
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint, resuming
+from ridgeline.runtime.checkpoints.as_made import AsMade, check_dtypes, check_same
 from ridgeline.runtime.checkpoints.checkpointing import OWN, gathered, gathered_own, of_worker
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.training import schedule
-from ridgeline.runtime.training.as_made import AsMade, check_dtypes, check_same
 from ridgeline.runtime.training.saver import MODEL, Saver
 from ridgeline.state import random_state
 from ridgeline.workers.agree import gather_bytes, share_bytes, share_tensors

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ridgeline.engine.apart import apart
-from ridgeline.engine.cycles import Blocked, Need, check_ends, find_cycle, version_of
-from ridgeline.engine.mending import mend
 from ridgeline.engine.middle import check_can_sleep, check_unlocked
+from ridgeline.engine.safety.cycles import Blocked, Need, check_ends, find_cycle, version_of
+from ridgeline.engine.safety.mending import mend
 from ridgeline.engine.task import EngineTask, closed_gate, here
 from ridgeline.engine.variable import Variable, check_alive
 from ridgeline.errors import EngineError

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from ridgeline.engine import failures
 from ridgeline.engine.apart import apart
 from ridgeline.engine.lanes.threads import ThreadLane
-from ridgeline.engine.mending import mend
 from ridgeline.engine.middle import check_unlocked, own
+from ridgeline.engine.safety.mending import mend
 from ridgeline.engine.task import EngineTask
 
 if TYPE_CHECKING:

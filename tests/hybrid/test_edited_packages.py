@@ -76,6 +76,14 @@ def test_a_description_that_cannot_be_so_is_refused(
         rl.load(path)
 
 
+def test_a_file_that_the_system_refuses_is_refused_by_name() -> None:
+    """As for want of permission: here its name is too long."""
+    with pytest.raises(
+        PackageError, match=r"^wanted a program saved by Ridgeline, got File name too long for a"
+    ):
+        rl.load("a" * 5000)
+
+
 def test_what_was_only_sealed_again_computes_the_same(package: Path, tmp_path: Path) -> None:
     """The checks are of the description, not of who wrote it; repeated elements are what expanded tensors have."""
     same = edited(package, tmp_path / "same.pt2", lambda told, members: None)

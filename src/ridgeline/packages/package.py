@@ -233,12 +233,22 @@ def read_package(path: str | Path, *, device: str | None = None) -> Package:
         device: Where it is to run: `cpu`, `cuda` or `cuda:1`; None for the kind it was made for.
 
     Raises:
-        PackageError: there is no such file; it is damaged, foreign or was edited; or its program was made for
-            another device, processor, GPU or version of torch.
+        PackageError: there is no such file, or it cannot be read; it is damaged, foreign or was edited; or
+            its program was made for another device, processor, GPU or version of torch.
 
     Cost: Reads the whole file once.
     """
-    source = Path(path)
+    try:
+        return _read(Path(path), device)
+    except OSError as error:
+        raise PackageError(
+            f"wanted a program saved by Ridgeline, got {error.strerror or error} for {path}; give the path of "
+            "a file written by save() that this user may read"
+        ) from error
+
+
+def _read(source: Path, device: str | None) -> Package:
+    """See `read_package`; the file itself may refuse."""
     if not source.is_file():
         what = "a directory" if source.is_dir() else "no such file"
         raise PackageError(

@@ -242,8 +242,8 @@ def read_package(path: str | Path, *, device: str | None = None) -> Package:
         return _read(Path(path), device)
     except OSError as error:
         raise PackageError(
-            f"wanted a program saved by Ridgeline, got {error.strerror or error} for {path}; give the path of "
-            "a file written by save() that this user may read"
+            f"wanted a program saved by Ridgeline, got {error.strerror or error} for {path}; give the path "
+            "of a file written by save() that this user may read"
         ) from error
 
 

@@ -3,10 +3,12 @@
     python tests/runtime/interrupted_engines.py [INTERRUPTS] [SEED]
 
 interrupts programs INTERRUPTS times (1,000), and says how many engines ended, which ran no task twice and kept the
-order of what ran; an engine that does not end hangs. `test_engine_interrupts.py` does the same.
+order of what ran. Every hundredth interrupt is told of on stderr; a program that is not over after DEADLINE_S has the
+stacks of all threads written there, and ends all with status 1. `test_engine_interrupts.py` does the same.
 """
 
 import contextlib
+import faulthandler
 import random
 import signal
 import sys
@@ -26,6 +28,11 @@ LANES = (
     ("loader", "disk", "compute"),
     ("communication", "host", "loader"),
 )
+DEADLINE_S = 120.0
+"""A program takes a few milliseconds, on a crowded machine as much longer as it is kept from a core."""
+_TOLD_EVERY = 100
+MOST_MISSED = 1_000
+"""Programs in a row that are over before their interrupt comes; about one of ten is."""
 
 
 def done_future() -> Any:
@@ -97,33 +104,54 @@ class Program:
             thread.join()
 
 
-def interrupt(times: int, seed: int) -> int:
+def interrupt(times: int, seed: int, begin: Callable[[int], None] = lambda num_struck: None) -> int:
     """Interrupt programs, and check each; how many interrupts met one.
 
+    Args:
+        times: How many are to meet one.
+        seed: Of when they come.
+        begin: Called before each program, with how many did so far.
+
     Raises:
-        AssertionError: an engine did not end as it should.
+        AssertionError: an engine did not end as it should, or interrupts do not reach this process.
     """
     draw = random.Random(seed)
-    num_struck = 0
-    while num_struck < times:
-        program = Program(LANES[num_struck % 3], 40)
-        after_s = [draw.uniform(1e-4, 4e-3), *draw.choice(([], [], [1e-3]))]
-        may_begin, is_over = threading.Lock(), threading.Event()
-        may_begin.acquire()
-        main = threading.get_ident()
-        striker = threading.Thread(target=strike, args=(main, after_s, may_begin, is_over))
-        striker.start()
-        try:
-            may_begin.release()
-            program.run()
-        except KeyboardInterrupt:
-            num_struck += 1
-        except EngineError:
-            pass
-        finally:
-            end(striker, is_over)
-        program.check()
+    num_struck = num_missed = 0
+    # A shell starts what is to run in the background with SIGINT ignored, so that none would ever come.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        while num_struck < times:
+            begin(num_struck)
+            is_struck = strike_one(LANES[num_struck % 3], draw)
+            num_struck += is_struck
+            num_missed = 0 if is_struck else num_missed + 1
+            assert num_missed < MOST_MISSED, f"{num_missed} programs in a row met no interrupt"
+    finally:
+        signal.signal(signal.SIGINT, before)
     return num_struck
+
+
+def strike_one(lanes: tuple[str, ...], draw: random.Random) -> bool:
+    """Interrupt a program, and check it; whether the interrupt met it."""
+    program = Program(lanes, 40)
+    after_s = [draw.uniform(1e-4, 4e-3), *draw.choice(([], [], [1e-3]))]
+    may_begin, is_over = threading.Lock(), threading.Event()
+    may_begin.acquire()
+    main = threading.get_ident()
+    striker = threading.Thread(target=strike, args=(main, after_s, may_begin, is_over))
+    striker.start()
+    is_struck = False
+    try:
+        may_begin.release()
+        program.run()
+    except KeyboardInterrupt:
+        is_struck = True
+    except EngineError:
+        pass
+    finally:
+        end(striker, is_over)
+    program.check()
+    return is_struck
 
 
 def strike(main: int, after_s: list[float], may_begin: Any, is_over: threading.Event) -> None:
@@ -145,12 +173,31 @@ def end(striker: threading.Thread, is_over: threading.Event) -> None:
             continue
 
 
+class Watch:
+    """Says how far it is, and ends the process where a program does not come to its end."""
+
+    def __init__(self, times: int) -> None:
+        self._times = times
+        self._begun_s = time.monotonic()
+        self._told = 0
+
+    def begin(self, num_struck: int) -> None:
+        """A program begins: it has until the deadline."""
+        faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
+        if num_struck - self._told >= _TOLD_EVERY:
+            self._told = num_struck
+            passed_s = time.monotonic() - self._begun_s
+            sys.stderr.write(f"{num_struck} of {self._times} interrupts in {passed_s:.0f} s\n")
+            sys.stderr.flush()
+
+
 def main() -> int:
     """Interrupt as often as asked."""
     given = [int(word) for word in sys.argv[1:]]
     times, seed = [*given, *(1_000, 0)[len(given) :]]
     begun_s = time.monotonic()
-    num_struck = interrupt(times, seed)
+    num_struck = interrupt(times, seed, Watch(times).begin)
+    faulthandler.cancel_dump_traceback_later()
     sys.stdout.write(
         f"{num_struck} interrupts: all engines ended, in {time.monotonic() - begun_s:.0f} s\n"
     )

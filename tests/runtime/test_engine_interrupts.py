@@ -3,12 +3,14 @@
 import contextlib
 import dis
 import random
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+import interrupted_engines
 import pytest
 from interrupted_engines import LANES, Program, interrupt
 
@@ -99,3 +101,28 @@ def test_an_interrupt_at_any_moment_leaves_an_engine_that_ends(lanes: tuple[str,
 def test_signals_at_random_times_leave_engines_that_end() -> None:
     """1,000 times Ctrl-C while a program runs, wherever Python takes it; sometimes two in a row."""
     assert interrupt(1000, 0) == 1000
+
+
+def test_interrupts_reach_a_process_that_a_shell_has_begun_in_the_background() -> None:
+    """There SIGINT is ignored from the beginning: it would be sent for ever, and none would come."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert interrupt(3, 0) == 3
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_programs_that_no_interrupt_meets_are_not_begun_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where signals are blocked: the script says so instead of going on."""
+    monkeypatch.setattr(interrupted_engines, "MOST_MISSED", 20)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        with pytest.raises(AssertionError, match="20 programs in a row met no interrupt"):
+            interrupt(1, 0)
+    finally:
+        while signal.SIGINT in signal.sigpending():
+            signal.sigwait([signal.SIGINT])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

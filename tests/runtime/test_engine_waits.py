@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.engine import Engine, waiting
+from ridgeline.engine import Engine
+from ridgeline.engine.safety import waiting
 from ridgeline.errors import EngineError
 
 

@@ -124,15 +124,15 @@ def test_a_feed_in_a_reference_cycle_ends_whoever_collects_it() -> None:
     collected, may_collect = threading.Event(), threading.Event()
 
     def loader() -> Iterator[int]:
-        yield 0
+        yield from (0, 1)
         may_collect.wait(30)
         gc.collect()
         collected.set()
-        yield 1
+        yield 2
 
     holder: list[Any] = [feed(loader(), "cpu", 2)]
     holder.append(holder)
-    next(holder[0])
+    assert [next(holder[0]) for _ in range(2)] == [0, 1]
     gc.disable()
     try:
         del holder
@@ -147,22 +147,23 @@ def test_a_feed_in_a_reference_cycle_ends_whoever_collects_it() -> None:
 
 
 def test_it_runs_ahead_by_depth_and_no_further() -> None:
-    """When the consumer holds batch 0, at most depth further batches were taken."""
+    """When the consumer holds batch 1, at most depth further batches were taken."""
     taken: list[int] = []
     gate = threading.Event()
 
     def loader() -> Iterator[int]:
         for index in range(10):
             taken.append(index)
-            if index == 3:
+            if index == 4:
                 gate.set()
             yield index
 
     batches = feed(loader(), "cpu", 3)
     next(batches)
+    next(batches)
     assert gate.wait(30)
     batches.close()
-    assert taken[-1] <= 3
+    assert taken[-1] <= 4
 
 
 def test_any_nest_passes_with_other_leaves_as_they_are() -> None:

@@ -1,5 +1,6 @@
 """Resuming: the newest whole checkpoint, the reason of every one passed over, and nobody's files deleted."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -66,13 +67,27 @@ def damage(path: Path, how: str) -> str:
         text = (path / "manifest.json").read_text()
         (path / "manifest.json").write_text(text.replace('"version": 1', '"version": 2'))
         return rf"wanted checkpoint version 1, got version 2 in {path}/manifest\.json, written by ridgeline \S+"
+    if how in ("further tensors", "further pipe"):
+        further = path / "model" / "model-00002-of-00002.safetensors"
+        if how == "further pipe":
+            os.mkfifo(further)
+        else:
+            shutil.copy(path.with_name("step-0000001") / TENSORS, further)
+        return r"model/model-00002-of-00002\.safetensors does not belong to it"
+    if how == "pipe":
+        (path / "manifest.json").unlink()
+        os.mkfifo(path / "manifest.json")
+        return r"manifest\.json is no file"
     assert how == "renamed"
     shutil.rmtree(path)
     shutil.copytree(path.with_name("step-0000001"), path)
     return r"manifest\.json is that of step 1"
 
 
-DAMAGES = ["changed", "cut", "deleted", "no manifest", "manifest", "release", "renamed"]
+DAMAGES = [
+    *("changed", "cut", "deleted", "no manifest", "manifest", "release", "renamed"),
+    *("further tensors", "further pipe", "pipe"),
+]
 
 
 @pytest.mark.parametrize("how", DAMAGES)

@@ -1,7 +1,9 @@
 """What the engine refuses by name, before anything is changed."""
 
+import inspect
 import operator
 from collections.abc import Mapping
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from ridgeline.errors import EngineError
@@ -50,6 +52,47 @@ def check_factories(threads: Any, lanes: Any) -> None:
             raise EngineError(
                 f"wanted a factory for lane {name!r}, got {make!r} in Engine(lanes=...); give a callable"
             )
+
+
+UNBEGUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
+"""What a function returns that has not run: its body waits for somebody who iterates or awaits it."""
+_LANE = ("runs_inline", "enqueue", "forget", "start", "close")
+
+
+def check_lane(runner: Any, name: str) -> None:
+    """Refuse what a factory made that is no lane.
+
+    Raises:
+        EngineError: it lacks something.
+    """
+    lacking = [what for what in _LANE if not hasattr(runner, what)]
+    if lacking:
+        raise EngineError(
+            f"wanted a lane from the factory of {name!r}, got {runner!r} without {', '.join(lacking)} in "
+            "Engine(lanes=...); return a LaneRunner"
+        )
+
+
+def check_ran(value: Any, name: str) -> None:
+    """Refuse what a task's function returned, one of `UNBEGUN`, if nothing of it has run.
+
+    Raises:
+        EngineError: so it is.
+    """
+    if isinstance(value, CoroutineType):
+        is_unbegun = inspect.getcoroutinestate(value) == inspect.CORO_CREATED
+        value.close()  # Python would warn that nobody awaits it
+    else:
+        is_unbegun = (
+            not isinstance(value, GeneratorType)
+            or inspect.getgeneratorstate(value) == inspect.GEN_CREATED
+        )
+    if is_unbegun:
+        raise EngineError(
+            f"wanted a function that does its work when it is called, got one that returned a "
+            f"{type(value).__name__} of which nothing has run, in task {name!r}; push what iterates it, or "
+            "asyncio.run of it"
+        )
 
 
 def check_push(fn: Any, name: Any, priority: Any, num_bytes: Any) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from _thread import start_new_thread
 from typing import Any
 
 from ridgeline.engine import failures
+from ridgeline.engine.lanes.threads import ThreadLane
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.task import closed_gate
 from ridgeline.errors import EngineError
@@ -22,7 +23,7 @@ def end_behind(scheduler: Scheduler) -> None:
         EngineError: a task failed and its error was not raised yet, or the interpreter ends and tasks remain
             that others have to finish; Python prints it.
     """
-    if scheduler.process.is_forked or not (scheduler.has_threads or scheduler.waits_for_others):
+    if scheduler.process.is_forked or not (_has_threads(scheduler) or _waits_for_others(scheduler)):
         return
     if threading.main_thread().is_alive():
         # Who drops an engine may hold any lock, for it may be the garbage collector's turn: so no waiting.
@@ -60,7 +61,7 @@ def _end_apart(
 
 def _end_at_exit(scheduler: Scheduler, over: "threading.Lock | None") -> None:
     """End it, or wait until the thread that does so is over; no wait for other workers."""
-    if scheduler.waits_for_others:
+    if _waits_for_others(scheduler):
         raise EngineError(
             f"wanted an engine that is closed before the interpreter ends, got one with "
             f"{len(scheduler.unfinished)} unfinished tasks and collectives among them, which are dropped "
@@ -72,3 +73,13 @@ def _end_at_exit(scheduler: Scheduler, over: "threading.Lock | None") -> None:
     else:
         with over:
             pass
+
+
+def _has_threads(scheduler: Scheduler) -> bool:
+    """Whether there are threads of its lanes, which have to be ended."""
+    return any(isinstance(r.runner, ThreadLane) for r in list(scheduler.lanes.records.values()))
+
+
+def _waits_for_others(scheduler: Scheduler) -> bool:
+    """A task is pending on a lane whose work other processes have to join, such as a collective."""
+    return any(task.record.keeps_order for task in list(scheduler.unfinished.values()))

@@ -15,12 +15,14 @@ from ridgeline.engine import failures
 from ridgeline.engine.arguments import check_name, check_push
 from ridgeline.engine.ending import end_behind, tell_untold
 from ridgeline.engine.lanes.lanes import Finish, JoinableLane, LaneRunner
-from ridgeline.engine.mending import settle
+from ridgeline.engine.middle import check_can_sleep, check_outside, check_unlocked
+from ridgeline.engine.safety.cancelling import cancel
+from ridgeline.engine.safety.mending import settle
+from ridgeline.engine.safety.waiting import blocked_by, pushed, wait_for
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.statistics import EngineStatistics
 from ridgeline.engine.task import EngineTask
 from ridgeline.engine.variable import Variable, check_owner, check_variables
-from ridgeline.engine.waiting import wait_for
 from ridgeline.errors import EngineError
 from ridgeline.timeline import Span, Timeline
 
@@ -125,9 +127,10 @@ class Engine:
         """
         scheduler = self._scheduler
         if not name:
-            try:
-                name = fn.__name__
-            except AttributeError:  # such as functools.partial
+            name = getattr(
+                fn, "__name__", ""
+            )  # functools.partial has none; others mean something else by it
+            if name.__class__ is not str or not name:
                 name = type(fn).__name__
         elif name.__class__ is not str:
             check_name(name, "push")
@@ -149,10 +152,14 @@ class Engine:
         task = EngineTask(fn, read, written, record, name, priority, num_bytes, 2)
         try:
             scheduler.push(task)
-        except EngineError:  # refused
+        except EngineError:
+            pushed()
+            if task.sequence:  # not of this push: of a signal handler that came meanwhile
+                start_new_thread(settle, (scheduler, task))
             raise
         except BaseException:
             start_new_thread(settle, (scheduler, task))
+            pushed()
             raise
         return task
 
@@ -189,7 +196,7 @@ class Engine:
         """
         scheduler = self._scheduler
         scheduler.process.check("wait_all")
-        scheduler.check_outside("wait_all")
+        check_outside(scheduler, "wait_all")
         scheduler.drain()
         # A stream's tasks are over for the host once enqueued; joining waits for the device.
         for record in list(scheduler.lanes.records.values()):
@@ -208,6 +215,7 @@ class Engine:
         scheduler = self._scheduler
         scheduler.process.check("end_batch")
         pacing = scheduler.pacing
+        check_unlocked(scheduler, "end_batch")
         with scheduler.lock:
             pacing.end_batch(scheduler.num_pushed)
         if scheduler.is_inside():
@@ -217,7 +225,9 @@ class Engine:
                 gate = pacing.batch_gate()
             if gate is None:
                 break
-            pacing.wait_at(gate)
+            check_can_sleep(scheduler, "end_batch")
+            with blocked_by(scheduler, "end_batch", all_of_them=False):
+                pacing.wait_at(gate)
         tell_untold(self._scheduler)
 
     def cancel(self, task: EngineTask) -> bool:
@@ -236,7 +246,7 @@ class Engine:
                 f"wanted a task of this engine to cancel, got {task!r}; cancel it where it was pushed"
             )
         try:
-            return scheduler.cancel(task)
+            return cancel(scheduler, task)
         except BaseException:
             start_new_thread(settle, (scheduler, None))
             raise
@@ -336,23 +346,29 @@ class Engine:
             self._scheduler.shut()
             self._ending.detach()
 
-    def _push_control(self, variable: Variable, name: str, action: Callable[[], None]) -> None:
+    def _push_control(self, variable: Variable, name: str, action: Callable[[], object]) -> None:
         scheduler = self._scheduler
         check_owner(variable, name, scheduler.owner)
         task = EngineTask(action, (), (variable,), scheduler.lanes.control, name, 0, 0, 3)
         try:
             scheduler.push(task)
-        except EngineError:  # refused
+        except EngineError:
+            pushed()
+            if task.sequence:  # not of this push: of a signal handler that came meanwhile
+                start_new_thread(settle, (scheduler, task))
             raise
         except BaseException:
             start_new_thread(settle, (scheduler, task))
+            pushed()
             raise
 
 
-def _delete(variable: Variable) -> None:
-    variable.error = None
+def _delete(variable: Variable) -> BaseException | None:
     variable.forget_events()
+    return _clear_error(variable)
 
 
-def _clear_error(variable: Variable) -> None:
-    variable.error = None
+def _clear_error(variable: Variable) -> BaseException | None:
+    """What poisoned it; dropped by the caller, who holds no lock any more."""
+    error, variable.error = variable.error, None
+    return error

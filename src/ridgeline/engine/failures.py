@@ -1,6 +1,8 @@
 """What failed: raised at least once, with where the task came from."""
 
 from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import Any
 
 from ridgeline.engine.task import EngineTask
 from ridgeline.errors import EngineError
@@ -11,12 +13,15 @@ a loop whose tasks all fail would fill the memory; of further ones only the numb
 
 _MARK = "_ridgeline_is_only_counted"
 """Attribute of an error that is not kept; exceptions of Python itself take no weak references."""
+_PLACE = "in task "
+"""How the note begins that says which task failed; an error may bring notes of its own."""
 
 
 class Failures:
     """The errors of an engine's tasks, and which of them were not raised yet.
 
-    Every method is called under the engine's lock.
+    Every method is called under the engine's lock. So none of them raises, whatever the class of an error
+    does when it is asked for its notes, given one, or shown.
     """
 
     def __init__(self) -> None:
@@ -26,21 +31,24 @@ class Failures:
     def add(self, task: EngineTask, error: BaseException) -> None:
         """A task raised: note where it was pushed, and that it has to be raised."""
         place = _place(task)
-        if place not in getattr(error, "__notes__", ()):  # one exception may be raised many times
-            error.add_note(place)
-            error.add_note(f"pushed by (most recent call last):\n{task.push_lines()}")
+        if place not in _notes(error):  # one exception may be raised many times
+            with suppress(Exception):
+                error.add_note(place)
+                error.add_note(f"pushed by (most recent call last):\n{task.push_lines()}")
         if len(self._untold) < KEPT:
             self._untold.append(error)
         else:
             self._num_counted += 1
-            setattr(error, _MARK, getattr(error, _MARK, 0) + 1)
+            with suppress(Exception):
+                setattr(error, _MARK, _num_counted_of(error) + 1)
 
     def mark_told(self, error: BaseException) -> None:
         """A variable that it poisons was waited for."""
         self._untold = [other for other in self._untold if other is not error]
         # No more than are counted: it may be of another engine, or of before everything was raised.
-        self._num_counted -= min(self._num_counted, getattr(error, _MARK, 0))
-        setattr(error, _MARK, 0)
+        self._num_counted -= min(self._num_counted, _num_counted_of(error))
+        with suppress(Exception):
+            setattr(error, _MARK, 0)
 
     def take_untold(self) -> tuple[list[BaseException], int]:
         """Those kept that were not raised yet, and how many more there were; all count as raised now."""
@@ -68,12 +76,37 @@ def tell(error: BaseException, others: int = 0, only_counted: int = 0) -> None:
     Raises:
         EngineError: always; chained to `error`, whose traceback is that of the task.
     """
-    place = (getattr(error, "__notes__", None) or ["in a task"])[0]
+    place = next((note for note in _notes(error) if note.startswith(_PLACE)), "in a task")
     more = f"; {others} other task{'s' * (others > 1)} failed as well" if others else ""
     if only_counted:
         more += f", of which {only_counted} were only counted; wait for variables, or more often, to see all"
-    raise EngineError(f"{type(error).__name__}: {error} ({place}){more}") from error
+    raise EngineError(f"{type(error).__name__}: {_shown(error)} ({place}){more}") from error
 
 
 def _place(task: EngineTask) -> str:
-    return f"in task {task.name!r} on lane {task.lane}, pushed at {task.origin}"
+    return f"{_PLACE}{task.name!r} on lane {task.lane}, pushed at {task.origin}"
+
+
+def _notes(error: BaseException) -> list[str]:
+    """The notes of an error, where they are what Python makes of them."""
+    try:
+        notes: Any = getattr(error, "__notes__", [])
+    except Exception:  # noqa: BLE001 - a class of the user's; its error is told without notes
+        return []
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+
+
+def _num_counted_of(error: BaseException) -> int:
+    try:
+        number: Any = getattr(error, _MARK, 0)
+    except Exception:  # noqa: BLE001 - likewise
+        return 0
+    return number if isinstance(number, int) else 0
+
+
+def _shown(error: BaseException) -> str:
+    """Its text; of a class that cannot show itself, that it cannot."""
+    try:
+        return str(error)
+    except Exception as raised:  # noqa: BLE001 - likewise
+        return f"its text cannot be shown, as that raises {type(raised).__name__}"

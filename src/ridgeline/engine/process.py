@@ -1,7 +1,9 @@
 """Which process an engine belongs to: a forked child has a copy of it, without its threads."""
 
 import os
+import sys
 import weakref
+from contextlib import suppress
 
 from ridgeline.errors import EngineError
 
@@ -30,6 +32,23 @@ class Process:
                 f"wanted {what} in process {self._pid}, which made the engine, got its forked child "
                 f"{os.getpid()}; make a new Engine in the child"
             )
+
+
+def end_child(error: BaseException | None) -> None:
+    """End a process that a task forked in a lane's thread and came back from: nothing else runs in it.
+
+    Its status is 1 where the task raised, which is printed, and that of `sys.exit` where it called that.
+    """
+    status = 0
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        status = error.code or 0
+    elif error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # it is none, or closed
+            stream.flush()
+    os._exit(status)
 
 
 _made_here: weakref.WeakSet[Process] = weakref.WeakSet()

@@ -15,15 +15,20 @@ from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from typing import Any
 
-from ridgeline.engine import failures
 from ridgeline.engine.apart import apart
 from ridgeline.engine.failures import Failures
 from ridgeline.engine.lanes.lane_table import LaneRecord, LaneTable
 from ridgeline.engine.lanes.lanes import Finish, LaneRunner
-from ridgeline.engine.lanes.threads import ThreadLane
-from ridgeline.engine.mending import complete, inherit_error, mend, settle, undo_push
+from ridgeline.engine.middle import (
+    check_outside,
+    is_pushed_in_the_middle,
+    own,
+)
 from ridgeline.engine.pacing import RECHECK_S, Pacing
 from ridgeline.engine.process import Process
+from ridgeline.engine.safety.late import LATE, LatePushes
+from ridgeline.engine.safety.mending import complete, inherit_error, mend, settle, undo_push
+from ridgeline.engine.safety.waiting import blocked_by, has_no_end, pushed
 from ridgeline.engine.task import Agenda, EngineTask, closed_gate, here, nothing, open_gates
 from ridgeline.engine.variable import Variable, check_all_alive
 from ridgeline.errors import EngineError
@@ -45,13 +50,16 @@ class Scheduler:
         lanes: Mapping[str, Callable[[Finish], LaneRunner]],
         serial: bool,
     ) -> None:
-        self.lock = threading.Lock()
+        # Of a kind that its own thread may take again: a signal handler or finalizer would wait for itself.
+        make_lock: Any = threading.RLock
+        self.lock = make_lock()
+        self.owns_lock: Callable[[], bool] = self.lock._is_owned  # noqa: SLF001 - by the present thread
         self.pacing = Pacing(max_pending=max_pending, max_bytes=max_bytes, max_batches=max_batches)
         self.unfinished = self.pacing.unfinished
         # Variables refer to this instead of the scheduler: they must not keep an engine alive.
         self.owner = object()
         self.half_done: tuple[Any, ...] | None = None  # what repairs it, and its arguments
-        self._last_lost: EngineTask | None = None
+        self._last_lost = 0  # number of a task
         self.failures = Failures()
         self.num_pushed = 0
         self.num_failed = 0
@@ -63,18 +71,34 @@ class Scheduler:
         self.idle_gates: list[threading.Lock] = []
         self._limit = max_pending  # 0 once it is closed
         self.process = Process()
+        self.late = LatePushes(self)
         self.lanes = LaneTable(
             lanes,
             finish=self.finish,
             finish_and_next=self.finish_and_next,
+            recover=self.recover,
+            process=self.process,
             threads=threads,
             serial=serial,
         )
 
+    @own
     def push(self, task: EngineTask) -> None:
         """Register a task and start it if it may start; see `Engine.push`."""
         if self.process.is_forked:
             self.process.check("push")
+        if self.owns_lock():  # of a signal handler or finalizer
+            if not self.is_inside():
+                self._check_open(task)
+            check_all_alive(task)
+            self.late.add(task)
+            return
+        if self.late.tasks:
+            self.late.register()
+        self.start(task, self.register(task))
+
+    def register(self, task: EngineTask) -> int:
+        """Queue a task once there is room; how many of its variables it waits for."""
         record, has_variables = task.record, task.writes or task.reads
         waits = 0
         room: threading.Lock | None = None
@@ -83,7 +107,7 @@ class Scheduler:
                 if self.half_done is None:
                     pending = len(self.unfinished)
                     if (pending < self._limit and not task.num_bytes) or self._admits(task):
-                        if has_variables:
+                        if has_variables and not task.sequence:
                             check_all_alive(task)
                         task.sequence = sequence = self.num_pushed + 1
                         try:
@@ -108,7 +132,17 @@ class Scheduler:
             if self.half_done is not None:
                 apart(mend, self)
             elif room is not None:
-                self.pacing.wait_at(room, RECHECK_S)
+                if here.task is not None and has_no_end(self):
+                    task.sequence = LATE  # for room it would wait for itself
+                else:
+                    self.pacing.wait_at(room, RECHECK_S)
+        if room is not None:
+            pushed()
+        return waits
+
+    def start(self, task: EngineTask, waits: int) -> None:
+        """Start a task that was registered, if that is its pusher's."""
+        record = task.record
         if not waits:
             record.runner.start(task)
         elif task.gate is not None:
@@ -127,12 +161,17 @@ class Scheduler:
             inherit_error(task)
             return 0
         task.waits = waits
-        if task.record.is_inline and not task.record.is_control and not self.is_inside():
+        is_waited_for = task.record.is_inline and not task.record.is_control
+        if is_waited_for and not (self.is_inside() or is_pushed_in_the_middle(self, _PUSH)):
             task.gate = closed_gate()
         return waits
 
+    @own
     def finish(self, task: EngineTask, error: BaseException | None) -> None:
         """A task is over: release what it held and start what waited for it."""
+        if self.owns_lock():  # told by a signal handler or finalizer, as of a future
+            start_new_thread(self.finish, (task, error))
+            return
         try:
             following = self.finish_and_next(task, error)
             if following is not None:
@@ -141,9 +180,16 @@ class Scheduler:
             start_new_thread(settle, (self, None))
             raise
 
+    @own
     def finish_and_next(self, task: EngineTask, error: BaseException | None) -> EngineTask | None:
         """Likewise; a task of the same lane that became ready is left to the caller."""
+        if (
+            self.process.is_forked
+        ):  # by the task; who else was in the engine is not here to leave it
+            return None
         record, pacing = task.record, self.pacing
+        # Dropped without the lock: what a user's function or error holds may push when it goes.
+        dropped: list[object] = [task.fn]
         stop_ns = perf_counter_ns()
         ready: list[EngineTask] | None = None
         while True:
@@ -163,7 +209,7 @@ class Scheduler:
                         if error is not None or task.error is not None:
                             self.fail(task, error)
                         if task.writes or task.reads:
-                            ready = self._release(task)
+                            ready = self._release(task, dropped)
                         # A caller who keeps the task does not keep what its function holds.
                         task.fn = nothing
                         task.is_done = True
@@ -177,14 +223,15 @@ class Scheduler:
                         raise
                     break
             apart(mend, self)
+        dropped.clear()
         return self._hand_over(record, ready) if ready else None
 
-    def _release(self, task: EngineTask) -> list[EngineTask] | None:
+    def _release(self, task: EngineTask, dropped: list[object]) -> list[EngineTask] | None:
         """Give back a task's variables, under the lock; what became ready by it."""
         ready: list[EngineTask] | None = None
         error = task.error
         if task.record.is_control and error is None:
-            task.fn()
+            dropped.append(task.fn())
         for variable in task.reads:
             if variable.release_read():
                 ready = self._begin(variable, ready)
@@ -195,35 +242,26 @@ class Scheduler:
                 ready = self._begin(variable, ready)
         return ready
 
+    def recover(self, task: EngineTask | None, error: BaseException) -> None:
+        """An exception reached a lane's thread in the engine's own code: end its task, go on with the rest.
+
+        Args:
+            task: What it had begun, if anything.
+            error: What was raised.
+        """
+        if task is not None and not task.is_done:
+            self.finish(task, error)
+        settle(self, None)
+
     def make_lane(self, name: str, where: str) -> LaneRecord:
         """A lane on its first use; a forked child's copy of the table may be locked for good."""
         self.process.check("push")
         return self.lanes.make(name, where)
 
-    def cancel(self, task: EngineTask) -> bool:
-        """Keep a task from running unless it has begun; see `Engine.cancel`."""
-        error = failures.cancellation(task)
-        while True:
-            with self.lock:
-                if task.is_done or task.error is not None:
-                    return False
-                if self.half_done is None:
-                    # First: taken out of its queue, it may have to be started again.
-                    task.has_starter = False
-                    runner = task.record.runner
-                    was_ready = not task.waits
-                    if was_ready and not (isinstance(runner, ThreadLane) and runner.withdraw(task)):
-                        return False
-                    task.is_cancelled = True
-                    task.error = error
-                    break
-            apart(mend, self)
-        if was_ready:
-            self.finish(task, None)
-        return True
-
     def drain(self) -> None:
         """Block until nothing is pending."""
+        if self.late.tasks:
+            self.late.register()
         if self.half_done is not None:  # the stack was too full even to begin with that
             apart(settle, self, None)
         with self.lock:
@@ -231,7 +269,8 @@ class Scheduler:
                 return
             gate = closed_gate()
             self.idle_gates.append(gate)
-        gate.acquire()
+        with blocked_by(self, "wait_all or close"):
+            gate.acquire()
 
     def shut(self, *, waits: bool = True) -> None:
         """Refuse pushes from outside, finish what is pending, end the threads; safe to call twice.
@@ -242,20 +281,10 @@ class Scheduler:
         if self.process.is_forked:
             self._limit = 0
             return
-        self.check_outside("close")
+        check_outside(self, "close")
         self._limit = 0
         self.drain()
         self.lanes.close(waits=waits)
-
-    @property
-    def has_threads(self) -> bool:
-        """Whether there are threads of its lanes, which have to be ended."""
-        return any(isinstance(r.runner, ThreadLane) for r in list(self.lanes.records.values()))
-
-    @property
-    def waits_for_others(self) -> bool:
-        """A task is pending on a lane whose work other processes have to join, such as a collective."""
-        return any(task.record.keeps_order for task in list(self.unfinished.values()))
 
     def is_inside(self) -> bool:
         """The caller is a task of this engine, if only through tasks of others that it runs."""
@@ -266,39 +295,30 @@ class Scheduler:
             task = task.outer
         return False
 
-    def check_outside(self, what: str) -> None:
-        """Refuse what a task could wait for only forever.
-
-        Raises:
-            EngineError: a task of this engine calls.
-        """
-        if self.is_inside():
-            task = here.task
-            raise EngineError(
-                f"wanted {what}() outside of the engine's tasks, got it in {task and task.name!r}, which "
-                "it would wait for; push a task that reads what is awaited, or wait for its variables"
-            )
-
     def _admits(self, task: EngineTask) -> bool:
         """Whether there is room for the task; called under the lock.
 
         Raises:
             EngineError: the engine is closed.
         """
-        if self.is_inside():  # it would wait for its own end
+        if task.sequence or self.is_inside():  # it would wait for its own end
             return True
+        self._check_open(task)
+        return self.pacing.has_room(task.num_bytes) or is_pushed_in_the_middle(self, _PUSH)
+
+    def _check_open(self, task: EngineTask) -> None:
         if not self._limit:
             raise EngineError(
                 f"wanted an open engine for task {task.name!r} ({task.origin}), got a closed one; "
                 "push before close() or make a new Engine"
             )
-        return self.pacing.has_room(task.num_bytes)
 
     def _pass_gate(self, task: EngineTask, gate: threading.Lock) -> None:
         """Run a task in this thread as soon as it may run."""
         gate.acquire()
         task.record.runner.start(task)
 
+    @own
     def start_all(self, ready: list[EngineTask]) -> None:
         """Start tasks that became ready, one after the other.
 
@@ -344,7 +364,7 @@ class Scheduler:
         """Count what did not end well."""
         if error is not None:
             task.error = error
-        if self._last_lost is task:  # counted before an interrupt
+        if self._last_lost == task.sequence:  # counted before an interrupt
             return
         if error is not None:
             self.failures.add(task, error)
@@ -353,7 +373,7 @@ class Scheduler:
             self.num_cancelled += 1
         else:
             self.num_skipped += 1
-        self._last_lost = task
+        self._last_lost = task.sequence
 
     def _begin(self, variable: Variable, ready: list[EngineTask] | None) -> list[EngineTask]:
         """Let in what is next in a variable's queue; `ready` with those that wait for nothing more."""
@@ -367,3 +387,6 @@ class Scheduler:
                 else:
                     task.gate.release()
         return ready
+
+
+_PUSH = Scheduler.push.__code__

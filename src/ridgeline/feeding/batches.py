@@ -104,6 +104,7 @@ class FeedStream(Stream):
             PlanError: a later one has begun.
             Exception: see `feed`.
         """
+        self._check_asker()
         with self._turn:
             check_pass(number, self._number)
             return self._next()
@@ -187,6 +188,9 @@ class FeedStream(Stream):
             self._ahead.clear()
             self._lent.clear()
 
+    def _check_asker(self) -> None:
+        self._source.check_asker()
+
     def _begin_again(self) -> None:
         """Make way for a new pass."""
         if self._source.is_one_shot:
@@ -257,8 +261,13 @@ class FeedStream(Stream):
 
     @property
     def _num_ahead(self) -> int:
-        """Batches that are prepared while the caller works: none without a thread, or with one to end."""
+        """Batches that are prepared while the caller works: none without a thread, or with one to end.
+
+        Nor where one would be written over another.
+        """
         is_kept = self._handover is None or self._handover.uses_thread
+        if not self._source.own_memory.is_sure:
+            return 0
         return self._depth if self._engine is not None and is_kept else 0
 
     def _take_back(self) -> None:

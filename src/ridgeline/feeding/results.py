@@ -17,6 +17,7 @@ from ridgeline.errors import PlanError
 from ridgeline.feeding.buffers import Buffer, is_plain, layout_of
 from ridgeline.feeding.channel import Channel, CudaChannel, Moment
 from ridgeline.feeding.meter import Meter, Totals, Trace
+from ridgeline.feeding.own_memory import address_of
 from ridgeline.feeding.report import CopyReport, bounding_stage, hidden_share
 from ridgeline.feeding.slots import Slot
 from ridgeline.feeding.stream import Stream
@@ -199,11 +200,9 @@ class ToHost(Stream):
 
     def _check_memory(self, leaves: list[Any]) -> None:
         """Refuse a result in memory that is still being copied: it has been overwritten meanwhile."""
-        taken = {
-            source.data_ptr() for slot in self._ahead for source in slot.sources if source.numel()
-        }
+        taken = {address_of(source) for slot in self._ahead for source in slot.sources} - {0}
         for leaf in leaves:
-            if isinstance(leaf, Tensor) and leaf.numel() and leaf.data_ptr() in taken:
+            if address_of(leaf) in taken:
                 raise PlanError(
                     f"wanted every result in memory of its own, got {tuple(leaf.shape)} "
                     f"{str(leaf.dtype).removeprefix('torch.')} in the memory of an earlier result that is "

@@ -8,6 +8,8 @@ from types import GeneratorType
 from typing import Any
 
 from ridgeline.engine import Engine
+from ridgeline.errors import PlanError
+from ridgeline.feeding.own_memory import OwnMemory
 from ridgeline.feeding.slots import Carrier, Slot
 
 
@@ -17,11 +19,13 @@ class Source:
     def __init__(self, loader: Iterable[Any], carrier: Carrier | None) -> None:
         self.loader = loader
         self._carrier = carrier
+        self.own_memory = OwnMemory(loader, copies=carrier is not None)
         self._iterator: Iterator[Any] | None = None
         self.is_over = False
         self.is_one_shot = False
         self.loading_s = 0.0
         self.thread: int | None = None
+        self._loads_in: int | None = None
 
     def open(self) -> None:
         """Begin an iteration; then it is known whether there can be another."""
@@ -35,12 +39,13 @@ class Source:
         """Fill a slot with the next batch, or with what the loader raised."""
         if self.is_over or self._iterator is None:
             return
-        self.thread = threading.get_ident()
+        self.thread = self._loads_in = threading.get_ident()
         # The loader's own exception belongs to the caller, at this batch and not before.
         try:
             if self._carrier is None:
                 begin = time.perf_counter()
                 slot.content = next(self._iterator)
+                self.own_memory.note(slot.content)
             else:
                 with self._carrier.channel.active():
                     self._carrier.wait_for_host_memory(slot)
@@ -50,6 +55,20 @@ class Source:
         except BaseException as error:  # noqa: BLE001 - StopIteration too: it ends the feed
             self.is_over = True
             slot.error = error
+        finally:
+            self._loads_in = None
+
+    def check_asker(self) -> None:
+        """Refuse that the loader asks for a batch of the feed that it is loading for.
+
+        Raises:
+            PlanError: it does; the feed would wait for it.
+        """
+        if self._loads_in == threading.get_ident():
+            raise PlanError(
+                "wanted a loader that does not ask for batches of its own feed, got one that does, in "
+                "feed(...), which would wait for itself; give it a loader of its own"
+            )
 
     def finish(self, slots: list[Slot], *, keeps_memory: bool) -> None:
         """Drop the iterator and what the slots hold; a generator that the loader made is closed."""

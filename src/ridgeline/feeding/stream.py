@@ -1,7 +1,9 @@
 """What `Feed` and `ToHost` have in common: nests, one after the other, and something to close."""
 
 import abc
+import os
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -17,6 +19,7 @@ class Stream(Closing, Iterator[Any]):
 
     def __init__(self) -> None:
         self._turn = threading.RLock()
+        _streams.add(self)
 
     def __next__(self) -> Any:
         """The next nest.
@@ -25,12 +28,20 @@ class Stream(Closing, Iterator[Any]):
             StopIteration: there is none.
             Exception: whatever the source raised.
         """
+        self._check_asker()
         with self._turn:
             return self._next()
 
     @abc.abstractmethod
     def _next(self) -> Any:
         """The next nest; called by one thread at a time."""
+
+    def _check_asker(self) -> None:
+        """Refuse who must not ask for the next nest; called by any thread."""
+
+    def after_fork(self) -> None:
+        """Go on in a child, where the thread that had its turn may not be."""
+        self._turn = threading.RLock()
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -45,8 +56,20 @@ class Stream(Closing, Iterator[Any]):
         error, slot.error = slot.error, None
         self._end()
         try:
-            if isinstance(error, StopIteration):
+            # Compared by identity: an error may be of a class whose objects count as false.
+            if error is None or isinstance(error, StopIteration):
                 raise StopIteration
-            raise error or StopIteration
+            raise error
         finally:
             del error  # its traceback holds this frame: no cycle, or what it refers to would linger
+
+
+_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+def _tell_the_child() -> None:
+    for stream in _streams:
+        stream.after_fork()
+
+
+os.register_at_fork(after_in_child=_tell_the_child)

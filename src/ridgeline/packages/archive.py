@@ -117,8 +117,10 @@ class ArchiveReader:
         """The content of a small member.
 
         Raises:
-            PackageError: it is damaged.
+            PackageError: it is missing or damaged.
         """
+        if name not in self._members:
+            raise self._damaged(f"{name} is missing")
         return b"".join(self._content(name))
 
     def metadata(self) -> bytes:

@@ -31,6 +31,7 @@ from ridgeline.packages.archive import (
     ArchiveReader,
     write_archive,
 )
+from ridgeline.packages.consistency import difference, objection
 from ridgeline.packages.host import describe_host, unmet
 from ridgeline.packages.metadata import Metadata, TensorMetadata
 from ridgeline.reach.generators import random_state_kept
@@ -60,18 +61,32 @@ class Package:
         """The saved tensors, in fresh memory on the device; any may be written to.
 
         Raises:
-            PackageError: the file was replaced since it was verified.
+            PackageError: the file was replaced since it was verified, or its tensors are others than it
+                describes.
 
         Cost: Reads and allocates all of them.
         """
         with self.path.open("rb") as file:
             self._check_unchanged(os.fstat(file.fileno()))
             content = ArchiveReader(file, str(self.path)).read(STATE)
-        tensors = safetensors.torch.load(content)
-        return {
-            name: spec.restore(tensors[name], self.device)
-            for name, spec in self.metadata.state.items()
-        }
+        try:
+            tensors = safetensors.torch.load(content)
+        except safetensors.SafetensorError as error:
+            raise PackageError(
+                _misdescribed(self.path, f"tensors that cannot be read: {error}")
+            ) from error
+        differs = difference(self.metadata, tensors)
+        if differs:
+            raise PackageError(_misdescribed(self.path, differs))
+        try:
+            return {
+                name: spec.restore(tensors[name], self.device)
+                for name, spec in self.metadata.state.items()
+            }
+        except RuntimeError as error:  # no memory for it, which a stride may ask for
+            raise PackageError(
+                _misdescribed(self.path, first_line(error, type(error).__name__))
+            ) from error
 
     def load_program(self) -> Run:
         """Load the native code; the result takes and returns flat lists of tensors.
@@ -219,12 +234,22 @@ def read_package(path: str | Path, *, device: str | None = None) -> Package:
         device: Where it is to run: `cpu`, `cuda` or `cuda:1`; None for the kind it was made for.
 
     Raises:
-        PackageError: there is no such file; it is damaged, foreign or was edited; or its program was made for
-            another device, processor, GPU or version of torch.
+        PackageError: there is no such file, or it cannot be read; it is damaged, foreign or was edited; or
+            its program was made for another device, processor, GPU or version of torch.
 
     Cost: Reads the whole file once.
     """
-    source = Path(path)
+    try:
+        return _read(Path(path), device)
+    except OSError as error:
+        raise PackageError(
+            f"wanted a program saved by Ridgeline, got {error.strerror or error} for {path}; give the path "
+            "of a file written by save() that this user may read"
+        ) from error
+
+
+def _read(source: Path, device: str | None) -> Package:
+    """See `read_package`; the file itself may refuse."""
     if not source.is_file():
         what = "a directory" if source.is_dir() else "no such file"
         raise PackageError(
@@ -240,7 +265,17 @@ def read_package(path: str | Path, *, device: str | None = None) -> Package:
         reader.check_members(metadata.checksums)
         # Of the open file: one that is put in its place meanwhile is another.
         identity = os.fstat(file.fileno())
+    impossible = objection(metadata)
+    if impossible:
+        raise PackageError(_misdescribed(source, impossible))
     return Package(source, metadata, _fitting_device(metadata, device, source), identity)
+
+
+def _misdescribed(path: Path, what: str) -> str:
+    return (
+        f"wanted a description of the tensors that fits a saved program, got {what}, in {path}; save the "
+        "program again with this release"
+    )
 
 
 def _fitting_device(metadata: Metadata, device: str | None, path: Path) -> torch.device:

@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable, Mapping
 
 from ridgeline.engine.apart import apart
-from ridgeline.engine.arguments import check_factories
+from ridgeline.engine.arguments import check_factories, check_lane
 from ridgeline.engine.lanes.lanes import ControlLane, Finish, InlineLane, LaneRunner
-from ridgeline.engine.lanes.threads import FinishAndNext, ThreadLane
+from ridgeline.engine.lanes.threads import FinishAndNext, Recover, ThreadLane
+from ridgeline.engine.process import Process
 from ridgeline.errors import EngineError
 from ridgeline.timeline import LANES, Lane
 
@@ -53,6 +54,8 @@ class LaneTable:
         lanes: Factories of special lanes.
         finish: What a lane calls at the end of a task.
         finish_and_next: Likewise for lanes of threads.
+        recover: What their threads call when an exception reached them outside of a task.
+        process: That of the engine.
         threads: Worker threads by lane.
         serial: Lanes without a factory run in the pushing thread.
 
@@ -69,15 +72,19 @@ class LaneTable:
         *,
         finish: Finish,
         finish_and_next: FinishAndNext,
+        recover: Recover,
+        process: Process,
         threads: Mapping[str, int],
         serial: bool,
     ) -> None:
         check_factories(threads, lanes)
         self._finish = finish
         self._finish_and_next = finish_and_next
+        self._recover = recover
+        self._process = process
         self._threads = dict(threads)
         self._is_serial = serial
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # see `Scheduler.lock`
         self._is_closed = False
         self.records: dict[str, LaneRecord] = {}
         self.control = LaneRecord("engine", "host", 0, ControlLane(finish))
@@ -91,7 +98,9 @@ class LaneTable:
                 )
         for name, make in lanes.items():
             kind, index = parse_lane(name, "Engine(lanes=...)")
-            self.records[name] = LaneRecord(name, kind, index, make(finish))
+            runner = make(finish)
+            check_lane(runner, name)
+            self.records[name] = LaneRecord(name, kind, index, runner)
 
     def make(self, name: str, where: str) -> LaneRecord:
         """The lane of this name, made unless it is there.
@@ -106,9 +115,9 @@ class LaneTable:
 
     def close(self, *, waits: bool) -> None:
         """Let the threads end once they are through with what is ready; wait until they have."""
-        with self._lock:
+        with self._lock:  # without a call inside, where a signal handler could push to a new lane
             self._is_closed = True
-            runners = [record.runner for record in self.records.values()]
+        runners = [record.runner for record in list(self.records.values())]
         for runner in runners:
             runner.close()
         for runner in runners:
@@ -128,6 +137,9 @@ class LaneTable:
                     raise EngineError(
                         f"wanted {runner.num_threads} threads for lane {name!r}, got {error}; end others"
                     ) from error
+                if name in self.records:  # made meanwhile, for a finalizer's push
+                    runner.close()
+                    return
             self.records[name] = LaneRecord(name, kind, index, runner)
 
     def owns(self, record: LaneRecord) -> bool:
@@ -138,7 +150,13 @@ class LaneTable:
         num_threads = self._threads.get(name)
         if self._is_serial or (num_threads is None and name in INLINE):
             return InlineLane(self._finish)
-        return ThreadLane(self._finish_and_next, name, num_threads=num_threads or 1)
+        return ThreadLane(
+            self._finish_and_next,
+            self._recover,
+            self._process,
+            name,
+            num_threads=num_threads or 1,
+        )
 
 
 def parse_lane(name: str, where: str) -> tuple[Lane, int]:

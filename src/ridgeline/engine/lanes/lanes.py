@@ -15,7 +15,9 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
 
+from ridgeline.engine.arguments import UNBEGUN, check_ran
 from ridgeline.engine.lanes.returning import Returning
+from ridgeline.engine.middle import runs_tasks
 from ridgeline.engine.task import EngineTask, here
 from ridgeline.engine.variable import events_before, touches_streams
 from ridgeline.errors import EngineError
@@ -121,7 +123,7 @@ class InOrderLane(abc.ABC):
         self._finish = finish
         self._order: deque[EngineTask] = deque()
         self._ready: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # see `Scheduler.lock`
         self._launcher: object = None  # the thread that launches at present
 
     def enqueue(self, task: EngineTask) -> None:
@@ -145,7 +147,7 @@ class InOrderLane(abc.ABC):
                 if self._launcher is None:
                     self._launcher = me
             if self._launcher is me:
-                self._launch_ready()
+                self._launch_ready(me)
         except BaseException as raised:
             start_new_thread(self._go_on, (me, raised))
             raise
@@ -157,8 +159,8 @@ class InOrderLane(abc.ABC):
     def close(self) -> None:  # noqa: B027 - most lanes own nothing that ends
         """Nothing to end."""
 
-    def _launch_ready(self) -> None:
-        while (head := self._take()) is not None:
+    def _launch_ready(self, me: object) -> None:
+        while (head := self._take(me)) is not None:
             head.is_taken = True
             if head.error is None:
                 self.launch(head)
@@ -166,16 +168,20 @@ class InOrderLane(abc.ABC):
             else:  # a task it depends on failed: there is no work to wait for
                 self._finish(head, None)
 
-    def _take(self) -> EngineTask | None:
+    def _take(self, me: object) -> EngineTask | None:
         """The next task to launch; it stays the first until it is launched, or else it could be lost."""
         with self._lock:
             # Removed only now: a launch that an interrupt cut short must find its task still first.
             if self._order and self._order[0].is_taken:
                 self._ready.discard(self._order.popleft().sequence)
-            if not self._order or self._order[0].sequence not in self._ready:
-                self._launcher = None
-                return None
-            return self._order[0]
+            if self._order and self._order[0].sequence in self._ready:
+                return self._order[0]
+            self._launcher = None
+            # One that a signal handler or finalizer made ready right before that was left to this call.
+            if self._order and self._order[0].sequence in self._ready:
+                self._launcher = me
+                return self._order[0]
+            return None
 
     def _go_on(self, launcher: object, error: BaseException) -> None:
         """Launch on where an interrupt ended that; what is half launched has failed."""
@@ -183,7 +189,7 @@ class InOrderLane(abc.ABC):
             head = self._order[0] if self._order else None
             if head is not None and head.is_taken and not head.has_starter:
                 self._finish(head, error)
-            self._launch_ready()
+            self._launch_ready(launcher)
 
 
 class WorkLane(InOrderLane):
@@ -218,6 +224,7 @@ class WorkLane(InOrderLane):
         self._finish(task, error)
 
 
+@runs_tasks
 def call(task: EngineTask, returned: list[Any] | None = None) -> BaseException | None:
     """Run the task's function; what it raised, or None.
 
@@ -238,6 +245,8 @@ def call(task: EngineTask, returned: list[Any] | None = None) -> BaseException |
         value = task.fn()
         if returned is not None:
             returned.append(value)
+        elif value is not None and type(value) in UNBEGUN:
+            check_ran(value, task.name)
     except BaseException as error:  # noqa: BLE001 - whatever a task raises travels to its waiters
         return error
     finally:

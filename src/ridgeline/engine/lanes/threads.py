@@ -6,10 +6,16 @@ from collections import deque
 from collections.abc import Callable
 
 from ridgeline.engine.lanes.lanes import call, call_on_host
+from ridgeline.engine.middle import own
+from ridgeline.engine.process import Process, end_child
 from ridgeline.engine.task import EngineTask, closed_gate, open_gates
 
 FinishAndNext = Callable[[EngineTask, BaseException | None], EngineTask | None]
 """Like `Finish`; returns a task of the same lane that became ready by it, which is then not started."""
+
+Recover = Callable[[EngineTask | None, BaseException], None]
+"""`recover(task, error)`: an exception reached a lane's thread outside of a task's function; `task` is what
+it had begun."""
 
 
 class ThreadLane:
@@ -20,17 +26,33 @@ class ThreadLane:
     lock. A heap under a lock serves the others.
 
     A worker that finishes a task continues with what became ready by it, without waking anyone.
+
+    No exception ends a worker. One may come anywhere: from a thread that ends what takes too long
+    (`PyThreadState_SetAsyncExc`), or where no memory is left. What the worker had begun then fails by it; a
+    task that it had only taken is put back.
     """
 
     runs_inline = False
 
-    def __init__(self, finish: FinishAndNext, name: str, *, num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        finish: FinishAndNext,
+        recover: Recover,
+        process: Process,
+        name: str,
+        *,
+        num_threads: int = 1,
+    ) -> None:
         self._finish = finish
+        self._recover = recover
+        self.process = process
         self._name = name
         self.num_threads = num_threads
         self._queue: deque[EngineTask] = deque()
+        # Iterating pops without a call, behind which an exception could come and lose the task.
+        self._pops = iter(self._queue.popleft, None)
         self._heap: list[tuple[int, int, EngineTask]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # see `Scheduler.lock`
         self._sleepers: list[threading.Lock] = []
         self._threads: list[threading.Thread] = []
         self._runs: list[threading.Lock] = []  # held by a thread while it runs
@@ -98,25 +120,60 @@ class ThreadLane:
             thread.join()
 
     def _run(self, index: int, runs: threading.Lock) -> None:
+        held: list[EngineTask | None] = [None]
+        gate = closed_gate()
+        error: BaseException | None = None
         try:
-            self._serve(index)
+            while True:
+                try:
+                    if error is not None:
+                        gate = self._go_on(gate, held[0], error)
+                        error = None
+                    self._serve(index, gate, held)
+                    return
+                except BaseException as raised:  # noqa: BLE001 - the lane has no other thread
+                    error = raised
         finally:
             runs.release()
 
-    def _serve(self, index: int) -> None:
-        gate = closed_gate()
+    def _go_on(
+        self, gate: threading.Lock, task: EngineTask | None, error: BaseException
+    ) -> threading.Lock:
+        """Repair what an exception cut short; the gate to sleep at from now on."""
+        with self._lock:
+            if gate in self._sleepers:
+                self._sleepers.remove(gate)
+            if task is not None and not task.is_taken:
+                if not task.priority:
+                    self._queue.appendleft(task)
+                elif all(entry[2] is not task for entry in self._heap):
+                    heapq.heappush(self._heap, (-task.priority, task.sequence, task))
+        self._recover(task if task is not None and task.is_taken else None, error)
+        return closed_gate()
+
+    @own
+    def _serve(self, index: int, gate: threading.Lock, held: "list[EngineTask | None]") -> None:
+        """Run tasks until the end; `held` gets the one that this thread has at present."""
         ready: EngineTask | None = None
-        while (task := self._take(ready, gate)) is not None:
+        while (task := self._take(ready, gate, held)) is not None:
             ready = None
             if task.is_taken:  # started twice, since an interrupt left in doubt whether it was
+                held[0] = None
                 continue
+            held[0] = task
             task.is_taken = True
             if self.num_threads > 1:
                 task.index = index
-            run = call_on_host if task.reads or task.writes else call
-            ready = self._finish(task, run(task))
+            error = (call_on_host if task.reads or task.writes else call)(task)
+            ready = self._finish(task, error)
+            if self.process.is_forked:
+                end_child(error)
+            # Asleep, a thread would keep an error, and by its traceback what the task's frames hold.
+            held[0] = task = error = None
 
-    def _take(self, ready: EngineTask | None, gate: threading.Lock) -> EngineTask | None:
+    def _take(
+        self, ready: EngineTask | None, gate: threading.Lock, held: "list[EngineTask | None]"
+    ) -> EngineTask | None:
         """The next task to run, `ready` or one before it; None at the end. Sleeps until there is one."""
         queue = self._queue
         if ready is not None:
@@ -131,10 +188,13 @@ class ThreadLane:
             if self._heap:
                 with self._lock:
                     if self._heap and (not queue or self._heap[0][0] < 0):
-                        return heapq.heappop(self._heap)[2]
+                        held[0] = self._heap[0][2]
+                        heapq.heappop(self._heap)
+                        return held[0]
             if queue:
                 try:
-                    return queue.popleft()
+                    for held[0] in self._pops:
+                        return held[0]
                 except IndexError:  # another thread was faster
                     continue
             if not self._sleep(gate):
@@ -145,20 +205,28 @@ class ThreadLane:
             heapq.heappush(self._heap, (-task.priority, task.sequence, task))
 
     def _wake(self) -> None:
-        """Wake one thread. The gate opens first: an interrupt before the pop then costs no wake-up."""
+        """Wake one thread. The gate opens first: an interrupt before it is taken out then costs no wake-up.
+
+        A signal handler or finalizer that comes here meanwhile may wake the same one: then another is woken.
+        """
         with self._lock:
-            if self._sleepers:
+            while self._sleepers:
                 gate = self._sleepers[-1]
                 if gate.locked():
                     gate.release()
-                self._sleepers.pop()
+                if gate in self._sleepers:
+                    self._sleepers.remove(gate)
+                    return
 
     def _sleep(self, gate: threading.Lock) -> bool:
         """Sleep until there may be a task; False at the end."""
         with self._lock:
             self._sleepers.append(gate)
             if self._queue or self._heap or self._is_closed:
-                self._sleepers.pop()
+                if (
+                    gate in self._sleepers
+                ):  # a finalizer's push may have taken it out, and opened it
+                    self._sleepers.remove(gate)
                 return bool(self._queue or self._heap)
         gate.acquire()
         if gate in self._sleepers:  # who woke this thread was interrupted

@@ -128,19 +128,20 @@ def inspect(path: Path) -> Manifest:
     """The manifest of a checkpoint whose every file was read and found to be as it was written.
 
     Raises:
-        DamageError: the manifest or a file is missing, damaged, unreadable or of another release.
+        DamageError: the manifest or a file is missing, damaged, unreadable or of another release, or there
+            is a file beside its tensors that was not written with them.
 
     Cost: Reads every file; keeps none.
     """
     try:
-        if not (path / MANIFEST).exists():
-            raise DamageError(f"{MANIFEST} is missing")
+        _check_kind(path / MANIFEST)
         manifest = Manifest.load(path / MANIFEST)
         # A copied or renamed directory would continue from another step than its name says.
         if path != checkpoint_directory.checkpoint_of(path.parent, manifest.position.step):
             raise DamageError(f"{MANIFEST} is that of step {manifest.position.step}")
         for file in manifest.files:
             _verify(path, file)
+        _check_nothing_else(path, manifest)
         # A file may be as it was written and still be of another release.
         _Sidecar.load(path / STATE)
         for file in tensor_files(path):
@@ -155,6 +156,24 @@ def inspect(path: Path) -> Manifest:
     except SafetensorError as error:
         raise DamageError(f"a file of tensors cannot be read: {error}") from error
     return manifest
+
+
+def _check_kind(manifest: Path) -> None:
+    """Refuse what no reading of a manifest comes to an end of, or begins with."""
+    if not manifest.exists():
+        raise DamageError(f"{MANIFEST} is missing")
+    if not manifest.is_file() and not manifest.is_dir():
+        raise DamageError(f"{MANIFEST} is no file")
+
+
+def _check_nothing_else(path: Path, manifest: Manifest) -> None:
+    """Refuse tensors that were not written with the checkpoint: who reads a folder reads all files in it."""
+    written = {file.path for file in manifest.files}
+    for folder in _FOLDERS:
+        for file in sorted((path / folder).rglob("*")):
+            name = file.relative_to(path).as_posix()
+            if name not in written:
+                raise DamageError(f"{name} does not belong to it")
 
 
 def content(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:

@@ -77,6 +77,13 @@ class LoadedCallable:
                 "wanted the description of a callable, got one that does not fit "
                 f"({type(error).__name__}: {error}) in {self.path}; save the program again with this release"
             ) from error
+        num_inputs = len(self.metadata.inputs)
+        if num_inputs != input_tree.num_leaves:
+            raise PackageError(
+                f"wanted the description of a callable, got {num_inputs} inputs for "
+                f"{input_tree.num_leaves} leaves of its arguments in {self.path}; save the program again "
+                "with this release"
+            )
         self.state: dict[str, Tensor] = package.state()
         self._call = ProgramCall(
             package.load_program(),

@@ -22,6 +22,7 @@ from ridgeline.history import History, Outage
 from ridgeline.plan import Plan
 from ridgeline.recording.progress import Progress
 from ridgeline.runtime.checkpoints import checkpoint_directory
+from ridgeline.runtime.checkpoints.as_made import as_made
 from ridgeline.runtime.checkpoints.checkpointing import take_own
 from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.layout.ownership import writes_checkpoint
@@ -165,6 +166,7 @@ class _Run:
             optimizer=optimizer,
             scheduler=scheduler,
             total_steps=self.journal.total_steps,
+            made=as_made(model, optimizer),
         )
         # Before the step is made: it takes model and optimizer as they are then, and shares them.
         resumed = self._take_up() if resume else None

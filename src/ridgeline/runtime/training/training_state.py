@@ -23,6 +23,7 @@ from ridgeline.errors import CheckpointError
 from ridgeline.history import EpochPoint, Outage, StepPoint
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint, resuming
+from ridgeline.runtime.checkpoints.as_made import AsMade, check_dtypes, check_same
 from ridgeline.runtime.checkpoints.checkpointing import OWN, gathered, gathered_own, of_worker
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.sync.synchronizer import Synchronizer
@@ -57,12 +58,16 @@ class Course(Value, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The objects whose state is saved; `total_steps` is what the scheduler was made for."""
+    """The objects whose state is saved; `total_steps` is what the scheduler was made for.
+
+    `made` is the optimizer as the task made it.
+    """
 
     model: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler | None
     total_steps: int
+    made: AsMade
 
 
 class _Header(Value, frozen=True, kw_only=True):
@@ -72,6 +77,10 @@ class _Header(Value, frozen=True, kw_only=True):
     path: str = ""
     state: dict[str, Any] = {}
     specs: dict[str, tuple[list[int], str]] = {}
+
+
+_UNFIT = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, msgspec.MsgspecError)
+"""What torch's loading of a state raises, and the reading of one that others wrote."""
 
 
 class Resumed(NamedTuple):
@@ -128,6 +137,7 @@ def save(
         "course": msgspec.to_builtins(course),
         "model": flatten(dict(trained.model.state_dict()), "model", tensors),
         "optimizer": flatten(optimizer, "optimizer", tensors),
+        "made": msgspec.to_builtins(trained.made),
     }
     if own.trees:
         state["own"] = own.trees
@@ -167,6 +177,26 @@ def load(directory: Path, trained: Trained, identity: Identity, world: World) ->
     if not header.path:
         return None
     path = Path(header.path)
+    try:
+        return _take_up(header, tensors, found, trained, identity, world)
+    except _UNFIT as error:
+        text = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
+        raise CheckpointError(
+            f"wanted a checkpoint that fits the task, got a mismatch in {path}: {text}; continue with the "
+            "task as it was, or train into another run directory"
+        ) from error
+
+
+def _take_up(
+    header: _Header,
+    tensors: dict[str, Tensor],
+    found: resuming.Found | None,
+    trained: Trained,
+    identity: Identity,
+    world: World,
+) -> Resumed:
+    """Put what was read into the objects of this worker; see `load`."""
+    path = Path(header.path)
     saved = msgspec.convert(header.state["identity"], Identity)
     if saved != identity:
         mine, its_own = _differing(identity, saved), _differing(saved, identity)
@@ -174,21 +204,21 @@ def load(directory: Path, trained: Trained, identity: Identity, world: World) ->
             f"wanted to continue with {mine}, got a checkpoint of {its_own} in {path}; use the same "
             "arguments, task and data with --resume, or another run directory"
         )
-    try:
-        trained.model.load_state_dict(restore(header.state["model"], tensors))
-        parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
-        optimizer = restore(header.state["optimizer"], tensors)
-        trained.optimizer.load_state_dict(like_parameters(optimizer, parameters))
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"wanted a checkpoint that fits the task, got a mismatch in {path}: {error}; continue with the "
-            "task as it was, or train into another run directory"
-        ) from error
-    saved = None
+    if "made" in header.state:  # those of earlier releases have none
+        check_same(trained.made, msgspec.convert(header.state["made"], AsMade), path)
+    model = restore(header.state["model"], tensors)
+    check_dtypes(trained.model, model, path)
+    trained.model.load_state_dict(model)
+    parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
+    optimizer = restore(header.state["optimizer"], tensors)
+    trained.optimizer.load_state_dict(like_parameters(optimizer, parameters))
+    scheduled = None
     if "scheduler" in header.state:
-        saved = restore(header.state["scheduler"], tensors)
+        scheduled = restore(header.state["scheduler"], tensors)
     planned = header.state.get("total_steps", trained.total_steps)
-    schedule.load(trained.scheduler, saved, steps=trained.total_steps, planned=planned, path=path)
+    schedule.load(
+        trained.scheduler, scheduled, steps=trained.total_steps, planned=planned, path=path
+    )
     course = msgspec.convert(header.state["course"], Course, strict=False)
     own = tensors.get(f"random.{world.rank}")
     if own is not None:

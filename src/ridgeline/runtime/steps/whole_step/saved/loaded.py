@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import BatchError, PackageError
+from ridgeline.errors import BatchError, PackageError, first_line
 from ridgeline.packages.alone import check_alone
 from ridgeline.packages.archive import METADATA, ROOT, SEAL, STATE
 from ridgeline.packages.metadata import TensorMetadata
@@ -55,7 +55,13 @@ class LoadedStep:
         self._path = package.path
         self._state = state
         self._structure = structure
-        self._leaves = self._example_leaves()
+        try:
+            self._leaves = self._example_leaves()
+        except RuntimeError as error:  # no memory for such a batch
+            raise PackageError(
+                f"wanted a step for batches that this machine can hold, got "
+                f"{first_line(error, type(error).__name__)} for those of {package.path}; save the step again"
+            ) from error
         examples = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self._pattern = BatchPattern(pytree.tree_unflatten(self._leaves, structure))
         self._step = bind(package.load_program(), list(state.values()), examples)

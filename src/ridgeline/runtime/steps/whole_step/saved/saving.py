@@ -118,6 +118,11 @@ def load_step(package: Package) -> LoadedStep:
     state = package.state()
     if len(details.roles) != len(state):
         raise _unusable(package.path, f"{len(details.roles)} roles for {len(state)} tensors")
+    num_inputs = len(metadata.inputs) + len(details.constants)
+    if num_inputs != structure.num_leaves:
+        raise _unusable(
+            package.path, f"{num_inputs} inputs for {structure.num_leaves} leaves of a batch"
+        )
     # Before the generators are set: on a GPU the calls before the capture draw from them.
     step = LoadedStep(package, details, structure, state)
     try:

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 def mend(scheduler: "Scheduler") -> None:
     """Undo or complete the change that an interrupt cut short, if there is one."""
+    dropped = None
     with scheduler.lock:
         if scheduler.half_done is not None:
             action, *arguments = scheduler.half_done
-            action(scheduler, *arguments)
+            dropped = action(scheduler, *arguments)
             scheduler.half_done = None
+    del dropped  # without the lock: what a user's function holds may push when it goes
 
 
 def undo_push(scheduler: "Scheduler", task: EngineTask) -> None:
@@ -33,12 +35,19 @@ def undo_push(scheduler: "Scheduler", task: EngineTask) -> None:
     restore(scheduler.pacing, task, was_pushed=True)
 
 
-def complete(scheduler: "Scheduler", task: EngineTask, error: BaseException | None) -> None:
-    """The task was being released: do the rest. What becomes ready is left to `settle`."""
+def complete(
+    scheduler: "Scheduler", task: EngineTask, error: BaseException | None
+) -> tuple[object, ...]:
+    """The task was being released: do the rest. What becomes ready is left to `settle`.
+
+    Returns:
+        What is to be dropped without the lock.
+    """
+    fn, cleared = task.fn, None
     if error is not None or task.error is not None:
         scheduler.fail(task, error)
     elif task.record.is_control:
-        task.fn()
+        cleared = task.fn()
     for variable in task.writes:
         variable.error = task.error or variable.error
     task.is_done = True
@@ -47,6 +56,7 @@ def complete(scheduler: "Scheduler", task: EngineTask, error: BaseException | No
     restore(scheduler.pacing, task, was_pushed=False)
     if not scheduler.unfinished:
         open_gates(scheduler.idle_gates)
+    return fn, cleared
 
 
 def settle(scheduler: "Scheduler", pushed: EngineTask | None) -> None:

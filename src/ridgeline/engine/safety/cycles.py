@@ -5,7 +5,7 @@ waits, so it is enough to ask whether this one can ever continue, as things stan
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ridgeline.engine.lanes.lane_table import LaneRecord
@@ -15,24 +15,31 @@ from ridgeline.engine.variable import Variable
 from ridgeline.errors import EngineError
 
 
-class Blocked(NamedTuple):
-    """What a running task waits for: a version of a variable.
-
-    Attributes:
-        agenda: The innermost one of its thread, whose tasks no other thread will start.
-    """
-
-    variable: Variable
-    version: int
-    agenda: Agenda | None
-
-
 class Need(NamedTuple):
     """What a task needs to get to its end: that all of `others` end, or one of them."""
 
     others: list[EngineTask]
     all_of_them: bool
     why: str
+
+
+class Blocked(NamedTuple):
+    """What a running task waits for.
+
+    Attributes:
+        need: As things stand when it is asked.
+        agenda: The innermost one of its thread, whose tasks no other thread will start.
+    """
+
+    need: Callable[[], Need]
+    agenda: Agenda | None
+
+
+def version_of(variable: Variable) -> Callable[[], Need]:
+    """The need of who waits for a variable, from now on: what was pushed so far that writes it."""
+    last = variable.pushed_writes
+    why = f"variable {variable.name!r}, written by"
+    return lambda: Need(variable.unfinished_writes(last), True, why)
 
 
 def check_ends(
@@ -141,8 +148,7 @@ class _Known:
         """What has to happen before the task ends."""
         wait = self._blocked.get(task)
         if wait is not None:
-            others = wait.variable.unfinished_writes(wait.version)
-            yield Need(others, True, f"variable {wait.variable.name!r}, written by")
+            yield wait.need()
         if task.is_taken:
             yield Need(self._inside[task], True, "the end of its function, in which there runs")
             return

@@ -1,0 +1,57 @@
+"""Whether the batches of a loader have memory of their own, or are all written to the same.
+
+A loop that asks for one batch at a time does not see the difference. Loaded ahead, a batch would overwrite
+the one that the loop has, or waits for.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.collate import default_collate
+
+
+class OwnMemory:
+    """Finds out from the first two batches of a loader; these must not be loaded ahead.
+
+    Args:
+        loader: Not asked where its batches are known to be made anew.
+        copies: Each batch is copied before the next one is asked for.
+    """
+
+    def __init__(self, loader: Iterable[Any], *, copies: bool) -> None:
+        makes_new = isinstance(loader, DataLoader) and (
+            loader.num_workers > 0 or loader.collate_fn is default_collate
+        )
+        self._is_known: bool | None = True if copies or makes_new else None
+        self._first: tuple[set[int], Any] | None = None
+
+    @property
+    def is_sure(self) -> bool:
+        """Batches were seen to have memory of their own, or are known to."""
+        return self._is_known is True
+
+    def note(self, batch: Any) -> None:
+        """See a batch, as the loader gave it."""
+        if self._is_known is not None:
+            return
+        places = {address_of(leaf) for leaf in pytree.tree_leaves(batch)} - {0}
+        if self._first is None:
+            # With the batch, whose memory would be given to the next one if nobody held it.
+            self._first = places, batch
+        else:
+            self._is_known = self._first[0].isdisjoint(places)
+            self._first = None
+
+
+def address_of(leaf: Any) -> int:
+    """Where a tensor's numbers begin; 0 for one without any in one place (sparse), or what is no tensor."""
+    if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or not leaf.numel():
+        return 0
+    try:
+        return leaf.data_ptr()
+    except RuntimeError:  # a wrapper of other tensors
+        return 0

@@ -1,0 +1,131 @@
+"""Loaders that do what none should: the loop sees what a plain one would, or an error that says so."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from ridgeline.errors import PlanError
+from ridgeline.feeding import feed, to_host
+from ridgeline.feeding.batches import FeedStream
+
+
+class FalsyError(Exception):
+    def __bool__(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_that_counts_as_false_ends_no_pass_silently(depth: int) -> None:
+    """A class may say so; what comes after it would be missing from every epoch."""
+
+    def loader() -> Iterator[Tensor]:
+        yield torch.zeros(1)
+        raise FalsyError("broken")
+
+    batches = feed(loader(), "cpu", depth)
+    next(batches)
+    with pytest.raises(FalsyError, match=r"^broken$"):
+        next(batches)
+
+
+def in_one_tensor(length: int) -> Iterator[Tensor]:
+    memory = torch.zeros(2)
+    for number in range(length):
+        yield memory.fill_(number)
+
+
+def in_one_array(length: int) -> Iterator[Tensor]:
+    memory = np.zeros(2)
+    for number in range(length):
+        memory[:] = number
+        yield torch.from_numpy(memory)
+
+
+def in_views(length: int) -> Iterator[Any]:
+    memory = torch.zeros(2, 2)
+    for number in range(length):
+        yield {"x": memory.fill_(number)[0], "y": torch.zeros(1)}
+
+
+@pytest.mark.parametrize("loader", [in_one_tensor, in_one_array, in_views])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_loader_that_fills_the_same_memory_again_feeds_what_a_plain_loop_gets(
+    loader: Any, depth: int
+) -> None:
+    """Nothing is loaded ahead: neither before the loop asks for it, nor while it works with a batch."""
+    batches, seen = feed(loader(8), "cpu", depth), []
+    for batch in batches:
+        values = batch["x"] if isinstance(batch, dict) else batch
+        before = values.clone()
+        # Were a batch asked of the loader meanwhile, it would have been given by now.
+        source = batches._source
+        assert source.own_memory.is_sure is False
+        assert not batches._ahead
+        assert torch.equal(values, before)
+        seen.append(int(values[0]))
+    assert seen == list(range(8))
+
+
+def test_a_data_loader_is_loaded_ahead_from_the_first_batch_on() -> None:
+    """It makes each batch anew, unless it collates by a function of the user's."""
+    data = TensorDataset(torch.arange(8.0))
+    assert feed(DataLoader(data), "cpu")._source.own_memory.is_sure
+    own = DataLoader(data, collate_fn=lambda samples: samples)
+    assert not feed(own, "cpu")._source.own_memory.is_sure
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_loader_that_asks_its_own_feed_is_refused(depth: int) -> None:
+    """The feed would wait for the loader, and the loader for the feed."""
+    feeds: list[FeedStream] = []
+
+    def loader() -> Iterator[Any]:
+        yield torch.zeros(1)
+        yield next(feeds[0])
+
+    feeds.append(feed(loader(), "cpu", depth))
+    next(feeds[0])
+    text = (
+        r"^wanted a loader that does not ask for batches of its own feed, got one that does, in feed\(\.\.\.\), "
+        "which would wait for itself; give it a loader of its own$"
+    )
+    with pytest.raises(PlanError, match=text):
+        next(feeds[0])
+
+
+def test_a_child_forked_while_another_thread_has_its_turn_may_close_the_feed() -> None:
+    """The thread is not there to end its turn."""
+    is_loading, may_go_on = threading.Event(), threading.Event()
+
+    def loader() -> Iterator[Tensor]:
+        is_loading.set()
+        may_go_on.wait()
+        yield torch.zeros(1)
+
+    batches = feed(loader(), "cpu")
+    asking = threading.Thread(target=next, args=(batches,))
+    asking.start()
+    is_loading.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # the child alone: a wait for good ends it
+        batches.close()
+        os._exit(0)
+    may_go_on.set()
+    asking.join()
+    batches.close()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_results_that_lie_in_no_one_place_pass_to_the_host() -> None:
+    """Sparse ones on a CPU have nothing that could be copied over."""
+    results = list(to_host([torch.eye(2).to_sparse(), torch.ones(1)]))
+    assert torch.equal(results[0].to_dense(), torch.eye(2))

@@ -120,3 +120,24 @@ def test_only_tests_on_gpus_see_them(
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=4)
+
+
+def test_a_mark_that_is_not_spelt_out_is_refused(pytester: pytest.Pytester) -> None:
+    """A file that `make test` would not find by it."""
+    pytester.makeconftest(CONFTEST.read_text())
+    path = pytester.makepyfile("import pytest\n@getattr(pytest.mark, 'alone')\ndef test(): ...")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.stderr.fnmatch_lines(
+        [
+            f"ERROR: wanted pytest.mark.alone in the text of {path}, whose tests have that mark, got *"
+        ]
+    )
+
+
+def test_folders_with_long_files_come_first(pytester: pytest.Pytester) -> None:
+    """Whatever their names are."""
+    pytester.makeconftest(CONFTEST.read_text())
+    for folder in ("laws", "session"):
+        pytester.mkdir(folder).joinpath(f"test_{folder}.py").write_text("def test(): ...")
+    told = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--collect-only", "-q").outlines
+    assert told[:2] == ["session/test_session.py::test", "laws/test_laws.py::test"]

@@ -7,6 +7,7 @@ fails, the others, which may wait for it for ever, are killed. Processes that be
 that they need not import torch while the workers wait for them.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -178,10 +179,9 @@ def _wait(running: set[int], later: dict[int, socket.socket], *, goes_on: bool) 
 
 
 def _say(end: socket.socket, line: str) -> None:
-    try:
+    # The workers have ended before one that they did not need.
+    with contextlib.suppress(BrokenPipeError):
         end.sendall(line.encode())
-    except BrokenPipeError:  # the workers have ended, as they do before one that they did not need
-        pass
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -313,19 +313,26 @@ def run(wanted: argparse.Namespace, outcomes: list[Outcome]) -> None:
         for victim in KILLS
         for kind in dying.TYPES
     ]
-    pool = ProcessPoolExecutor(min(wanted.jobs, len(kills)), made_processes(), begin_job)
+    with jobs(min(wanted.jobs, len(kills))) as begin:
+        for done in as_completed([begin(*one) for one in kills]):
+            outcome = done.result()
+            outcomes.append(outcome)
+            if outcome.error:
+                sys.stdout.write(
+                    f"{outcome.victim} {outcome.kind} {outcome.seed}:\n{outcome.error}"
+                )
+            if len(outcomes) % (len(kills) // wanted.seeds) == 0:
+                sys.stdout.write(f"{summary(outcomes)}\n")
+            sys.stdout.flush()
+
+
+@contextmanager
+def jobs(number: int) -> Iterator[Callable[[int, str, str], "Future[Outcome]"]]:
+    """What begins a kill by seed, victim and type in one of so many jobs; all that runs at the end is ended."""
+    pool = ProcessPoolExecutor(number, made_processes(), begin_job)
     with tempfile.TemporaryDirectory(prefix="kills-", dir=SHARED_FILES) as root:
         try:
-            for done in as_completed([pool.submit(kill_once, *one, root) for one in kills]):
-                outcome = done.result()
-                outcomes.append(outcome)
-                if outcome.error:
-                    sys.stdout.write(
-                        f"{outcome.victim} {outcome.kind} {outcome.seed}:\n{outcome.error}"
-                    )
-                if len(outcomes) % (len(kills) // wanted.seeds) == 0:
-                    sys.stdout.write(f"{summary(outcomes)}\n")
-                sys.stdout.flush()
+            yield lambda *one: pool.submit(kill_once, *one, root)
         finally:
             for job in [*(pool._processes or {})]:
                 with suppress(ProcessLookupError):  # it has ended, or not begun

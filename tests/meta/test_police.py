@@ -141,3 +141,27 @@ def test_folders_with_long_files_come_first(pytester: pytest.Pytester) -> None:
         pytester.mkdir(folder).joinpath(f"test_{folder}.py").write_text("def test(): ...")
     told = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--collect-only", "-q").outlines
     assert told[:2] == ["session/test_session.py::test", "laws/test_laws.py::test"]
+
+
+def test_lasting_objects_are_set_aside(pytester: pytest.Pytester) -> None:
+    """Where there are many, so that garbage collections do not look at them; what a test makes is collected."""
+    source = CONFTEST.read_text().replace("MOST_OBJECTS = 50_000", "MOST_OBJECTS = 0")
+    pytester.makeconftest(source)
+    pytester.makepyfile(
+        """
+        import gc, weakref
+
+        class Node: ...
+        lasting = Node()
+
+        def test_objects():
+            assert gc.get_freeze_count() > 1000
+            assert not any(found is lasting for found in gc.get_objects())
+            node = Node()
+            node.itself, gone = node, weakref.ref(node)
+            del node
+            gc.collect()
+            assert gone() is None
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)

@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Modules that tests of several folders share, also where one folder runs alone.
 sys.path.append(str(Path(__file__).parent))
 
-GRACE_S = 5.0
+GRACE_S = 30.0
 """What is already on its way out may take this long; a test that leaves nothing waits for nothing."""
 
 GPU_LIMIT_S = 600

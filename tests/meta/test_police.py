@@ -36,7 +36,7 @@ def test_leak_fails_the_test(
 ) -> None:
     """Each kind of leak fails the test that made it, by name."""
     monkeypatch.setenv("PRESENT", "1")
-    source = CONFTEST.read_text().replace("GRACE_S = 5.0", "GRACE_S = 0.2")
+    source = CONFTEST.read_text().replace("GRACE_S = 30.0", "GRACE_S = 0.2")
     pytester.makeconftest(source)
     pytester.makepyfile(
         f"""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import dying
 import kills
 import pytest
+from kill_outcomes import Outcome, report
 
 SEEDS = range(2)
 JOBS = 3
@@ -46,10 +47,10 @@ def test_outcomes_are_a_table() -> None:
     """A row for each seed and victim; what was not reached is not taken for what held."""
     wanted = argparse.Namespace(seeds=2, first=7, jobs=3)
     outcomes = [
-        kills.Outcome(7, "server", "Push", 1.0, 0.5, ""),
-        kills.Outcome(7, "worker", "Pull", 1.0, 2.25, "AssertionError"),
+        Outcome(7, "server", "Push", 1.0, 0.5, ""),
+        Outcome(7, "worker", "Pull", 1.0, 2.25, "AssertionError"),
     ]
-    told = kills.report(outcomes, 3.0, wanted)
+    told = report(outcomes, 3.0, wanted)
     words = [dict(zip(told["columns"], row, strict=True)) for row in told["rows"]]
     assert [(row["seed"], row["victim"]) for row in words] == [(7, "server"), (7, "worker")]
     assert (words[0]["Push"], words[0]["Pull"]) == ("held", "not run")

@@ -1,12 +1,11 @@
 """Two workers over gloo that train by a store with servers, and processes of their own that join them.
 
-torchrun --nproc-per-node 2 joining_worker.py STALENESS KILLS, and by itself: joining_worker.py ADDRESS DIES
+torchrun.py 2 joining_worker.py STALENESS KILLS, and by itself: joining_worker.py ADDRESS DIES
 """
 
 import json
 import os
 import signal
-import subprocess
 import sys
 from typing import Any
 
@@ -18,6 +17,7 @@ from ridgeline.runtime import kvstore
 from ridgeline.runtime.kvstore import KVStore
 from ridgeline.runtime.kvstore.values import placement
 from ridgeline.workers.world import World
+from torchrun import Later
 
 ROWS, WIDTH = 12, 3
 BEFORE, TOGETHER, DYING = 5, 8, 3
@@ -82,8 +82,7 @@ def with_another(store: KVStore, world: World, *, dies: bool, later: int) -> Any
     """Go on while a process joins, pushes and leaves; what it says."""
     process = None
     if world.rank == 0:
-        words = [sys.executable, __file__, store.address, "dies" if dies else "leaves"]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        process = Later(store.address, "dies" if dies else "leaves")
     has_come, ends = False, torch.zeros(1)
     while not ends:
         push(store)
@@ -95,8 +94,8 @@ def with_another(store: KVStore, world: World, *, dies: bool, later: int) -> Any
         dist.broadcast(ends, 0)
     if process is None:
         return None
-    out, _ = process.communicate()
-    assert process.returncode == (-signal.SIGKILL if dies else 0)
+    out, status = process.communicate()
+    assert status == (-signal.SIGKILL if dies else 0)
     return json.loads(out)
 
 

@@ -21,10 +21,10 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,6 +32,7 @@ import dying
 import msgspec
 import torch
 from dying import Death
+from kill_outcomes import Outcome, report, summary
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer, Notice
@@ -260,17 +261,6 @@ KILLS: dict[str, Callable[[str, int, Any, Path], float]] = {
 }
 
 
-class Outcome(NamedTuple):
-    """What became of the others where one was killed; no `error`: all that should be is so."""
-
-    seed: int
-    victim: str
-    kind: str
-    seconds: float
-    longest_wait_s: float
-    error: str
-
-
 _processes: list[Any] = []
 """Those of a job, which makes all its servers and workers from one."""
 
@@ -313,64 +303,31 @@ def run(wanted: argparse.Namespace, outcomes: list[Outcome]) -> None:
         for victim in KILLS
         for kind in dying.TYPES
     ]
-    pool = ProcessPoolExecutor(min(wanted.jobs, len(kills)), made_processes(), begin_job)
+    with jobs(min(wanted.jobs, len(kills))) as begin:
+        for done in as_completed([begin(*one) for one in kills]):
+            outcome = done.result()
+            outcomes.append(outcome)
+            if outcome.error:
+                sys.stdout.write(
+                    f"{outcome.victim} {outcome.kind} {outcome.seed}:\n{outcome.error}"
+                )
+            if len(outcomes) % (len(kills) // wanted.seeds) == 0:
+                sys.stdout.write(f"{summary(outcomes)}\n")
+            sys.stdout.flush()
+
+
+@contextmanager
+def jobs(number: int) -> Iterator[Callable[[int, str, str], "Future[Outcome]"]]:
+    """What begins a kill by seed, victim and type in one of so many jobs; all that runs at the end is ended."""
+    pool = ProcessPoolExecutor(number, made_processes(), begin_job)
     with tempfile.TemporaryDirectory(prefix="kills-", dir=SHARED_FILES) as root:
         try:
-            for done in as_completed([pool.submit(kill_once, *one, root) for one in kills]):
-                outcome = done.result()
-                outcomes.append(outcome)
-                if outcome.error:
-                    sys.stdout.write(
-                        f"{outcome.victim} {outcome.kind} {outcome.seed}:\n{outcome.error}"
-                    )
-                if len(outcomes) % (len(kills) // wanted.seeds) == 0:
-                    sys.stdout.write(f"{summary(outcomes)}\n")
-                sys.stdout.flush()
+            yield lambda *one: pool.submit(kill_once, *one, root)
         finally:
             for job in [*(pool._processes or {})]:
                 with suppress(ProcessLookupError):  # it has ended, or not begun
                     os.killpg(job, signal.SIGKILL)
             pool.shutdown(cancel_futures=True)
-
-
-def summary(outcomes: list[Outcome]) -> str:
-    """One line."""
-    failed = sum(bool(one.error) for one in outcomes)
-    waits = sorted(one.longest_wait_s for one in outcomes) or [0.0]
-    return (
-        f"{len(outcomes)} kills, {failed} failed; a survivor came no further for {waits[len(waits) // 2]:.2f} s in "
-        f"the median, {waits[-1]:.2f} s at most (a lease is {dying.LEASE_S} s)"
-    )
-
-
-def report(outcomes: list[Outcome], seconds: float, wanted: argparse.Namespace) -> dict[str, Any]:
-    """All outcomes as a table: for each seed and victim a word for each type of message."""
-    words = {
-        (one.seed, one.victim, one.kind): "failed" if one.error else "held" for one in outcomes
-    }
-    rows = [
-        [seed, victim, *(words.get((seed, victim, kind), "not run") for kind in dying.TYPES)]
-        for seed in sorted({one.seed for one in outcomes})
-        for victim in KILLS
-    ]
-    return {
-        "summary": summary(outcomes),
-        "wanted": len(KILLS) * len(dying.TYPES) * wanted.seeds,
-        "killed": len(outcomes),
-        "failed": [one._asdict() for one in outcomes if one.error],
-        "seconds": seconds,
-        "jobs": wanted.jobs,
-        "lease_s": dying.LEASE_S,
-        "elements": dying.SIZE,
-        "longest_wait_s": {
-            victim: max(
-                (one.longest_wait_s for one in outcomes if one.victim == victim), default=0.0
-            )
-            for victim in KILLS
-        },
-        "columns": ["seed", "victim", *dying.TYPES],
-        "rows": rows,
-    }
 
 
 def main() -> int:

@@ -85,7 +85,7 @@ def served_training(world: World, case: dict[str, Any]) -> dict[str, Any]:
     model = Net()
     names, parameters = zip(*model.named_parameters(), strict=True)
     keys = [*names]
-    with kvstore.create("dist_async", staleness=0) as store:
+    with kvstore.create("dist_async", staleness=0, servers=2) as store:
         store.broadcast(keys, [*parameters], [*parameters])
         store.set_optimizer("adamw", rescale_grad=1 / world.size, lr=0.01)
         for step in range(STEPS):

@@ -1,13 +1,12 @@
 """Two workers over gloo that train by a plan with servers, and processes of their own that take part.
 
-RANK=0 WORLD_SIZE=2 ... taking_part_worker.py STALENESS WHO, and those that join: taking_part_worker.py STALENESS WHO
+torchrun.py 2 taking_part_worker.py STALENESS WHO, and those that join: taking_part_worker.py STALENESS WHO
 with the address in RIDGELINE_KVSTORE_JOIN. WHO is killed: `nobody`, `joined` or `founder`.
 """
 
 import json
 import os
 import signal
-import subprocess
 import sys
 from typing import Any
 
@@ -19,6 +18,7 @@ from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.kvstore.values import placement
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.workers.world import JOIN, World
+from torchrun import Later
 
 BEFORE, STEPS, DYING = 4, 6, 3
 FIRST_VALUE = 100.0
@@ -91,13 +91,7 @@ def beside(step: PlannedStep, *, dies: bool, later: int, is_shared: bool) -> Any
     """Go on while a process takes part and leaves; what it says, and the steps made meanwhile."""
     store, process, steps = step.synchronizer._store, None, 0
     if step.world.rank == 0:
-        rest = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-        process = subprocess.Popen(
-            [sys.executable, *sys.argv[:2], "joined" if dies else "nobody"],
-            env={**rest, JOIN: store.address},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        process = Later(sys.argv[1], "joined" if dies else "nobody", **{JOIN: store.address})
     has_come, ends = False, torch.zeros(1)
     while not ends:
         step(torch.zeros(1))
@@ -111,8 +105,8 @@ def beside(step: PlannedStep, *, dies: bool, later: int, is_shared: bool) -> Any
             dist.broadcast(ends, 0)
     if process is None:
         return None
-    out, _ = process.communicate()
-    assert process.returncode == (-signal.SIGKILL if dies else 0), out
+    out, status = process.communicate()
+    assert status == (-signal.SIGKILL if dies else 0), out
     return {**json.loads(out), "steps": steps}
 
 

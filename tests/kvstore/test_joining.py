@@ -7,17 +7,15 @@ import joining_worker
 import pytest
 from joining_worker import BEFORE, DYING, FIRST_VALUE, TOGETHER
 
-from torchrun import torchrun
+from torchrun import LATER, torchrun
 
 SCRIPT = Path(joining_worker.__file__)
 
 
-@pytest.mark.parametrize(
-    ("staleness", "kills"), [("None", "lets"), ("0", "lets"), ("2", "lets"), ("2", "kills")]
-)
+@pytest.mark.parametrize(("staleness", "kills"), [("None", "lets"), ("0", "lets"), ("2", "kills")])
 def test_a_worker_joins_two_that_train(staleness: str, kills: str) -> None:
     """All go on, and so they do with another one in place of one that is killed; each push counts once."""
-    told = json.loads(torchrun(2, SCRIPT, staleness, kills).stdout.splitlines()[-1])
+    told = json.loads(torchrun(2, SCRIPT, staleness, kills, **{LATER: "2"}).stdout.splitlines()[-1])
     pushed = {2: DYING, 3: TOGETHER} if kills == "kills" else {2: TOGETHER}
     assert [one["rank"] for one in told["joined"]] == [*pushed]
     for one in told["joined"]:

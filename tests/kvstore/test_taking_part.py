@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from ridgeline.runtime.kvstore.training.joining import check_joined
 from ridgeline.runtime.steps.body.requirements import check_joins
 from ridgeline.runtime.training.loop import train
 from ridgeline.workers.world import JOIN, World
-from torchrun import torchrun
+from torchrun import GOES_ON, LATER, torchrun
 
 SCRIPT = Path(taking_part_worker.__file__)
 ADDRESS = "tcp://127.0.0.1:9/0"
@@ -37,6 +36,13 @@ def ended(step, count=[0], seen=[]):
     return any(seen) and not seen[-1]
 """
 """Steps of who joins are counted; the others end behind it, with what is public of neither."""
+
+
+def run(staleness: int, killed: str, **environment: str) -> dict[str, Any]:
+    """What rank 0 says at the end of a training in which somebody is killed; two may join it."""
+    done = torchrun(WORKERS, SCRIPT, staleness, killed, **{LATER: "2"}, **environment)
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
 
 
 def check_all(told: dict[str, Any], pushed: dict[str, int]) -> None:
@@ -59,33 +65,17 @@ def check_all(told: dict[str, Any], pushed: dict[str, int]) -> None:
         assert told["values"] == [FIRST_VALUE - sum(versions.values()) / WORKERS]
 
 
-@pytest.mark.parametrize(
-    ("staleness", "killed"), [(-1, "nobody"), (0, "nobody"), (3, "nobody"), (3, "joined")]
-)
+@pytest.mark.parametrize(("staleness", "killed"), [(-1, "nobody"), (0, "nobody"), (3, "joined")])
 def test_a_worker_takes_part_in_a_training(staleness: int, killed: str) -> None:
     """It begins with one version, each of its pushes counts once, and the others go on when it leaves or dies."""
-    told = json.loads(torchrun(WORKERS, SCRIPT, staleness, killed).stdout.splitlines()[-1])
+    told = run(staleness, killed)
     check_all(told, {"2": DYING, "3": STEPS} if killed == "joined" else {"2": STEPS})
     assert told["versions"]["parts.0"]["0"] == told["versions"]["parts.0"]["1"]
 
 
 def test_one_takes_the_place_of_a_worker_that_began() -> None:
     """Where no launcher ends all for one that is killed, the rest goes on, also with a bound."""
-    port = free_port()
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    first, second = (
-        subprocess.Popen(
-            [sys.executable, SCRIPT, "3", "founder"],
-            env={**common, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    )
-    out, _ = first.communicate()
-    second.communicate()
-    assert (first.returncode, second.returncode) == (0, -signal.SIGKILL)
-    told = json.loads(out.splitlines()[-1])
+    told = run(3, "founder", **{GOES_ON: "1"})
     check_all(told, {"2": STEPS})
     assert told["versions"]["parts.0"]["1"] == BEFORE
 

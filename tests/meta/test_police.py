@@ -36,7 +36,7 @@ def test_leak_fails_the_test(
 ) -> None:
     """Each kind of leak fails the test that made it, by name."""
     monkeypatch.setenv("PRESENT", "1")
-    source = CONFTEST.read_text().replace("GRACE_S = 5.0", "GRACE_S = 0.2")
+    source = CONFTEST.read_text().replace("GRACE_S = 30.0", "GRACE_S = 0.2")
     pytester.makeconftest(source)
     pytester.makepyfile(
         f"""
@@ -120,3 +120,48 @@ def test_only_tests_on_gpus_see_them(
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=4)
+
+
+def test_a_mark_that_is_not_spelt_out_is_refused(pytester: pytest.Pytester) -> None:
+    """A file that `make test` would not find by it."""
+    pytester.makeconftest(CONFTEST.read_text())
+    path = pytester.makepyfile("import pytest\n@getattr(pytest.mark, 'alone')\ndef test(): ...")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.stderr.fnmatch_lines(
+        [
+            f"ERROR: wanted pytest.mark.alone in the text of {path}, whose tests have that mark, got *"
+        ]
+    )
+
+
+def test_folders_with_long_files_come_first(pytester: pytest.Pytester) -> None:
+    """Whatever their names are."""
+    pytester.makeconftest(CONFTEST.read_text())
+    for folder in ("laws", "session"):
+        pytester.mkdir(folder).joinpath(f"test_{folder}.py").write_text("def test(): ...")
+    told = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--collect-only", "-q").outlines
+    assert told[:2] == ["session/test_session.py::test", "laws/test_laws.py::test"]
+
+
+def test_lasting_objects_are_set_aside(pytester: pytest.Pytester) -> None:
+    """Where there are many, so that garbage collections do not look at them; what a test makes is collected."""
+    source = CONFTEST.read_text().replace("MOST_OBJECTS = 50_000", "MOST_OBJECTS = 0")
+    pytester.makeconftest(source)
+    pytester.makepyfile(
+        """
+        import gc, weakref
+
+        class Node: ...
+        lasting = Node()
+
+        def test_objects():
+            assert gc.get_freeze_count() > 1000
+            assert not any(found is lasting for found in gc.get_objects())
+            node = Node()
+            node.itself, gone = node, weakref.ref(node)
+            del node
+            gc.collect()
+            assert gone() is None
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)

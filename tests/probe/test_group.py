@@ -182,7 +182,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         worker = _worker_of(parent)
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
-    psutil.wait_procs([worker], timeout=20)
+    psutil.wait_procs([worker], timeout=60)
     assert not worker.is_running()
 
 
@@ -193,7 +193,7 @@ def _ends(pid: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        ended, _, _ = select.select([process], [], [], 20.0)
+        ended, _, _ = select.select([process], [], [], 60.0)
     finally:
         os.close(process)
     return bool(ended)

@@ -2,7 +2,8 @@
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python absent_workers.py OUTPUT
 
-Started by hand, since a launcher would end the other worker. Every case has a process group of its own.
+Started by hand, since a launcher would end the other worker. Every case has a process group of its own; some
+wait at once, in processes forked from the worker. The last one, which kills it, comes behind them.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from ridgeline.errors import AbsentWorkerError
 
 TIMEOUT = timedelta(seconds=3)
 """Of collectives: what a case lasts, since all but the last one wait for its end."""
+AT_ONCE = 3
+"""Cases that wait at a time."""
 PATIENCE = timedelta(seconds=90)
 
 
@@ -143,13 +146,10 @@ CASES = (
 )
 
 
-def main() -> None:
-    rank = int(os.environ["RANK"])
-    torch.set_num_threads(1)
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, 2, is_master=rank == 0, timeout=PATIENCE)
+def hold(cases: Sequence[Callable[..., None]], rank: int, store: dist.Store) -> dict[str, Any]:
+    """What this worker was told in each case."""
     told = {}
-    for case in CASES:
+    for case in cases:
         name = case.__name__
         own = dist.PrefixStore(name, store)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=2, timeout=TIMEOUT)
@@ -159,7 +159,32 @@ def main() -> None:
             told[name] = {"message": str(error), "pid": os.getpid()}
         store.set(f"told/{name}", "1") if rank == 0 else None
         dist.destroy_process_group()
-    Path(sys.argv[1]).write_text(json.dumps(told))
+    return told
+
+
+def main() -> None:
+    rank, output = int(os.environ["RANK"]), Path(sys.argv[1])
+    torch.set_num_threads(1)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    parts = [output.with_name(f"{rank}.{part}.json") for part in range(AT_ONCE)]
+    children = []
+    for part, path in enumerate(parts):  # before there is a thread that would not come along
+        child = os.fork()
+        if not child:
+            store = dist.TCPStore(address, port, is_master=False, timeout=PATIENCE)
+            path.write_text(json.dumps(hold(CASES[part:-1:AT_ONCE], rank, store)))
+            return
+        children.append(child)
+    store = dist.TCPStore(
+        address, port, is_master=rank == 0, wait_for_workers=False, timeout=PATIENCE
+    )
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * AT_ONCE
+    store.set(f"there/{rank}", "1")
+    store.wait(["there/0", "there/1"], PATIENCE)
+    told = hold(CASES[-1:], rank, store)
+    output.write_text(
+        json.dumps({k: v for p in parts for k, v in json.loads(p.read_text()).items()} | told)
+    )
 
 
 if __name__ == "__main__":

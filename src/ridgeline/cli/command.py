@@ -1,21 +1,23 @@
 """What every verb of the command line is: a class that describes its arguments and runs.
 
 A verb lives in a module of its own name, `ridgeline.cli.<verb>`, as a class `Command`. Its module is
-imported only when the verb is used; what needs torch is imported inside `run`. The result goes to
-stdout, everything on the way there to stderr.
+imported only when the verb is used; what needs torch is imported inside `run`, and what draws on a terminal
+with the first line there: servers draw nothing. The result goes to stdout, everything on the way there to
+stderr.
 """
 
 import argparse
 import json
 import sys
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import IO, TYPE_CHECKING, Any, Protocol, TextIO
 
 import msgspec
-from rich.console import RenderableType
 
 from ridgeline.codec import Noun, encode
-from ridgeline.reporting.terminal.text import console
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 FINE = 0
 USER_ERROR = 1
@@ -50,9 +52,9 @@ class Output:
     def progress(self, line: str) -> None:
         """One line about what happens now, on stderr."""
         if not self.is_quiet:
-            console(sys.stderr).print(line, style="dim", markup=False)
+            _console(sys.stderr).print(line, style="dim", markup=False)
 
-    def result(self, value: Noun | dict[str, Any], *shown: RenderableType) -> None:
+    def result(self, value: Noun | dict[str, Any], *shown: "RenderableType") -> None:
         """The result on stdout: a noun as its file has it, a dict of values as plain JSON, or text.
 
         Args:
@@ -66,9 +68,15 @@ class Output:
             # A reader that has gone shows here, and not where the interpreter flushes at its end.
             target.flush()
             return
-        terminal = console()
+        terminal = _console()
         for part in shown:
             terminal.print(part)
+
+
+def _console(file: IO[str] | None = None) -> "Console":
+    from ridgeline.reporting.terminal.text import console
+
+    return console(file)
 
 
 def json_text(value: Noun | dict[str, Any]) -> str:

@@ -27,6 +27,10 @@ _MOST_BYTES = 1 << 30
 """A tensor larger than this that is neither trained nor a buffer (a data set, say) is not copied: steps do
 not write into such, and a note names one that does."""
 
+_MOST_ARRAY_BYTES = 1 << 26
+"""A larger array of NumPy's is not compared where values are not copied: this one takes 20 ms. Code that
+counts in an array has a small one."""
+
 
 class StateChange(NamedTuple):
     """Something that holds another object than before: what it is, in words, and both objects.
@@ -53,11 +57,12 @@ class Undo:
 
     Args:
         roots: Model, loss function, optimizer, batch.
-        values: Whether tensors and arrays are copied, too; without, only what holds them.
+        values: Whether tensors and large arrays are copied, too; without, only what holds them.
         spared: Tensors whose values (and whose gradients' values) other code keeps.
 
     Attributes:
         notes: What could not be put back.
+        reached: Everything that could be reached, by its number.
 
     Cost: With `values`, the memory of all reachable tensors and gradients as long as it lives; walking takes
         about 0.1 s for a model of a thousand modules.
@@ -77,7 +82,8 @@ class Undo:
         copied = [t for t in reach.tensors if id(t) not in kept] if values else []
         self._places = [_Place(tensor) for tensor in reach.tensors if _has_place(tensor)]
         self._tensors = [_Values(tensor) for tensor in copied]
-        self._arrays = [(array, array.copy()) for array in reach.arrays] if values else []
+        arrays = [a for a in reach.arrays if values or a.nbytes <= _MOST_ARRAY_BYTES]
+        self._arrays = [(array, array.copy()) for array in arrays]
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._host_generators = [
             (type(g).__name__, _state(g), partial(_state, g))
@@ -85,20 +91,32 @@ class Undo:
             if not isinstance(g, torch.Generator) and g not in _GLOBAL_GENERATORS
         ]
         self._random = Generators()
-        self._reached = {id(tensor): tensor for tensor in reach.tensors}
+        self.reached = reach.seen
+        self._reached_tensors = reach.tensors
+        self._memory: set[int | None] | None = None
 
-    def has(self, tensor: Tensor) -> bool:
-        """Whether a tensor could be reached."""
-        return id(tensor) in self._reached
+    def has(self, value: Any) -> bool:
+        """Whether a tensor, or another object, could be reached."""
+        return id(value) in self.reached
+
+    def has_memory_of(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in the memory of one that could be reached, where it stays up to date."""
+        if self._memory is None:
+            self._memory = {*map(_memory_of, self._reached_tensors)}
+        place = _memory_of(tensor)
+        return place is not None and place in self._memory
 
     def changes(self) -> "Iterator[StateChange]":
-        """Variables, entries and containers that hold something else now, and generators that were used."""
+        """Variables, entries, containers and arrays that hold something else now, and used generators."""
         for cell, value in self._cells:
             now = load(cell)
             if now is not value:
                 yield StateChange(repr(cell.label), value, now, partial(_store, cell))
         for store in self._stores:
             yield from store.changes()
+        for array, saved in self._arrays:
+            if not numpy.array_equal(array, saved, equal_nan=array.dtype.kind in "fc"):
+                yield StateChange("an element of an array", saved, array)
         for kind, state, ask in self._host_generators:
             now = ask()
             # States hold arrays, which `==` would compare element by element.
@@ -227,6 +245,11 @@ class _Place:
             or (now.dtype, now.shape, now.stride()) != (before.dtype, before.shape, before.stride())
         ):
             now.data = before
+
+
+def _memory_of(tensor: Tensor) -> int | None:
+    """Where the elements lie; None where no single address says so."""
+    return tensor.untyped_storage().data_ptr() or None if _has_place(tensor) else None
 
 
 def _has_place(tensor: Tensor) -> bool:

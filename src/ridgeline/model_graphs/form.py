@@ -33,6 +33,11 @@ OTHER_CALLS = (
 
 FIRST_CALLS = "calls in which the model first wrote into its parameters ran as they were written"
 
+GRADIENTS_KEPT = (
+    "the model was captured again, since gradients were kept that replays write over: now they are "
+    "copies"
+)
+
 Capture = Callable[[nn.Module, Captured, Captured, list[Tensor]], Captured | None]
 
 
@@ -74,6 +79,7 @@ class ModelGraphForm(Form):
         self._classes: ClassWatch | None = None
         self._num_calls = 0
         self._is_waiting = False
+        self._copies_gradients = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch; the first call captures."""
@@ -116,6 +122,13 @@ class ModelGraphForm(Form):
             return self._as_written(why, args, kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         known = self._known
+        if known is not None and known.has_kept_gradients():
+            self._note(
+                GRADIENTS_KEPT
+            )  # in the memory of these graphs, which are not replayed again
+            self._copies_gradients = True
+            self.close()
+            known = None
         fits = known is not None and known.fits(leaves, structure)
         if known is not None and not fits and known.changed() is not None:
             self.close()
@@ -131,9 +144,12 @@ class ModelGraphForm(Form):
         return known.result(leaves)
 
     def _as_written(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if why not in self._notes:
-            self._notes.append(why)
+        self._note(why)
         return self._plain(*args, **kwargs)
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
 
     def _check_python(self, batch: Any) -> None:
         """Refuse a loss function that sets in Python what the model reads.
@@ -169,6 +185,8 @@ class ModelGraphForm(Form):
         if captured is None:
             return None
         known.call = captured
+        if self._copies_gradients:
+            known.copy_gradients()
         return known
 
 

@@ -1,7 +1,7 @@
 """Whether somebody keeps a gradient that a replay will write over: a plain step leaves it as it is."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import gt
 
 import torch
@@ -38,13 +38,16 @@ class KeptGradients:
 
     Args:
         pairs: Parameters and the gradients that replays write, some None.
-        adds: Whether a step adds to them, so that one which is still its parameter's may be held.
+        added_to: Numbers of the parameters whose gradients a step adds to, so that one which is still its
+            parameter's may be held.
 
     Cost: Sets each gradient of a parameter three times.
     """
 
-    def __init__(self, pairs: Iterable[tuple[Tensor, Tensor | None]], *, adds: bool) -> None:
-        self._adds = adds
+    def __init__(
+        self, pairs: Iterable[tuple[Tensor, Tensor | None]], added_to: Collection[int]
+    ) -> None:
+        self._added_to = added_to
         self._pairs = [
             (parameter, gradient, part.untyped_storage())
             for parameter, gradient in pairs
@@ -82,8 +85,14 @@ class KeptGradients:
 
         Cost: 0.2 us a gradient, where parameters have them.
         """
-        is_usual = self._counts() == self._shown and self._shows_all()
-        return not is_usual and any(held or views for _, held, views in self.found())
+        # In one function, as it runs before each step.
+        if (
+            [*map(sys.getrefcount, self._gradients)] == self._shown[0]
+            and [*map(_num_uses, self._memory)] == self._shown[1]
+            and self._shows_all()
+        ):
+            return False
+        return any(held or views for _, held, views in self.found())
 
     def found(self) -> list[tuple[Tensor, bool, bool]]:
         """Each gradient, whether others hold it, and whether others hold tensors in its memory."""
@@ -93,7 +102,7 @@ class KeptGradients:
             is_shown = parameter.grad is gradient
             usual = self._shown if is_shown else self._hidden
             held, views = (now[place] > own[place] for now, own in zip(counts, usual, strict=True))
-            counts_here = not (is_shown and self._adds)
+            counts_here = not (is_shown and id(parameter) in self._added_to)
             found.append((gradient, held and counts_here, views and counts_here))
         return found
 

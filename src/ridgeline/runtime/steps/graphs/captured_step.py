@@ -111,7 +111,9 @@ class CapturedStep:
 
     def replay(self) -> Tensor:
         """Run the step; its loss, which the next replay overwrites."""
-        self.gradients.bring()
+        gradients = self.gradients
+        if gradients.added_to:
+            gradients.bring()
         if self.dropout.held:
             self.dropout.bring()
         self.graph.replay()
@@ -121,7 +123,8 @@ class CapturedStep:
             renew()
         for draw in self._idle_draws:
             draw.repeat()
-        self.gradients.show()  # without them an optimizer outside would do nothing
+        if not gradients.are_shown():
+            gradients.show()  # without them an optimizer outside would do nothing
         if self._outside is not None:
             update(self._outside)
             self._updated()

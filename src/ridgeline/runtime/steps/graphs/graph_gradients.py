@@ -1,7 +1,7 @@
 """The gradients that a captured step writes, and what parameters show of them to their user."""
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ class GraphGradients:
 
     Attributes:
         copies: Whether parameters have copies.
+        added_to: Parameters and the gradients that a step adds to.
+        are_shown: Whether parameters have all of them, so that there is nothing to `show`.
+        are_kept: Whether somebody holds one that the next replay would write over, once `watch` was called;
+            see `KeptGradients.are_any`.
     """
 
     def __init__(self, parameters: Iterable[Tensor], optimizer: Optimizer, *, copies: bool) -> None:
@@ -35,9 +39,11 @@ class GraphGradients:
         self.copies = copies
         self._before = [parameter.grad for parameter in self._parameters]
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
-        self._added_to: list[tuple[Tensor, Tensor]] = []
+        self.added_to: list[tuple[Tensor, Tensor]] = []
         self._elsewhere: set[int] = set()
-        self._kept: tuple[KeptGradients, ...] = ()
+        self._kept: KeptGradients | None = None
+        self.are_kept: Callable[[], bool] = _never
+        self.are_shown: Callable[[], bool] = _never
         for parameter, before in self._uncleared():
             # The graph adds to what is there, in memory of its own: the user may keep what he has.
             if before is not None:
@@ -52,7 +58,7 @@ class GraphGradients:
             if before is None and found is not None and not found._version:  # noqa: SLF001 - counts writes
                 parameter.grad = None
         self._gradients = [(parameter, parameter.grad) for parameter in self._parameters]
-        self._added_to = [
+        self.added_to = [
             (parameter, gradient)
             for (parameter, gradient), is_cleared in zip(
                 self._gradients, self._is_cleared, strict=True
@@ -62,7 +68,8 @@ class GraphGradients:
         shown = Sameness()
         for parameter in self._parameters:
             shown.attribute(parameter, "grad")
-        self._are_shown = shown.compiled()
+        if not self.copies:
+            self.are_shown = shown.compiled()
         for parameter, before in self._uncleared():
             if before is not None:
                 parameter.grad = before
@@ -71,7 +78,7 @@ class GraphGradients:
     def bring(self) -> None:
         """Before a replay: continue from the present gradients that nobody clears."""
         self._elsewhere.clear()
-        for parameter, gradient in self._added_to:
+        for parameter, gradient in self.added_to:
             if parameter.grad is None:
                 gradient.zero_()
             elif parameter.grad is not gradient:
@@ -81,19 +88,13 @@ class GraphGradients:
 
     def show(self) -> None:
         """After a replay: make the parameters' gradients those that it has computed, or copies of them."""
-        if not (self.copies or self._elsewhere):
-            if not self._are_shown():
-                for parameter, gradient in self._gradients:
-                    if parameter.grad is not gradient:
-                        parameter.grad = gradient
-            return
         for parameter, gradient in self._gradients:
             if id(parameter) in self._elsewhere:
                 assert gradient is not None
                 parameter.grad.copy_(gradient)  # type: ignore[union-attr] - it was there before
             elif self.copies and gradient is not None:
                 parameter.grad = gradient.clone()
-            else:
+            elif parameter.grad is not gradient:
                 parameter.grad = gradient
 
     def watch(self) -> None:
@@ -104,19 +105,9 @@ class GraphGradients:
         if self.copies:
             return
         gc.collect()
-        pairs = zip(self._gradients, self._is_cleared, strict=True)
-        cleared = [pair for pair, is_cleared in pairs if is_cleared]
-        self._kept = (
-            KeptGradients(cleared, adds=False),
-            KeptGradients(self._added_to, adds=True),
-        )
-
-    def are_kept(self) -> bool:
-        """Whether somebody holds a gradient that the next replay would write over.
-
-        Cost: See `KeptGradients.are_any`.
-        """
-        return any(kept.are_any() for kept in self._kept)
+        added_to = {id(parameter) for parameter, _ in self.added_to}
+        self._kept = KeptGradients(self._gradients, added_to)
+        self.are_kept = self._kept.are_any
 
     def leave(self) -> bool:
         """Let those who hold gradients keep them, and show copies from now on.
@@ -124,21 +115,25 @@ class GraphGradients:
         False where they hold other tensors in the same memory (a view): that cannot be moved.
         """
         self.copies = True
-        found = [one for kept in self._kept for one in kept.found()]
+        found = [] if self._kept is None else self._kept.found()
         if any(views for *_, views in found):
             return False
         self._gradients = [(p, None if g is None else g.detach()) for p, g in self._gradients]
-        self._added_to = [(p, g.detach()) for p, g in self._added_to]
+        self.added_to = [(p, g.detach()) for p, g in self.added_to]
         for gradient, is_held, _ in found:
             if is_held:  # as an object, which gets memory of its own
                 gradient.data = gradient.clone()
-        self._kept = ()
+        self._kept, self.are_kept, self.are_shown = None, _never, _never
         return True
 
     def _uncleared(self) -> list[tuple[Tensor, Tensor | None]]:
         """Parameters whose gradients no step clears, and what these were before the capture."""
         found = zip(self._parameters, self._before, self._is_cleared, strict=True)
         return [(parameter, before) for parameter, before, is_cleared in found if not is_cleared]
+
+
+def _never() -> bool:
+    return False
 
 
 def leave_kept(held: Sequence[GraphGradients], num_workers: int) -> str | None:

@@ -22,6 +22,7 @@ from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.equivalence import check_replay
+from ridgeline.runtime.steps.checks.hook_order import check_hook_order, num_hooks
 from ridgeline.tensors.batch import leaves, rebuilt
 from ridgeline.tensors.copies import own_copy
 from ridgeline.tensors.tensor_types import TensorTypes
@@ -56,7 +57,7 @@ class CheckedRunner:
         self._notes = notes
         self._types: TensorTypes | None = None
         """Those of what was checked; None before."""
-        self._num_graphs = 0
+        self._num_graphs = self._num_hooks = 0
 
     def __call__(self, batch: Any) -> Tensor:
         """One step; the detached loss.
@@ -66,7 +67,7 @@ class CheckedRunner:
 
         Raises:
             EquivalenceError: the compiled step differs from the eager one.
-            CaptureError: the step cannot run in this form, and has not begun.
+            CaptureError: the step cannot run in this form, and has not begun; see `check_hook_order`, too.
             WorkloadError: the replayed model failed in a step that had begun.
         """
         if self._body.form.refusal is not None:
@@ -75,6 +76,9 @@ class CheckedRunner:
         why = watched() if replays_model else _watches_compiled(batch)
         if why and not replays_model:
             return self._run_as_written(batch, why)
+        if not why and (num := num_hooks(self._body)) != self._num_hooks:
+            check_hook_order(self._body, batch)
+            self._num_hooks = num
         if not (why or self._is_checked()):
             self._check(batch)
         loss = self._run(batch)

@@ -11,7 +11,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from repeated_blocks import TanhBlock
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.steps.step import PlannedStep
 
@@ -119,3 +119,21 @@ def test_hooks_that_would_be_called_in_another_order_are_refused(
         f"gradients in another order than the step as written, got {what}, on '"
     )
     assert text.endswith("'; do so after the step, or use execution='eager'")
+
+
+def test_a_hook_on_a_parameter_of_the_loss_is_refused_by_a_graph() -> None:
+    """Replays would not notice a change of what it reads."""
+    weight = nn.Parameter(torch.ones(2))
+    weight.register_hook(lambda gradient: gradient * 2.0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), weight], 0.1)
+
+    def weighted(model: nn.Module, batch: Tensor) -> Tensor:
+        return (model(batch) * weight).square().mean()
+
+    with (
+        emulated_graphs(),
+        PlannedStep(model, weighted, optimizer, Plan(execution="graph"), device="cpu") as step,
+        pytest.raises(ObstacleError, match="got one on 'a parameter outside of the model'"),
+    ):
+        step(torch.ones(4, 3))

@@ -112,10 +112,13 @@ def test_results_that_somebody_keeps_stay() -> None:
 
 
 def test_two_backward_passes_are_refused() -> None:
+    """Also where the code does not show that it keeps what one needs for another."""
+    find = vars(torch.autograd)["gr" + "ad"]
+
     def penalty(model: nn.Module, batch: Any) -> Tensor:
         spoken = model(batch[0])["spoken"]
         first = spoken.square().mean()
-        (slope,) = torch.autograd.grad(first, [model.out.bias], retain_graph=True)
+        (slope,) = find(first, [model.out.bias], None, True)
         return first * (1.0 + float(slope.sum().item() > 1e9))
 
     model = Listener(0.0).cuda()

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fixed_step_solver import odeint
 from ridgeline.errors import CaptureError
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.plan import Plan
@@ -110,23 +112,29 @@ def clear(also: Any, optimizer: Any = torch.optim.SGD, loss: Any = loss_fn) -> N
     clear_for_capture(body, BATCH, World(0, 1, 0, CPU), [])
 
 
+def line_in(function: Any, after: int) -> str:
+    """The line so many after the first one, as messages name it."""
+    path = Path(function.__code__.co_filename).relative_to(Path.cwd())
+    return f"{path}:{function.__code__.co_firstlineno + after} in {function.__name__}"
+
+
 @pytest.mark.parametrize(
-    ("also", "what"),
+    ("also", "what", "after"),
     [
-        (carry_hidden, "a change of 'kept' in Python"),
-        (carry_in_a_list, "a change of 'kept' in Python"),
-        (count, "a change of 'count' in Python"),
-        (append, "a change of the length of a list in Python"),
+        (carry_hidden, "a change of 'kept' in Python", 2),
+        (carry_in_a_list, "a change of 'kept' in Python", 2),
+        (count, "a change of 'count' in Python", 1),
+        (append, "a change of the length of a list in Python", 2),
     ],
 )
-def test_what_a_replay_would_freeze_is_not_captured(also: Any, what: str) -> None:
+def test_what_a_replay_would_freeze_is_not_captured(also: Any, what: str, after: int) -> None:
     """A hidden state that the next step reads, a count, a list that grows."""
     with pytest.raises(CaptureError) as caught:
         clear(also)
     (line,) = str(caught.value).splitlines()[1:]
     assert line == (
-        f"- wanted a step that changes tensors in place only, got {what} at an unknown line: Python runs once, "
-        "at capture: a hidden state or a count stays what it was then in every replay; keep it in a buffer of "
+        f"- wanted a step that changes tensors in place only, got {what} at {line_in(also, after)}: Python "
+        "runs once, at capture: a hidden state or a count stays what it was then in every replay; keep it in a buffer of "
         "the model and write into it (copy_, add_), or do it after each training step"
     )
 
@@ -167,3 +175,40 @@ def test_one_program_is_judged_more_strictly() -> None:
     assert changed_in_python(before, lambda tensor: False) == ""
     net.kept, net.rate = None, float(str(net.rate))
     assert changed_in_python(before) == ""
+
+
+def test_a_count_in_a_function_that_a_solver_calls_has_its_line() -> None:
+    """Where the solver lies in another file, and the function is called through others."""
+
+    class Field(nn.Module):
+        nfe = 0
+
+        def forward(self, t: float, y: Tensor) -> Tensor:
+            self.nfe += 1
+            return -t * y
+
+    field = Field()
+
+    def solve(net: Net, y: Tensor) -> Tensor:
+        return odeint(field, y)
+
+    with pytest.raises(CaptureError, match="got a change of 'nfe' in Python at ") as caught:
+        clear(solve)
+    assert line_in(Field.forward, 1) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["a key", "an attribute"])
+def test_all_lines_that_may_have_made_a_change_are_named(key: str) -> None:
+    """Of functions that ran."""
+    logs = {"steps": 0}
+
+    def twice(net: Net, y: Tensor) -> Tensor:
+        if key == "a key":
+            logs["steps"] += 1
+        else:
+            setattr(net, "count", net.count + 1)  # noqa: B010 - also so
+        return y
+
+    with pytest.raises(CaptureError) as caught:
+        clear(twice)
+    assert line_in(twice, 2 if key == "a key" else 4) in str(caught.value)

@@ -13,6 +13,7 @@ from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.graphs import graph
+from ridgeline.runtime.steps.graphs.captured_step import CapturedStep
 from ridgeline.runtime.steps.graphs.clearance import Clearance
 from ridgeline.runtime.steps.graphs.graph import GraphRunner
 from ridgeline.tensors.batch_pattern import BatchPattern
@@ -27,6 +28,19 @@ class Stream:
         """Nothing to wait for."""
 
 
+class Gradients:
+    """They are the parameters' own."""
+
+    copies = False
+
+    def are_kept(self) -> bool:
+        """A replay writes over none."""
+        return False
+
+    def watch(self) -> None:
+        """There is nothing to see."""
+
+
 class Captured:
     """Stands for a graph: a replay runs the body; `log` tells what was done."""
 
@@ -34,6 +48,8 @@ class Captured:
     usual = None
     dropout = DropoutStates(())
     replay_ns = 10**9
+    gradients = Gradients()
+    bears_layout: Any = CapturedStep.bears_layout
 
     def __init__(
         self,
@@ -45,13 +61,15 @@ class Captured:
         has_stamps: bool,
         has_optimizer: bool,
         idle_draws: object,
+        copies_gradients: bool,
     ) -> None:
+        assert not copies_gradients
         name = "capture" if has_stamps else "capture without stamps"
         self.log.append(name if has_optimizer else f"{name} without optimizer")
         self.body, self.batch, self.inputs = body, batch, []
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
         self.written: list[int] = []
-        self.strides, self.repeats = [tensor.stride() for tensor in tensors], repeats(tensors)
+        self._strides, self._repeats = [tensor.stride() for tensor in tensors], repeats(tensors)
         self.graph, self.has_stamps, self.pattern = self, has_stamps, BatchPattern(batch)
 
     def pool(self) -> None:
@@ -68,9 +86,6 @@ class Captured:
     def frames(self) -> tuple[Span, ...]:
         assert self.has_stamps
         return (Span(name="forward", lane="compute", start_ns=0, end_ns=self.replay_ns),)
-
-    def show_gradients(self) -> None:
-        """They are where they are."""
 
     def close(self) -> None:
         self.log.append("close")

@@ -14,7 +14,7 @@ from repeated_blocks import TanhBlock
 from ridgeline.errors import CaptureError
 from ridgeline.execution import MODES
 from ridgeline.plan import Execution, Plan
-from ridgeline.reach.second_gradients import second_gradients
+from ridgeline.reach.second_gradients import retained_graphs, second_gradients
 from ridgeline.session import TrainStep
 
 WITHOUT: tuple[Execution, ...] = (
@@ -91,11 +91,12 @@ def test_the_other_forms_have_them(execution: Execution) -> None:
 
 
 def test_a_captured_model_is_not_differentiated_twice() -> None:
-    """Where the code shows it by position only: autograd would take what was replayed for constants."""
+    """Where the code does not show it: autograd would take what was replayed for constants."""
 
     def hidden(model: nn.Module, batch: Tensor) -> Tensor:
         points = batch.clone().requires_grad_(True)
-        (slope,) = torch.autograd.grad(model(points).sum(), points, None, True, True)
+        found = vars(torch.autograd)["gr" + "ad"]
+        (slope,) = found(model(points).sum(), points, None, True, True)
         return (slope.norm(dim=1) - 1).square().mean() + model(batch).mean()
 
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -144,6 +145,30 @@ def given_later(model: nn.Module, batch: Tensor) -> Tensor:
     return torch.autograd.grad(model(batch).mean(), batch, **settings)[0].mean()
 
 
+def by_place(model: nn.Module, batch: Tensor) -> Tensor:
+    return torch.autograd.grad(model(batch).mean(), batch, None, None, True)[0].mean()
+
+
+def by_a_name_of_its_own(model: nn.Module, batch: Tensor) -> Tensor:
+    find = torch.autograd.grad
+    return find(model(batch).mean(), batch, None, None, not model.training or True)[0].mean()
+
+
+def unpacked(model: nn.Module, batch: Tensor) -> Tensor:
+    rest = (None, None, True)
+    return torch.autograd.grad(model(batch).mean(), batch, *rest)[0].mean()
+
+
+def backwards_by_place(model: nn.Module, batch: Tensor) -> Tensor:
+    model(batch).mean().backward(None, None, True)
+    return model(batch).mean()
+
+
+def all_backwards(model: nn.Module, batch: Tensor) -> Tensor:
+    torch.autograd.backward(model(batch).mean(), None, None, True if model.training else None)
+    return model(batch).mean()
+
+
 def products(model: nn.Module, batch: Tensor) -> Tensor:
     return of_autograd.vhp(lambda x: model(x).sum(), batch, batch)[1].mean()
 
@@ -159,7 +184,37 @@ def once(model: nn.Module, batch: Tensor) -> Tensor:
     return model(batch).mean() + slope.mean()
 
 
-@pytest.mark.parametrize("loss_fn", [backwards, given_later, products, written_out])
+def once_by_place(model: nn.Module, batch: Tensor) -> Tensor:
+    (slope,) = torch.autograd.grad(model(batch).mean(), batch, None, True, False)
+    return model(batch).mean() + slope.mean()
+
+
+def kept(model: nn.Module, batch: Tensor) -> Tensor:
+    loss = model(batch).mean()
+    loss.backward(retain_graph=True)
+    return loss
+
+
+def kept_by_place(model: nn.Module, batch: Tensor) -> Tensor:
+    loss = model(batch).mean()
+    torch.autograd.backward([loss], None, True)
+    return loss
+
+
+def not_kept(model: nn.Module, batch: Tensor) -> Tensor:
+    model(batch).mean().backward(None, False)
+    torch.autograd.backward([model(batch).mean()], None)
+    torch.autograd.grad(model(batch).mean(), [*model.parameters()], None, None)
+    return model(batch).mean()
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        *(backwards, given_later, products, written_out, by_place, by_a_name_of_its_own, unpacked),
+        *(backwards_by_place, all_backwards),
+    ],
+)
 def test_each_way_to_ask_for_them_is_found(loss_fn: Callable[..., Tensor]) -> None:
     assert second_gradients(critic(), loss_fn).startswith(f"{loss_fn.__name__} (")
     assert second_gradients(critic(), lambda model, batch: 2 * loss_fn(model, batch))
@@ -170,3 +225,34 @@ def test_methods_count_where_they_are_called() -> None:
     assert second_gradients(nn.Sequential(Field()), plain).startswith("forces (")
     assert not second_gradients(Unused(), plain)
     assert not second_gradients(critic(), once)
+    assert not second_gradients(critic(), once_by_place)
+    assert not second_gradients(critic(), not_kept)
+
+
+@pytest.mark.parametrize("loss_fn", [once, once_by_place, kept, kept_by_place])
+def test_a_second_backward_pass_through_a_call_is_found(loss_fn: Callable[..., Tensor]) -> None:
+    assert retained_graphs(critic(), loss_fn).startswith(f"{loss_fn.__name__} (")
+    assert not retained_graphs(critic(), not_kept)
+
+
+@pytest.mark.parametrize("execution", WITHOUT)
+def test_forms_whose_calls_have_one_backward_pass_are_refused_before_a_step(
+    execution: Execution,
+) -> None:
+    """In each fourth step it ended training, by an error of torch or of the captured model."""
+    number = [0]
+
+    def lazily(model: nn.Module, batch: Tensor) -> Tensor:
+        number[0] += 1
+        return model(batch).mean() if number[0] % 4 else kept(model, batch)
+
+    model = critic()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with emulated_graphs(), interpreted(), pytest.raises(CaptureError) as raised:
+        TrainStep(model, lazily, optimizer, Plan(execution=execution), device="cpu")
+    text = str(raised.value)
+    assert text.startswith(
+        f"wanted a step with one backward pass through each call for execution={execution!r}, got "
+        "retain_graph=True in kept (test_gradients_of_gradients.py:"
+    )
+    assert text.endswith("); use execution='step-graph', 'graph' or 'eager'")

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.capture.capturing import told_of_capture
 from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.lint.changing_lines import changing_lines
 from ridgeline.lint.child_worker import is_trial
 from ridgeline.lint.idle_draws import IdleDraw
 from ridgeline.lint.kept import (
@@ -196,7 +197,8 @@ def judge_python(seen: Observation, python: Undo, state: Iterable[Tensor]) -> No
     seen.forget_read([*state])
     what = changed_in_python(python, seen.has_read)
     if what:
-        seen.report("python-state", f"a change of {what} in Python", None)
+        line = changing_lines(what, seen.codes)
+        seen.report_at("python-state", f"a change of {what} in Python", line)
 
 
 @contextlib.contextmanager

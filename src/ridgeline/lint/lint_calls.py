@@ -49,9 +49,14 @@ _ENTER_STREAM = _code(torch.cuda.StreamContext.__enter__)
 
 
 class CallWatch:
-    """Reports such calls while it is entered; a profile function that was set before is put back."""
+    """Reports such calls while it is entered; a profile function that was set before is put back.
+
+    Attributes:
+        codes: Code of the functions that were called.
+    """
 
     def __init__(self, report: Report) -> None:
+        self.codes: dict[CodeType, None] = {}
         self._report = report
         self._before: Any = None
 
@@ -86,6 +91,7 @@ class CallWatch:
 
     def _see_python(self, frame: FrameType) -> None:
         code, caller = frame.f_code, frame.f_back
+        self.codes[code] = None
         if code in CALLS:
             self._report(*CALLS[code], caller)
         elif code is _SET_ATTRIBUTE:

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ridgeline.lint.changing_lines import UNKNOWN
 from ridgeline.lint.idle_draws import IdleDraws
 from ridgeline.lint.lint_calls import CallWatch
 from ridgeline.lint.lint_judge import CalledOperator, judge
@@ -71,6 +72,7 @@ class Observation:
         takes_sparse_gradients: Nothing captured reads the gradients, which may be sparse then.
         is_judged: The call that runs was reported, so the operators that it is made of are not.
         num_reports: Calls that were reported so far, those of a line that is known already, too.
+        codes: Code of the functions that were called.
         idle: Draws on the host that decide nothing, where they are drawn beside replays; else None.
     """
 
@@ -81,6 +83,7 @@ class Observation:
         self.takes_sparse_gradients = False
         self.is_judged = False
         self.num_reports = 0
+        self.codes: dict[CodeType, None] = {}
         self.idle: IdleDraws | None = None
         self._findings: dict[tuple[str, str], Finding] = {}
         self._doubts: dict[Doubt, None] = {}
@@ -100,7 +103,7 @@ class Observation:
     def report(self, rule: str, op: str, frame: FrameType | None) -> None:
         """Keep a finding, or a doubt if `rule` is empty, with the user's line from `frame` outwards."""
         self.num_reports += 1
-        line = self.lines.of(frame) if frame is not None else "an unknown line"
+        line = self.lines.of(frame) if frame is not None else UNKNOWN
         # The step zeroes gradients before its forward pass, which a capture repeats with everything else.
         is_own = self.ignores_torch_optimizers or rule == "gradient-none"
         if is_own and line == "the optimizer itself":
@@ -260,7 +263,9 @@ class OperatorWatch(TorchDispatchMode):
 @contextlib.contextmanager
 def watching(seen: Observation) -> Iterator[None]:
     """Observe what runs inside; nothing of the watching stays behind."""
-    with CallWatch(seen.report), OperatorWatch(seen), FunctionWatch(seen):
+    calls = CallWatch(seen.report)
+    seen.codes = calls.codes
+    with calls, OperatorWatch(seen), FunctionWatch(seen):
         yield
 
 

@@ -1,21 +1,29 @@
 """What a step changes in Python: whatever records the step once would never do it again.
 
 A program that replaces the step renews nothing outside of its own tensors. A CUDA graph renews every tensor
-of the capture, those that an attribute or a list still holds too, so that a loss kept to be shown is
+of the capture, and copies are put under the names that held those, so that a loss kept to be shown is
 renewed; but a hidden state that the next step reads, and a count, stay what they were at capture.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from ridgeline.reach.differences import (
+    differences,
+    have_same_places,
+    members_of,
+    parts_of,
+)
 from ridgeline.reach.reach import BUFFERS, Reach
-from ridgeline.reach.undo import StateChange, Undo
+from ridgeline.reach.renewals import can_be_renewed
+from ridgeline.reach.undo import Undo
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes)
+_ATOMS = (bool, int, float, complex, str, bytes, numpy.generic)
+# No replay writes into arrays on the host.
+_COUNTS = (*_ATOMS, numpy.ndarray, *BUFFERS)
 
 
 def changed_in_python(before: Undo, is_read: Callable[[Tensor], bool] | None = None) -> str:
@@ -26,54 +34,45 @@ def changed_in_python(before: Undo, is_read: Callable[[Tensor], bool] | None = N
     Args:
         before: The state before the step.
         is_read: Where given, whether the step read a tensor. What held only tensors that it did not read, and
-            holds others now, counts as unchanged, unless it got one from another name.
+            holds others now, counts as unchanged, unless it got one from another name, or a copy of it cannot
+            be put there.
     """
     changes = [*before.changes()]
+    if is_read is None:
+        found = (change.what for change in changes if not _is_same(change.before, change.now))
+        return next(found, "")
+    differing = [[*differences(change.before, change.now)] for change in changes]
+    left = {id(thing) for pairs in differing for old, new in pairs for thing in _replaced(old, new)}
     # Of all changes, as names hand tensors to one another in any order.
-    left = {id(tensor) for change in changes for tensor in _tensors(change.before)}
-    for change in changes:
-        if _is_equal(change):
-            continue
-        if is_read is None or not _is_shown(change, is_read) or _is_handed_on(change, left):
+    for change, pairs in zip(changes, differing, strict=True):
+        ends = [pair for pair in pairs if not (have_same_places(*pair) or _is_same(*pair))]
+        is_shown = all(_is_shown(old, new, is_read) for old, new in ends)
+        is_handed_on = any(id(thing) in left for _, new in ends for thing in _things(new))
+        if not is_shown or is_handed_on or not can_be_renewed(change, before):
             return change.what
     return ""
 
 
-def _is_equal(change: StateChange) -> bool:
-    kinds = {type(change.before), type(change.now)}
-    return len(kinds) == 1 and kinds <= {*_ATOMS} and change.before == change.now
+def _replaced(before: Any, now: Any) -> list[Any]:
+    """What an object was put in the place of: the one before, with its parts where these are others too."""
+    return [before] if have_same_places(before, now) else _things(before)
 
 
-def _is_shown(change: StateChange, is_read: Callable[[Tensor], bool]) -> bool:
-    """Whether what was replaced is nothing that the step itself has used."""
-    before, now = change.before, change.now
-    if (
-        isinstance(now, (numpy.ndarray, *BUFFERS)) and now is not before
-    ):  # no replay writes on the host
-        return False
+def _is_same(before: Any, now: Any) -> bool:
+    """Whether a number, or a text, was replaced by an equal one."""
+    return isinstance(before, _ATOMS) and type(before) is type(now) and before == now
+
+
+def _is_shown(before: Any, now: Any, is_read: Callable[[Tensor], bool]) -> bool:
+    """Whether what was replaced is nothing that the step itself has used, and no number to count on from."""
     if any(is_read(tensor) for tensor in Reach(before).tensors):
         return False
-    numbers = [[*_numbers(value)] for value in (before, now)]
-    # Where nothing was kept before, or only tensors were, there is nothing to count on from.
-    return numbers[0] == numbers[1] and _shape(before) in (None, _shape(now))
+    if before is None:
+        return not any(isinstance(part, _COUNTS) for part in members_of(now))
+    ends = (before, now)
+    return now is not None and not any(isinstance(x, _COUNTS) or parts_of(x) for x in ends)
 
 
-def _is_handed_on(change: StateChange, left: set[int]) -> bool:
-    """Whether a name got a tensor that another held before (what the last step showed), as no replay does."""
-    before, now = _tensors(change.before), _tensors(change.now)
-    stayed = {id(a) for a, b in zip(before, now, strict=False) if a is b}
-    return any(id(tensor) in left - stayed for tensor in now)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def _numbers(value: Any) -> Iterator[Any]:
-    leaves: Iterable[Any] = pytree.tree_leaves(value)
-    return (leaf for leaf in leaves if leaf is not None and isinstance(leaf, _ATOMS))
-
-
-def _shape(value: Any) -> Any:
-    """How many leaves there are; None of nothing."""
-    return None if value is None else len(pytree.tree_leaves(value))
+def _things(value: Any) -> list[Any]:
+    """Tensors, and what has parts."""
+    return [one for one in members_of(value) if isinstance(one, Tensor) or parts_of(one)]

@@ -18,6 +18,7 @@ from ridgeline.optimizers.step_hooks import emptied
 from ridgeline.reach.renewals import renewals
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.copies import copy_into, own_copy
+from ridgeline.tensors.kept_gradients import KeptMemory
 
 Run = Callable[..., tuple[Tensor, ...]]
 WARM_UP_CALLS = 3
@@ -28,7 +29,7 @@ class CapturedModel:
     """A function of tensors with its backward pass, captured; called with tensors like the examples.
 
     Its results are copies, so keeping one keeps its values. Gradients of parameters are not: they are
-    what `p.grad` refers to until the next call overwrites them.
+    what `p.grad` refers to until the next call overwrites them, unless `copies_gradients` is set.
 
     Args:
         run: The function. Parameters that it reaches, wherever they are kept, get gradients beside the
@@ -36,6 +37,9 @@ class CapturedModel:
         tensors: Example arguments; copied.
         before: The state before the calls, put back before the capture; None for a function without any.
         modules: All that the function may call.
+
+    Attributes:
+        copies_gradients: Gradients of parameters are copies, too.
 
     Raises:
         CaptureError: the capture failed.
@@ -53,6 +57,7 @@ class CapturedModel:
         # Copies of our own, which replays read and callers never see.
         self._inputs = [own_copy(tensor) for tensor in tensors]
         self._targets = [tensor.detach() for tensor in self._inputs]
+        self.copies_gradients = False
         self._serial = 0
         self._spent = 0
         # Warm-up and capture on one stream: libraries keep a workspace for each.
@@ -82,6 +87,8 @@ class CapturedModel:
         # Their graph would hold every tensor between, which the pool keeps without that.
         self._outputs = tuple(out.detach() for out in self._outputs)
         self._renewals = [] if before is None else renewals(before)
+        given = self._gradients[len(self._gradients) - len(self._parameters) :]
+        self._kept = KeptMemory(zip(self._parameters, given, strict=True))
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """One call; the results are connected with arguments and parameters for a backward pass.
@@ -96,6 +103,13 @@ class CapturedModel:
         outputs = _Replayed.apply(self, *tensors, *self._parameters)
         pairs = zip(outputs, self._trained, strict=True)
         return tuple(out if is_trained else out.detach() for out, is_trained in pairs)
+
+    def has_kept_gradients(self) -> bool:
+        """Whether somebody keeps a gradient of the last call, which the next one would write over.
+
+        One that is still its parameter's is moved elsewhere by that, whoever keeps it, too.
+        """
+        return not self.copies_gradients and self._kept.is_used()
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[int, tuple[Tensor, ...]]:
         """Replay the forward pass; the number of this call, and its results."""
@@ -122,9 +136,10 @@ class CapturedModel:
         copy_into(self._seeds, given)
         self._graphs[1].replay()
         found = iter(self._gradients)
+        give = _copied if self.copies_gradients else _shared
         # The caller keeps the gradient of an argument, which no step clears.
         of_inputs = [_copied(next(found)) if x.requires_grad else None for x in self._inputs]
-        return (*of_inputs, *(_shared(next(found)) for _ in self._parameters))
+        return (*of_inputs, *(give(next(found)) for _ in self._parameters))
 
     def close(self) -> None:
         """Drop the graphs.
@@ -136,16 +151,12 @@ class CapturedModel:
             self._finalizer()
 
     def _give_away(self) -> None:
-        """Copy the gradients that were not cleared, before both replays: autograd will add to them.
+        """Move the gradients that were not cleared, before both replays: autograd will add to them.
 
         They may lie where the forward pass writes: the graphs share memory.
         """
-        num_inputs = len(self._gradients) - len(self._parameters)
-        gradients = self._gradients[num_inputs:]
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            held = parameter.grad
-            if held is not None and gradient is not None and held.data_ptr() == gradient.data_ptr():
-                parameter.grad = held.clone()
+        for gradient in self._kept.shown():
+            gradient.data = gradient.clone()  # the same object, as where autograd adds in place
 
     def _backward_of(
         self, outputs: Sequence[Tensor], seeds: Sequence[Tensor] | None = None

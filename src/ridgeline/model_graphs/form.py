@@ -17,7 +17,7 @@ from ridgeline.capture.capturing import watched
 from ridgeline.capture.casts import fresh_casts
 from ridgeline.capture.dropout_states import left_as_found
 from ridgeline.capture.mask_looks import sparing
-from ridgeline.errors import ObstacleError
+from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.lint.lint import check_capturable
 from ridgeline.model_graphs.captured import CapturedModel
 from ridgeline.model_graphs.inspection import changed_by_loss, inspect_model, model_kept
@@ -32,6 +32,13 @@ OTHER_CALLS = (
 )
 
 FIRST_CALLS = "calls in which the model first wrote into its parameters ran as they were written"
+
+GRADIENTS_KEPT = (
+    "the model was captured again, since gradients were kept that replays write over: now they are "
+    "copies"
+)
+
+REFUSED = "a step in which the model could not be captured again ran as it was written"
 
 Capture = Callable[[nn.Module, Captured, Captured, list[Tensor]], Captured | None]
 
@@ -74,15 +81,17 @@ class ModelGraphForm(Form):
         self._classes: ClassWatch | None = None
         self._num_calls = 0
         self._is_waiting = False
+        self._copies_gradients = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch; the first call captures."""
-        if self._known is None and not watched():
-            self._check_python(batch)
+        if self._known is None and self.refusal is None and not watched():
+            with self._refusing_later():
+                self._check_python(batch)
         # Reset in each step: a loss that raised may have left a call without its backward pass.
         self._num_calls, self._is_waiting = 0, False
         loss = super().__call__(model, batch)
-        if not self._num_calls:
+        if not (self._num_calls or self.trains):
             raise ObstacleError(
                 f"wanted a loss function that calls the model, got one that never calls "
                 f"{type(self._model).__name__} itself (its parts, perhaps); call the model, or use another "
@@ -114,27 +123,50 @@ class ModelGraphForm(Form):
             return self._plain(*args, **kwargs)
         if why := watched():
             return self._as_written(why, args, kwargs)
+        if self.refusal is not None:
+            return self._plain(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         known = self._known
+        if known is not None and known.has_kept_gradients():
+            # They lie in the memory of these graphs, which are not replayed again.
+            self._note(GRADIENTS_KEPT)
+            self._copies_gradients = True
+            self.close()
+            known = None
         # First the common answer: `changed` looks at everything once more.
         fits = known is not None and known.fits(leaves, structure)
         if known is not None and not fits and known.changed() is not None:
             self.close()
             known = None
         if known is None:
-            known = self._known = self._captured(leaves, structure)
+            with self._refusing_later():
+                known = self._known = self._captured(leaves, structure)
             if known is None:
-                return self._as_written(FIRST_CALLS, args, kwargs)
+                why = FIRST_CALLS if self.refusal is None else REFUSED
+                return self._as_written(why, args, kwargs)
             fits = True
         if not fits:
             return self._as_written(OTHER_CALLS, args, kwargs)
         self._is_waiting = True
         return known.result(leaves)
 
+    @contextlib.contextmanager
+    def _refusing_later(self) -> Iterator[None]:
+        """What is refused inside, in a step that trains, refuses the next one: this one has begun."""
+        try:
+            yield
+        except CaptureError as error:
+            if not self.trains:
+                raise
+            self.refusal = error
+
     def _as_written(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if why not in self._notes:
-            self._notes.append(why)
+        self._note(why)
         return self._plain(*args, **kwargs)
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
 
     def _check_python(self, batch: Any) -> None:
         """Refuse a loss function that sets in Python what the model reads.
@@ -170,6 +202,8 @@ class ModelGraphForm(Form):
         if captured is None:
             return None
         known.call = captured
+        if self._copies_gradients:
+            known.copy_gradients()
         return known
 
 

@@ -13,6 +13,7 @@ from ridgeline.capture.casts import casting
 from ridgeline.errors import ObstacleError
 from ridgeline.guards.layouts import LayoutReads, refused_unread
 from ridgeline.guards.model_guard import ModelGuard
+from ridgeline.model_graphs.captured import CapturedModel
 from ridgeline.tensors.copies import own_copy
 
 Captured = Callable[..., tuple[Tensor, ...]]
@@ -133,6 +134,15 @@ class KnownCall:
             filled[place] = outputs[number]
         found = pytree.tree_unflatten(filled, structure)
         return found if self._dataclass is None else _filled(self._dataclass, found)
+
+    def has_kept_gradients(self) -> bool:
+        """Whether somebody keeps gradients that the next replay would write over."""
+        return isinstance(self.call, CapturedModel) and self.call.has_kept_gradients()
+
+    def copy_gradients(self) -> None:
+        """Have parameters get copies of gradients from now on."""
+        if isinstance(self.call, CapturedModel):
+            self.call.copies_gradients = True
 
     def close(self) -> None:
         """Drop the graphs."""

@@ -41,10 +41,16 @@ class Form:
 
     Args:
         loss_fn: The user's loss function; called as it is.
+
+    Attributes:
+        trains: What it computes trains: a step that began is then not given up.
+        refusal: Why the next step must not begin in this form; None while it may.
     """
 
     def __init__(self, loss_fn: LossFunction) -> None:
         self._loss_fn = loss_fn
+        self.trains = False
+        self.refusal: CaptureError | None = None
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch."""

@@ -52,7 +52,11 @@ _WRITER = ("flush", "close")
 """Methods of what writes somewhere: logs of metrics, files of other formats."""
 _HOOKS_OF_MANY = torch.autograd.graph.__file__
 """Where the code of hooks lies that call another one once the gradients of several tensors are there."""
-_OPEN_LIBRARIES = ("builtins", "collections", "types", "functools", "dataclasses", "__main__")
+_OPEN_LIBRARIES = (
+    "builtins", "collections", "types", "functools", "dataclasses", "argparse", "queue", "_thread",
+    "__main__",
+)  # fmt: skip
+"""Of Python's own modules, those with classes that hold what a user puts there."""
 
 
 class Cell:
@@ -86,6 +90,7 @@ class Reach:
         modules: Each once, with those inside others.
         classes: Those of the user's own.
         functions: Those of the user's own that variables and containers hold.
+        seen: All objects but atoms by their numbers, held so that no number is used again.
     """
 
     def __init__(self, *roots: Any) -> None:
@@ -102,7 +107,7 @@ class Reach:
         self.classes: list[type] = []
         self.functions: list[types.FunctionType] = []
         self._methods: set[int] = set()
-        self._seen: dict[int, Any] = {}  # holds the objects: a number must not be used again
+        self.seen: dict[int, Any] = {}
         self._named: set[tuple[int, str]] = set()
         self._open = [*roots]
         for root in roots:
@@ -118,9 +123,9 @@ class Reach:
         return [module for module in self.modules if id(module) not in inside]
 
     def _visit(self, value: Any) -> None:
-        if isinstance(value, _ATOMS) or id(value) in self._seen:
+        if isinstance(value, _ATOMS) or id(value) in self.seen:
             return
-        self._seen[id(value)] = value
+        self.seen[id(value)] = value
         if isinstance(value, Tensor):
             self._add_tensor(value)
         elif isinstance(value, numpy.ndarray):
@@ -192,11 +197,11 @@ class Reach:
             self._open += value.buffers(recurse=False)
         if isinstance(value, LazyModuleMixin):
             self._add_cell(value, "__class__", None)
-        for name in _slots(kind):
+        for name in slots_of(kind):
             self._add_cell(value, name, getattr(value, name, None))
 
     def _add_function(self, function: types.FunctionType) -> None:
-        self._seen[id(function)] = function
+        self.seen[id(function)] = function
         if id(function) not in self._methods:
             self.functions.append(function)
         for name, cell in zip(
@@ -318,11 +323,14 @@ def _is_open(kind: type) -> bool:
 
 
 @cache
-def _slots(kind: type) -> tuple[str, ...]:
+def slots_of(kind: type) -> tuple[str, ...]:
     """Names of the variables that a user's class keeps in slots."""
     found: list[str] = []
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
         if not base.__module__.startswith("torch"):
-            found += [slots] if isinstance(slots, str) else slots
-    return tuple(name for name in found if not name.startswith("__"))
+            names = [slots] if isinstance(slots, str) else slots
+            # Python puts the class before names that begin with two underscores.
+            mangled = f"_{base.__name__.lstrip('_')}"
+            found += [mangled + n if n.startswith("__") else n for n in names if n[-2:] != "__"]
+    return tuple(found)

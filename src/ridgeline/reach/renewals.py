@@ -5,15 +5,16 @@ are copies, since readers may keep it (a history of logged losses), and the next
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from ridgeline.errors import ObstacleError
+from ridgeline.reach.differences import members_of, parts_of
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import StateChange, Undo
 
@@ -21,8 +22,8 @@ from ridgeline.reach.undo import StateChange, Undo
 def renewals(before: Undo) -> list[Callable[[], object]]:
     """A call that puts copies of what is under names now there again, where a step has put tensors.
 
-    One tensor under two names stays one, and tuples, lists, dictionaries and dataclasses around tensors are
-    made anew, too. Other objects of a class of the user's stay, with the tensors of the capture in them.
+    One tensor under two names stays one, and what holds tensors (tuples, lists, dictionaries, objects of any
+    class) is made anew, too. What was there before the step stays, and so do tensors in its memory.
 
     Args:
         before: The state before the step.
@@ -30,45 +31,77 @@ def renewals(before: Undo) -> list[Callable[[], object]]:
     Returns:
         The call, to be made after each replay; nothing where there is no such name.
 
+    Raises:
+        ObstacleError: what is under a name cannot be copied; names it.
+
     Cost: Holds those tensors, so that their memory is not reused; each call copies them.
     """
-    shown = [
-        change
-        for change in before.changes()
-        if change.put is not None and Reach(change.now).tensors
-    ]
-    return [partial(_renew, shown, before)] if shown else []
+    shown = [change for change in before.changes() if _shown_tensors(change, before)]
+    for change in shown:
+        if not can_be_renewed(change, before):
+            raise ObstacleError(
+                f"wanted what the step shows in tensors, or in objects that copy.deepcopy copies, got "
+                f"{type(change.now).__name__} in {change.what}, whose tensors the next replay writes over; "
+                "show the tensors themselves, or use an execution mode without a graph"
+            )
+    if not shown:
+        return []
+    tensors = {id(t): t for change in shown for t in _shown_tensors(change, before)}
+    return [partial(_renew, shown, [*tensors.values()], before)]
 
 
-def _renew(shown: Sequence[StateChange], before: Undo) -> None:
-    copies: dict[int, Tensor] = {}
+def can_be_renewed(change: StateChange, before: Undo) -> bool:
+    """Whether copies of the tensors that a step has put under a name can stand there in their place.
+
+    Args:
+        change: Of the name.
+        before: The state before the step.
+    """
+    tensors = _shown_tensors(change, before)
+    if not tensors:
+        return True
+    if change.put is None:
+        return False
+    try:
+        copied = _copied(change.now, {id(t): t.detach() for t in tensors}, before)
+    except Exception:  # noqa: BLE001 - a user's class may raise anything where it is copied
+        return False
+    mine = {*map(id, tensors)}
+    return not any(id(tensor) in mine for tensor in _tensors_in(copied, before))
+
+
+def _shown_tensors(change: StateChange, before: Undo) -> list[Tensor]:
+    """The tensors in it that were not there before the step, neither they nor their memory."""
+    return [t for t in _tensors_in(change.now, before) if not before.has_memory_of(t)]
+
+
+def _tensors_in(value: Any, before: Undo) -> Iterator[Tensor]:
+    """The tensors in a value, those that functions in it hold, too; not those of what was there before."""
+    for member in members_of(value, before.has):
+        if isinstance(member, Tensor):
+            yield member
+        elif not parts_of(member):
+            yield from (tensor for tensor in Reach(member).tensors if not before.has(tensor))
+
+
+def _renew(shown: Sequence[StateChange], tensors: Sequence[Tensor], before: Undo) -> None:
     # What autograd knows of the tensors of the capture it knows of their copies.
     with torch.enable_grad():
-        for change in shown:
-            assert change.put is not None
-            change.put(_copied(change.now, before, copies))
+        copies: dict[int, Any] = {id(tensor): tensor.clone() for tensor in tensors}
+    for change in shown:
+        assert change.put is not None
+        change.put(_copied(change.now, copies, before))
 
 
-def _copied(value: Any, before: Undo, copies: dict[int, Tensor]) -> Any:
-    """The value with copies of the tensors that were not there before, of each one."""
+def _copied(value: Any, copies: dict[int, Any], before: Undo) -> Any:
+    """The value with objects of its own, but for those that were there before.
 
-    def copied(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            if before.has(leaf):
-                return leaf
-            if id(leaf) not in copies:
-                copies[id(leaf)] = leaf.clone()
-            return copies[id(leaf)]
-        if not is_dataclass(leaf) or isinstance(leaf, type):
-            return leaf
-        made = copy.copy(leaf)
-        for field in fields(leaf):
-            held = getattr(leaf, field.name, None)
-            # Past the class's own `__setattr__`, by which frozen ones refuse.
-            object.__setattr__(made, field.name, _copied(held, before, copies))
-        return made
-
-    return pytree.tree_map(copied, value)
+    Args:
+        value: To be copied.
+        copies: What stands in the place of an object, by its number; receives what is copied.
+        before: The state before the step.
+    """
+    return copy.deepcopy(value, ChainMap(copies, before.reached))  # type: ignore[arg-type] - a dict in all but name
 
 
 def letting_go(before: Undo) -> Callable[[], None]:
@@ -87,7 +120,9 @@ def letting_go(before: Undo) -> Callable[[], None]:
         for change in before.changes():
             if change.put is None or not any(change.now is one for one in shown):
                 continue
-            if any(not tensor.is_leaf for tensor in Reach(change.now).tensors):
-                change.put(pytree.tree_map_only(Tensor, Tensor.detach, change.now))
+            tensors = [tensor for tensor in Reach(change.now).tensors if not tensor.is_leaf]
+            if tensors and can_be_renewed(change, before):
+                copies: dict[int, Any] = {id(tensor): tensor.detach() for tensor in tensors}
+                change.put(_copied(change.now, copies, before))
 
     return let_go

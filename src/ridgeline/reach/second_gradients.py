@@ -9,11 +9,17 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
+from ridgeline.reach.calls_in_code import calls_in
 from ridgeline.reach.reach import Reach, methods_of, names_in
 
-_KEYWORD = "create_graph"
+_PLACES = {
+    "create_graph": {"grad": 4, "autograd.backward": 3, "backward": 2},
+    "retain_graph": {"grad": 3, "autograd.backward": 2, "backward": 1},
+}
+"""The places of both among the positional arguments of torch's functions."""
 _FUNCTIONAL = "torch.autograd.functional"
 """Its functions compute most of their results by a backward pass through another."""
 _ROOTS = frozenset({"forward", "__call__"})
@@ -22,8 +28,7 @@ _ROOTS = frozenset({"forward", "__call__"})
 def second_gradients(model: nn.Module, loss_fn: Any) -> str:
     """The place that asks for gradients of gradients, `penalty (loss.py:12)`; empty if none does.
 
-    What passes `create_graph=False` asks for none. A positional argument of `torch.autograd.grad` is not
-    seen, nor code that only runs by a name made at run time.
+    What passes `create_graph=False` asks for none. Code that runs by a name made at run time is not seen.
 
     Args:
         model: Its modules' classes are looked into, those of torch left out.
@@ -31,6 +36,15 @@ def second_gradients(model: nn.Module, loss_fn: Any) -> str:
 
     Cost: Walks what they can reach, see `Reach`: milliseconds, more for models of thousands of modules.
     """
+    return _place_of("create_graph", model, loss_fn)
+
+
+def retained_graphs(model: nn.Module, loss_fn: Any) -> str:
+    """The place that keeps what a backward pass needs for another one (`retain_graph=True`); likewise."""
+    return _place_of("retain_graph", model, loss_fn)
+
+
+def _place_of(keyword: str, model: nn.Module, loss_fn: Any) -> str:
     reach = Reach(model, loss_fn)
     methods = _methods(reach)
     functions = [function for function in reach.functions if not _is_torchs(function.__module__)]
@@ -48,7 +62,7 @@ def second_gradients(model: nn.Module, loss_fn: Any) -> str:
         if code in seen:
             continue
         seen.add(code)
-        place = _asks(code, names)
+        place = _asks(keyword, code, names)
         if place:
             return place
         open_names |= names_in(code) - known
@@ -93,26 +107,48 @@ def _called(
                 yield part.__code__, part.__globals__
 
 
-def _asks(code: types.CodeType, names: dict[str, Any]) -> str:
+def _asks(keyword: str, code: types.CodeType, names: dict[str, Any]) -> str:
     """Where code, or a function written inside of it, asks for them."""
-    if _passes_keyword(code) or _names_functional(code, names):
+    is_named = keyword == "create_graph" and _names_functional(code, names)
+    if is_named or _passes_keyword(keyword, code) or _passes_position(keyword, code, names):
         return f"{code.co_name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
-    inner = (_asks(part, names) for part in code.co_consts if isinstance(part, types.CodeType))
+    inner = (
+        _asks(keyword, part, names) for part in code.co_consts if isinstance(part, types.CodeType)
+    )
     return next(filter(None, inner), "")
 
 
-def _passes_keyword(code: types.CodeType) -> bool:
+def _passes_position(keyword: str, code: types.CodeType, names: dict[str, Any]) -> bool:
+    """Whether a call of torch's functions may pass it by its place, as anything but `False` or `None`."""
+    for call in calls_in(code):
+        name, owner, _ = call.function
+        name = "grad" if names.get(name) is torch.autograd.grad else name
+        is_function = owner == "autograd" or names.get(name) is torch.autograd.backward
+        place = _PLACES[keyword].get(
+            f"autograd.{name}" if is_function and name == "backward" else name
+        )
+        if place is None:
+            continue
+        if call.arguments is None:  # it may be among what is unpacked
+            return True
+        passed = call.arguments[place : place + 1]
+        if passed and passed[0].constant not in ((False,), (None,)):
+            return True
+    return False
+
+
+def _passes_keyword(keyword: str, code: types.CodeType) -> bool:
     """Whether a call passes the keyword, as anything but `False`, or a dictionary has it as a key."""
-    if _KEYWORD in code.co_consts:
+    if keyword in code.co_consts:
         return True
     before: list[dis.Instruction] = []
     for step in dis.get_instructions(code):
         # Python 3.11 does not resolve the names of a call.
         keywords = code.co_consts[step.arg or 0] if step.opname == "KW_NAMES" else step.argval
-        if isinstance(keywords, tuple) and _KEYWORD in keywords:
+        if isinstance(keywords, tuple) and keyword in keywords:
             # Values of keywords are pushed last, in their order: counted from the call backwards.
-            value = before[keywords.index(_KEYWORD) - len(keywords)]
-            values = before[keywords.index(_KEYWORD) - len(keywords) :]
+            value = before[keywords.index(keyword) - len(keywords)]
+            values = before[keywords.index(keyword) - len(keywords) :]
             # Other values than constants and variables take several instructions: then it is not known.
             is_simple = all(each.opname.startswith(("LOAD_CONST", "LOAD_FAST")) for each in values)
             if not (is_simple and value.opname == "LOAD_CONST" and value.argval is False):

@@ -4,7 +4,7 @@ Values are put back bitwise, objects by identity: the same tensors, in the same 
 """
 
 import contextlib
-import copy
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ridgeline import units
 from ridgeline.reach.generators import Generators
+from ridgeline.reach.host_arrays import MOST_COMPARED_BYTES, HostArrays
 from ridgeline.reach.reach import Cell, Reach
 from ridgeline.reach.sparse import is_sparse, parts
 
@@ -54,13 +55,14 @@ class Undo:
 
     Args:
         roots: Model, loss function, optimizer, batch.
-        values: Whether tensors and arrays are copied, too; without, only what holds them.
-        arrays: Whether arrays are, where that is another answer: a trace computes with tensors that have no
-            elements, and with the very arrays of NumPy.
+        values: Whether tensors are copied, too; without, only what holds them.
+        arrays: Whether all arrays are, where that is another answer: a trace computes with tensors without
+            elements, and with the very arrays of NumPy. Without either, small ones are.
         spared: Tensors whose values (and whose gradients' values) other code keeps.
 
     Attributes:
         notes: What could not be put back.
+        reached: Everything that could be reached, by its number.
 
     Cost: With `values`, the memory of all reachable tensors and gradients as long as it lives; walking takes
         about 0.1 s for a model of a thousand modules.
@@ -70,7 +72,7 @@ class Undo:
         self,
         *roots: Any,
         values: bool = True,
-        arrays: bool | None = None,
+        arrays: bool = False,
         spared: Iterable[Tensor] = (),
     ) -> None:
         self.notes: list[str] = []
@@ -86,10 +88,8 @@ class Undo:
         copied = [t for t in reach.tensors if id(t) not in kept] if values else []
         self._places = [_Place(tensor) for tensor in reach.tensors if _has_place(tensor)]
         self._tensors = [_Values(tensor) for tensor in copied]
-        copies = values if arrays is None else arrays
-        self._arrays = [(array, array.copy()) for array in reach.arrays] if copies else []
-        buffers: list[Any] = reach.buffers if copies else []
-        self._buffers = [(buffer, copy.copy(buffer)) for buffer in buffers]
+        is_whole = values or arrays
+        self._arrays = HostArrays(reach, most_bytes=math.inf if is_whole else MOST_COMPARED_BYTES)
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._host_generators = [
             (type(g).__name__, _state(g), partial(_state, g))
@@ -97,30 +97,31 @@ class Undo:
             if not isinstance(g, torch.Generator) and g not in _GLOBAL_GENERATORS
         ]
         self._random = Generators()
-        self._reached = {id(tensor): tensor for tensor in reach.tensors}
+        self.reached = reach.seen
+        self._reached_tensors = reach.tensors
+        self._memory: set[int | None] | None = None
 
-    def has(self, tensor: Tensor) -> bool:
-        """Whether a tensor could be reached."""
-        return id(tensor) in self._reached
+    def has(self, value: Any) -> bool:
+        """Whether a tensor, or another object, could be reached."""
+        return id(value) in self.reached
+
+    def has_memory_of(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in the memory of one that could be reached, where it stays up to date."""
+        if self._memory is None:
+            self._memory = {*map(_memory_of, self._reached_tensors)}
+        place = _memory_of(tensor)
+        return place is not None and place in self._memory
 
     def changes(self) -> "Iterator[StateChange]":
-        """Variables, entries and containers that hold something else now, and generators that were used.
-
-        With arrays, those whose elements are others as well.
-        """
+        """Variables, entries, containers and arrays that hold something else now, and used generators."""
         for cell, value in self._cells:
             now = load(cell)
             if now is not value:
                 yield StateChange(repr(cell.label), value, now, partial(_store, cell))
         for store in self._stores:
             yield from store.changes()
-        for array, saved in self._arrays:
-            if not _has_same_elements(array, saved):
-                shape = tuple(array.shape)
-                yield StateChange(f"an array of NumPy of shape {shape}", saved, array)
-        for buffer, saved_buffer in self._buffers:
-            if bytes(buffer) != bytes(saved_buffer):
-                yield StateChange(f"{_named(buffer)} of {len(buffer)}", saved_buffer, buffer)
+        for what, before, array in self._arrays.changes():
+            yield StateChange(what, before, array)
         for kind, state, ask in self._host_generators:
             now = ask()
             # States hold arrays, which `==` would compare element by element.
@@ -169,12 +170,7 @@ class Undo:
         """Put the elements of tensors and arrays back, and nothing else."""
         for values in self._tensors:
             self.notes += values.restore()
-        for array, saved in self._arrays:
-            if array.flags.writeable:
-                numpy.copyto(array, saved)
-        for buffer, saved_buffer in self._buffers:
-            if bytes(buffer) != bytes(saved_buffer):
-                buffer[:] = saved_buffer
+        self._arrays.restore()
         # Where the caller is inside of autocast, it keeps casts of what the weights were meanwhile.
         torch.clear_autocast_cache()
 
@@ -255,6 +251,11 @@ class _Place:
             now.data = before
 
 
+def _memory_of(tensor: Tensor) -> int | None:
+    """Where the elements lie; None where no single address says so."""
+    return tensor.untyped_storage().data_ptr() or None if _has_place(tensor) else None
+
+
 def _has_place(tensor: Tensor) -> bool:
     """Whether a tensor has memory of its own kind, and no subclass decides what `.data` is."""
     kinds = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -308,20 +309,6 @@ class _Values:
             else:
                 data.copy_(saved)
         return []
-
-
-def _has_same_elements(array: "numpy.ndarray[Any, Any]", saved: "numpy.ndarray[Any, Any]") -> bool:
-    """Whether an array is bit for bit a copy of it; data sets are large, so that no other copy is made."""
-    if array.dtype.hasobject:
-        return all(a is b for a, b in zip(array.flat, saved.flat, strict=True))
-    if not array.flags.c_contiguous:
-        return array.tobytes() == saved.tobytes()
-    now, before = (one.reshape(-1).view(numpy.uint8) for one in (array, saved))
-    return numpy.array_equal(now, before)
-
-
-def _named(buffer: Any) -> str:
-    return "a bytearray" if isinstance(buffer, bytearray) else "an array of Python"
 
 
 def has_changed(before: Tensor, now: Tensor) -> bool:

@@ -46,7 +46,7 @@ class CaptureWatch:
         # Hooks for all modules are kept by torch, not by any module.
         hooks += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
         hooks += step_hooks(body.optimizer)
-        self._parameters = [*body.model.parameters()]
+        self._parameters = [*dict.fromkeys((*body.model.parameters(), *_held(body.optimizer)))]
         self._hooks = Entries(hooks)
         self._accumulating = self._accumulation_hooks()
         self._replaced = replaced_methods(body.optimizer)

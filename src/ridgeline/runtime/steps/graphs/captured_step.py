@@ -18,10 +18,11 @@ from ridgeline.reach.undo import Undo
 from ridgeline.recording.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.recording.recorder import Recorder, StepRecord, step_spans
 from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.graphs.graph_gradients import GraphGradients
+from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors.batch import rebuilt
 from ridgeline.tensors.batch_pattern import BatchPattern
 from ridgeline.tensors.copies import copier, copies_of, repeats
-from ridgeline.tensors.sameness import Sameness
 from ridgeline.tensors.usual_batch import BatchReader
 from ridgeline.timeline import Span
 
@@ -37,8 +38,10 @@ class CapturedStep:
         has_stamps: Whether the graph records when its frames begin.
         has_optimizer: Whether the optimizer is part of the graph; else it steps after each replay.
         idle_draws: Random numbers that each replay draws on the host.
+        copies_gradients: Show copies of the gradients, which the next replay leaves as they are.
 
     Attributes:
+        gradients: Those that it writes.
         load: Copies the tensors of a batch to where the graph reads them.
         written: Places of those tensors that the step writes in place; see `give_back`.
         usual: Recognises the batches that it is mostly called with, once there was one.
@@ -57,12 +60,13 @@ class CapturedStep:
         has_stamps: bool = True,
         has_optimizer: bool = True,
         idle_draws: Sequence[IdleDraw] = (),
+        copies_gradients: bool = False,
     ) -> None:
         self._idle_draws = idle_draws
         flat, structure = pytree.tree_flatten(batch)
         tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
-        self.strides = [*map(strides_of, tensors)]
-        self.repeats = repeats(tensors)
+        self._strides = [*map(strides_of, tensors)]
+        self._repeats = repeats(tensors)
         self.inputs = copies_of(tensors)
         self.load = copier(self.inputs)
         before_writes = _num_writes(self.inputs)
@@ -72,12 +76,9 @@ class CapturedStep:
             [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
         )
         # The optimizer may hold parameters of the loss, which the model does not list.
-        held = {p for group in body.optimizer.param_groups for p in group["params"]}
-        parameters = dict.fromkeys((*body.model.parameters(), *held))
-        # No step clears these: the graph adds to what is there, so there must be something.
-        empty = [p for p in parameters if p.requires_grad and p.grad is None and p not in held]
-        for parameter in empty:
-            parameter.grad = torch.zeros_like(parameter)
+        self.gradients = GraphGradients(
+            body.model.parameters(), body.optimizer, copies=copies_gradients
+        )
         self.has_stamps = has_stamps
         self._outside = None if has_optimizer else body.optimizer
         self._updated = body.updated
@@ -102,34 +103,17 @@ class CapturedStep:
         self.written = [place for place, (now, before) in enumerate(counts) if now != before]
         self._renewals = renewals(before)
         self.pattern = BatchPattern(self.batch)
-        for parameter in empty:
-            if parameter.grad is not None and not parameter.grad._version:  # noqa: SLF001 - nothing was added
-                parameter.grad = None
-        self._gradients = [(p, p.grad) for p in parameters]
-        shown = Sameness()
-        for parameter in parameters:
-            shown.attribute(parameter, "grad")
-        self._shows_gradients = shown.compiled()
-        # Nobody clears these between steps, so a replay has to continue from the user's present gradient.
-        self._added_to = [(p, g) for p, g in self._gradients if p not in held and g is not None]
+        self.gradients.take()
         self._record = recorder.current
         if not has_optimizer:
             self._record.end = torch.cuda.Event(enable_timing=True)  # behind the optimizer, outside
         self._clock = DeviceClock()
 
-    def show_gradients(self) -> None:
-        """Make the parameters' gradients those that replays compute."""
-        for parameter, gradient in self._gradients:
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
-
     def replay(self) -> Tensor:
         """Run the step; its loss, which the next replay overwrites."""
-        for parameter, gradient in self._added_to:
-            if parameter.grad is None:
-                gradient.zero_()
-            elif parameter.grad is not gradient:
-                gradient.copy_(parameter.grad)
+        gradients = self.gradients
+        if gradients.added_to:
+            gradients.bring()
         if self.dropout.held:
             self.dropout.bring()
         self.graph.replay()
@@ -139,14 +123,32 @@ class CapturedStep:
             renew()
         for draw in self._idle_draws:
             draw.repeat()
-        if not self._shows_gradients():
-            self.show_gradients()  # without them an optimizer outside would do nothing
+        if not gradients.are_shown():
+            gradients.show()  # without them an optimizer outside would do nothing
         if self._outside is not None:
             update(self._outside)
             self._updated()
             if self.has_stamps:
                 self._record.end.record()  # type: ignore[union-attr]
         return self._loss
+
+    def bears_layout(
+        self, batch: Any, tensors: Sequence[Tensor], reads: StepReads | None, num_workers: int
+    ) -> bool:
+        """Whether the step computes the same with a batch that lies otherwise in memory.
+
+        Several workers, whose batches may differ in strides, continue together.
+
+        Args:
+            batch: Of the shapes that it was captured with.
+            tensors: Those of the batch.
+            reads: What the code of the step reads; None while that is unknown.
+            num_workers: That train together.
+        """
+        is_alike = repeats(tensors) == self._repeats
+        if num_workers > 1 or (is_alike and [*map(strides_of, tensors)] == self._strides):
+            return is_alike
+        return reads is None or reads.serves(batch)
 
     def give_back(self, tensors: Sequence[Tensor]) -> None:
         """Write into a batch what the replay has written into its copies of it."""

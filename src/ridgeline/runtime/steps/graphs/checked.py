@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.capture.capturing import on_stream, watched, watched_if_compiled
 from ridgeline.capture.interception import is_special_to_compiler
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, WorkloadError
 from ridgeline.execution import MODES
 from ridgeline.lint.child_trial import try_step_in_child
 from ridgeline.lint.child_worker import is_trial
@@ -22,6 +22,7 @@ from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.equivalence import check_replay
+from ridgeline.runtime.steps.checks.hook_order import check_hook_order, num_hooks
 from ridgeline.tensors.batch import leaves, rebuilt
 from ridgeline.tensors.copies import own_copy
 from ridgeline.tensors.tensor_types import TensorTypes
@@ -56,7 +57,7 @@ class CheckedRunner:
         self._notes = notes
         self._types: TensorTypes | None = None
         """Those of what was checked; None before."""
-        self._num_graphs = 0
+        self._num_graphs = self._num_hooks = 0
 
     def __call__(self, batch: Any) -> Tensor:
         """One step; the detached loss.
@@ -66,11 +67,18 @@ class CheckedRunner:
 
         Raises:
             EquivalenceError: the compiled step differs from the eager one.
+            CaptureError: the step cannot run in this form, and has not begun; see `check_hook_order`, too.
+            WorkloadError: the replayed model failed in a step that had begun.
         """
+        if self._body.form.refusal is not None:
+            raise self._body.form.refusal
         replays_model = MODES[self._body.plan.execution].replays_model
         why = watched() if replays_model else _watches_compiled(batch)
         if why and not replays_model:
             return self._run_as_written(batch, why)
+        if not why and (num := num_hooks(self._body)) != self._num_hooks:
+            check_hook_order(self._body, batch)
+            self._num_hooks = num
         if not (why or self._is_checked()):
             self._check(batch)
         loss = self._run(batch)
@@ -94,8 +102,14 @@ class CheckedRunner:
     def _run(self, batch: Any) -> Tensor:
         """The step; what the compiler fails on now runs as it was written, since parts before it have run."""
         num_before = num_failed()
-        with failing_parts_as_written():
-            loss = self._body(batch, self._recorder)
+        try:
+            with failing_parts_as_written():
+                loss = self._body(batch, self._recorder)
+        except CaptureError as error:
+            if not self._body.form.trains:
+                raise
+            # Whoever catches the other kind of error takes the step again.
+            raise WorkloadError(f"{error}. A part of this step has run") from error
         if num_failed() != num_before and AS_WRITTEN not in self._notes:
             self._notes.append(AS_WRITTEN)
         return loss
@@ -118,6 +132,7 @@ class CheckedRunner:
         if MODES[self._body.plan.execution].replays_model:
             # The check has undone what the captured call did in Python: the next one does it again.
             self._body.form.close()
+            self._body.form.trains = not self._body.is_undone
         self._recorder.counts["compile_s"] = time.perf_counter() - begin
         self._types = TensorTypes(Reach(self._body.model, self._body.loss_fn).modules)
         self._num_graphs = _num_graphs()

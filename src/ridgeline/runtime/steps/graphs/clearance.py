@@ -113,7 +113,10 @@ def check_gradient_hooks(body: StepBody) -> None:
         ObstacleError: names a parameter with one, or a module, see `check_scripted`.
     """
     check_scripted(body.model)
-    for name, parameter in body.model.named_parameters():
+    named = {parameter: name for name, parameter in body.model.named_parameters()}
+    held = [parameter for group in body.optimizer.param_groups for parameter in group["params"]]
+    for parameter in (*named, *held):  # the loss may have some of its own
+        name = named.get(parameter, "a parameter outside of the model")
         accumulated = parameter._post_accumulate_grad_hooks  # noqa: SLF001 - nothing public lists them
         if parameter._backward_hooks or (accumulated and body.synchronizer is None):  # noqa: SLF001
             raise ObstacleError(

@@ -24,7 +24,6 @@ from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.guards.layouts import refused_unread
 from ridgeline.reach.renewals import letting_go
-from ridgeline.reach.sparse import strides_of
 from ridgeline.reach.undo import Undo
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
@@ -36,9 +35,9 @@ from ridgeline.runtime.steps.checks.perturbed_runs import ONE_SHIFT, SHIFTS
 from ridgeline.runtime.steps.graphs import clearance, cleared
 from ridgeline.runtime.steps.graphs.captured_step import CapturedStep
 from ridgeline.runtime.steps.graphs.checked import check_compiled
+from ridgeline.runtime.steps.graphs.graph_gradients import COPIED, leave_kept
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors import batch as batches
-from ridgeline.tensors.copies import repeats
 from ridgeline.tensors.usual_batch import usual_batch
 from ridgeline.tensors.usual_shapes import OTHER_LAYOUTS, OTHER_SHAPES, UsualShapes
 from ridgeline.workers.world import World
@@ -77,8 +76,7 @@ class GraphRunner:
         self._watch: CaptureWatch | None = None
         self._let_go: Callable[[], None] | None = None
         self._clearance = clearance.Clearance()
-        self._is_compared = False
-        self._has_waited = False
+        self._is_compared = self._has_waited = self._copies_gradients = False
         self._optimizer = GraphOptimizer(body, world.device, notes)
 
     def __call__(self, batch: Any) -> Tensor:
@@ -90,7 +88,7 @@ class GraphRunner:
         """
         begin = time.perf_counter_ns()
         step = self._last
-        if step is not None and step.usual is not None and self._is_unchanged():
+        if step is not None and step.usual is not None and self._is_unchanged(step):
             if (tensors := step.usual(batch)) is None:  # they do not lie on the device
                 batch = self._body.placed(batch)
                 tensors = step.usual(batch)
@@ -125,7 +123,7 @@ class GraphRunner:
                 return self._run_as_written(batch)
             self._last = step
             tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
-        if not self._bears_layout(step, tensors, batch):
+        if not step.bears_layout(batch, tensors, self._reads, self._world.size):
             self._count_as_written(OTHER_LAYOUTS)
             return self._run_as_written(batch)
         if self._watch is not None and not self._watch.holds():
@@ -134,10 +132,11 @@ class GraphRunner:
         step.usual = usual_batch(batch, tensors)
         return self._replay(step, tensors, begin, batch)
 
-    def _is_unchanged(self) -> bool:
+    def _is_unchanged(self, step: CapturedStep) -> bool:
         """Whether all but the batch is as it was; False where that takes a closer look."""
         watch, reads = self._watch, self._reads
-        return watch is not None and reads is not None and watch.holds() and reads.still_hold()
+        is_same = watch is not None and reads is not None and watch.holds() and reads.still_hold()
+        return is_same and not step.gradients.are_kept()
 
     def _replay(
         self, step: CapturedStep, tensors: Sequence[Tensor], begin: int, batch: Any
@@ -260,20 +259,13 @@ class GraphRunner:
         with self._body.as_written():
             return self._run_eagerly(batch)
 
-    def _bears_layout(self, step: CapturedStep, tensors: list[Tensor], batch: Any) -> bool:
-        """Whether the step computes the same with a batch that lies otherwise in memory.
-
-        Several workers, whose batches may differ in strides, continue together.
-        """
-        is_alike = repeats(tensors) == step.repeats
-        if self._world.size > 1 or (is_alike and [*map(strides_of, tensors)] == step.strides):
-            return is_alike
-        return self._reads is None or self._reads.serves(batch)
-
     def _count_as_written(self, why: str = OTHER_SHAPES) -> None:
         self._recorder.count("eager_steps")
-        if why not in self._notes:
-            self._notes.append(why)
+        self._note(why)
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
 
     def _step_eagerly_if_changed(self) -> str | None:
         """What is another since the last eager step or capture; an eager step then comes before the next.
@@ -291,14 +283,17 @@ class GraphRunner:
         """Drop the graphs where they are no longer the user's step."""
         if self._watch is None or self._reads is None:
             return  # it is being captured
+        held = [step.gradients for step in self._captured.values()]
         why = self._step_eagerly_if_changed() or self._reads.broken()
+        why = why or leave_kept(held, self._world.size)
+        if any(gradients.copies for gradients in held):
+            self._copies_gradients = True
+            self._note(COPIED)
         if why is None:
             return
         self._num_eager = EAGER_STEPS - 1
         self._recorder.count("recaptures")
-        note = f"captured again because {why}"
-        if note not in self._notes:
-            self._notes.append(note)
+        self._note(f"captured again because {why}")
         self.close()
 
     def _capture(self, signature: batches.Signature, batch: Any) -> CapturedStep | None:
@@ -316,6 +311,7 @@ class GraphRunner:
         with unchanged, left_as_found(self._body.model, self._body.loss_fn):
             step = self._checked_and_read(signature, batch)
         step.dropout.adopt()
+        step.gradients.watch()
         self._is_compared = False  # what is captured later is of another shape, or has changed
         # Each check leaves the optimizer's state in other dictionaries.
         self._watch = CaptureWatch(self._body, has_optimizer=self._optimizer.is_inside)
@@ -373,6 +369,7 @@ class GraphRunner:
                 has_stamps=has_stamps,
                 has_optimizer=self._optimizer.is_inside,
                 idle_draws=self._clearance.idle_draws,
+                copies_gradients=self._copies_gradients,
             )
         except CaptureError as error:
             World.abandon(str(error))

@@ -17,13 +17,13 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.capture.capturing import told_of_capture
 from ridgeline.errors import CaptureError, ObstacleError
-from ridgeline.lint.changing_lines import changing_lines
 from ridgeline.lint.child_worker import is_trial
 from ridgeline.lint.idle_draws import IdleDraw
 from ridgeline.lint.kept import (
     buffers_attached,
     state_kept,
 )
+from ridgeline.lint.lint_lines import changing_lines
 from ridgeline.lint.lint_observer import Doubt, Observation, watching
 from ridgeline.lint.lint_optimizer import optimizer_findings
 from ridgeline.lint.lint_rules import FROM_HOST, Finding, finding

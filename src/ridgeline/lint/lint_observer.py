@@ -17,11 +17,10 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.lint.changing_lines import UNKNOWN
 from ridgeline.lint.idle_draws import IdleDraws
 from ridgeline.lint.lint_calls import CallWatch
 from ridgeline.lint.lint_judge import CalledOperator, judge
-from ridgeline.lint.lint_lines import Lines
+from ridgeline.lint.lint_lines import UNKNOWN, Lines
 from ridgeline.lint.lint_rules import (
     COPIES_FROM_HOST,
     HOST_READS,

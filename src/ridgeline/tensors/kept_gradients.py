@@ -22,8 +22,8 @@ def is_kept(parameter: Tensor) -> bool:
     """
     if is_sparse(parameter.grad):  # type: ignore[arg-type] - it has one
         return True  # in several places; nobody is helped by knowing
-    alone = torch.empty(0, requires_grad=True)
-    alone.grad = torch.empty(0)
+    alone = torch.empty(0, requires_grad=True, device="cpu")
+    alone.grad = torch.empty(0, device="cpu")
     return any(map(gt, _references(parameter), _references(alone)))
 
 

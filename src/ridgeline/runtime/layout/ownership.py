@@ -55,11 +55,14 @@ def total_norm(
     norm = nn.utils.get_total_norm(gradients)
     if parted and not gradients:  # a worker may have no part of a small model
         norm = norm.to(device)
+    if not parted:
+        return norm
+    # Workers may have parts of other types, or none, but a collective takes one type. A double holds the
+    # square of any norm, where one of half precision beyond 255 would be infinite.
+    squared = norm.double().square()
     for group in parted:
-        squared = norm.square()
         dist.all_reduce(squared, group=group)
-        norm = squared.sqrt()
-    return norm
+    return squared.sqrt().to(torch.promote_types(norm.dtype, torch.float32))
 
 
 def clip_gradients(

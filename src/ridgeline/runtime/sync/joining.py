@@ -1,6 +1,6 @@
 """How a step joins the other workers: by the synchronizer of its plan, and the watch that goes with it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,7 +13,8 @@ from ridgeline.engine.lanes.streams import StreamLane
 from ridgeline.errors import WorkloadError
 from ridgeline.history import Outage
 from ridgeline.plan import Plan
-from ridgeline.runtime.sync.held_update import HeldUpdate, HeldWatch
+from ridgeline.runtime.sync.buckets.coverage import Coverage
+from ridgeline.runtime.sync.held_update import HeldUpdate, HeldWatch, check_can_hold
 from ridgeline.runtime.sync.loading import load, make_transport
 from ridgeline.runtime.sync.local.common_state import CommonState
 from ridgeline.runtime.sync.local.local_steps import LocalSteps
@@ -98,7 +99,7 @@ def join_others(
             model; see `rows_refusal`.
         WorkloadError: the optimizer has parameters that are not the model's, a buffer cannot be sent, or a
             forward pass writes parameters (see `_check_no_max_norm`); or the update cannot be divided among
-            the workers as the plan says, see `check_can_shard`.
+            the workers, or be late, as the plan says, see `check_can_shard` and `check_can_hold`.
     """
     if not trains_apart(plan.sync):
         _check_no_max_norm(model)
@@ -111,12 +112,16 @@ def join_others(
     if shards_update(plan.sync):
         trained = [(name, p) for name, p in parameters if p.requires_grad]
         check_can_shard(trained, optimizer, plan.sync.algorithm)
+    # All that may refuse comes before the reducer, whose hooks would stay on the parameters.
+    Coverage(parameters).check_groups(optimizer.param_groups)
+    if holds(plan.sync):
+        _check_no_sparse(sparse)
+        check_can_hold(model, optimizer)
     transport = make_transport(plan.sync, world)
     if trains_apart(plan.sync):
         apart = LocalSteps(
             parameters, buffers, world=world, sync=plan.sync, transport=transport, order=order
         )
-        apart.check_covers(optimizer.param_groups)
         if notes is not None:
             notes.append(_apart_note(plan.sync.every))
         return Joined(apart, CommonState(model, optimizer, apart, world))
@@ -135,37 +140,28 @@ def join_others(
         synchronizer = SparseGradients(model, reducer=reducer, exchange=exchange, world=world)
         if notes is not None and (note := rows_note(plan, tuple(sparse))):
             notes.append(note)
-    synchronizer.check_covers(optimizer.param_groups)
     if shards_update(plan.sync):
         assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
         synchronizer = ShardedUpdate(optimizer, reducer=reducer, transport=transport, world=world)
     if holds(plan.sync):
         if notes is not None:
             notes.append(READ_LATE)
-        return _joined_holding(model, optimizer, reducer, world, sparse=tuple(sparse))
+        held = HeldUpdate(model, optimizer, reducer)
+        return Joined(held, HeldWatch(OutsideWrites(model, optimizer, reducer, world), held))
     return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
 
 
-def _joined_holding(
-    model: nn.Module,
-    optimizer: Optimizer,
-    reducer: Reducer,
-    world: World,
-    *,
-    sparse: Sequence[str],
-) -> Joined:
-    """With parameters that are updated when they are read.
+def _check_no_sparse(sparse: Collection[str]) -> None:
+    """See that all gradients are in buckets, for these are held.
 
     Raises:
-        WorkloadError: some gradients are sparse; see also `check_can_hold`.
+        WorkloadError: some gradients are sparse.
     """
     if sparse:
         raise WorkloadError(
-            f"wanted dense gradients for sync.options[{HELD.name!r}], got sparse ones of {sparse[0]}, which "
-            "have no bucket; make them dense, or hold none"
+            f"wanted dense gradients for sync.options[{HELD.name!r}], got sparse ones of "
+            f"{next(iter(sparse))}, which have no bucket; make them dense, or hold none"
         )
-    held = HeldUpdate(model, optimizer, reducer)
-    return Joined(held, HeldWatch(OutsideWrites(model, optimizer, reducer, world), held))
 
 
 def _check_no_max_norm(model: nn.Module) -> None:

@@ -179,6 +179,22 @@ def test_a_warm_up_goes_on_where_it_was_saved() -> None:
     channel.run(work)
 
 
+def test_momenta_of_unused_parameters_stay() -> None:
+    """Also where a bucket has fewer elements that are not zero than are sent."""
+    options = {"density": 0.5, "momentum": 0.9}
+    sync = Sync(compression="topk", options=options, bucket_bytes=(1 << 20,))
+    channel = Channel(2)
+    workers = [Worker(channel, rank, sync, [(16,), (48,)]) for rank in range(2)]
+    torch.manual_seed(0)
+    gradients = {"p0": torch.randn(16), "p1": torch.randn(48)}
+    channel.run(lambda rank: workers[rank].reduce(gradients))
+    momenta = workers[0].transport.state_dict()["momentum.p1"]
+    before = momenta.clone()
+    assert before.any()
+    channel.run(lambda rank: workers[rank].reduce({"p0": gradients["p0"]}))
+    assert torch.equal(momenta, before)
+
+
 def test_momentum_that_would_be_added_twice_is_refused() -> None:
     """By the name of the setting; without the option, or on one worker, any optimizer is right."""
     parameters = [nn.Parameter(torch.zeros(3))]

@@ -134,7 +134,7 @@ def test_every_reading_updates_first() -> None:
         lambda p: torch.stack([p, p]),
         lambda p: torch._foreach_norm([p]),
         copy.deepcopy,
-        lambda p: pickle.dumps(p),
+        pickle.dumps,
     )
     for read in readings:
         parameter = nn.Parameter(torch.ones(2, 2))

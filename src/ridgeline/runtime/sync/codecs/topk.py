@@ -87,7 +87,7 @@ class TopK(RowCodec):
 
     def arranged(self, buckets: Sequence[Bucket]) -> None:
         """Keep the momenta of each parameter, wherever it lies now."""
-        self._last = len(buckets) - 1
+        self._last = max((b.index for b in buckets if b.payload.numel()), default=-1)
         if self._momenta is not None:
             self._momenta.arranged(buckets)
         if self._warmup_steps and buckets and self._saved_steps is None:
@@ -118,8 +118,7 @@ class TopK(RowCodec):
         """Add to what is waiting to be sent what momentum does in this step.
 
         Returns:
-            Places of parameters without a gradient and their momenta, which are to stay as an optimizer leaves
-            them.
+            Places of parameters without a gradient, and their momenta, which stay as an optimizer leaves them.
         """
         places = [bucket.place(position, momenta) for position in bucket.missing]
         held = [(place, place.clone()) for place in places]

@@ -118,7 +118,7 @@ class TopK(RowCodec):
         """Add to what is waiting to be sent what momentum does in this step.
 
         Returns:
-            Places of parameters without a gradient, and their momenta, which stay as an optimizer leaves them.
+            Places of parameters without a gradient, and their momenta, which stay as optimizers leave them.
         """
         places = [bucket.place(position, momenta) for position in bucket.missing]
         held = [(place, place.clone()) for place in places]

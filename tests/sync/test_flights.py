@@ -11,20 +11,24 @@ from ridgeline.runtime.sync.local.flights import Flights
 
 
 class _Stream:
-    """A stream that writes down its work; an event is how much of it there was."""
+    """A stream that writes down its work, and what of others it has waited for."""
 
     def __init__(self, *_: Any) -> None:
         self.work: list[Any] = []
         self.waited: list[list[Any]] = []
 
-    def record_event(self) -> list[Any]:
-        return list(self.work)
-
-    def wait_event(self, event: list[Any]) -> None:
-        self.waited.append(event)
+    def wait_event(self, event: "_Event") -> None:
+        self.waited.append(event.work)
 
     def wait_stream(self, other: "_Stream") -> None:
-        self.wait_event(other.record_event())
+        self.waited.append(list(other.work))
+
+
+class _Event:
+    """What a stream had done when it was recorded."""
+
+    def record(self, stream: _Stream) -> None:
+        self.work = list(stream.work)
 
 
 def test_a_landing_waits_for_its_own_exchange_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +40,7 @@ def test_a_landing_waits_for_its_own_exchange_alone(monkeypatch: pytest.MonkeyPa
         return made[0]
 
     monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     transport: Any = SimpleNamespace(reduce=lambda bucket: made[0].work.append(bucket.index))

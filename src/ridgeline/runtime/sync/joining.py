@@ -109,14 +109,8 @@ def join_others(
         joined: Joined = load(joining)(plan, model, optimizer, world, order=order, notes=notes)
         return joined
     parameters, buffers = list(model.named_parameters()), FlatBuffers(model)
-    if shards_update(plan.sync):
-        trained = [(name, p) for name, p in parameters if p.requires_grad]
-        check_can_shard(trained, optimizer, plan.sync.algorithm)
     # All that may refuse comes before the reducer, whose hooks would stay on the parameters.
-    Coverage(parameters).check_groups(optimizer.param_groups)
-    if holds(plan.sync):
-        _check_no_sparse(sparse)
-        check_can_hold(model, optimizer)
+    _check_update(plan, model, optimizer, sparse)
     transport = make_transport(plan.sync, world)
     if trains_apart(plan.sync):
         apart = LocalSteps(
@@ -149,6 +143,20 @@ def join_others(
         held = HeldUpdate(model, optimizer, reducer)
         return Joined(held, HeldWatch(OutsideWrites(model, optimizer, reducer, world), held))
     return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
+
+
+def _check_update(
+    plan: Plan, model: nn.Module, optimizer: Optimizer, sparse: Collection[str]
+) -> None:
+    """See that an optimizer updates what is exchanged, and as the plan says; see `join_others`."""
+    parameters = list(model.named_parameters())
+    if shards_update(plan.sync):
+        trained = [(name, p) for name, p in parameters if p.requires_grad]
+        check_can_shard(trained, optimizer, plan.sync.algorithm)
+    Coverage(parameters).check_groups(optimizer.param_groups)
+    if holds(plan.sync):
+        _check_no_sparse(sparse)
+        check_can_hold(model, optimizer)
 
 
 def _check_no_sparse(sparse: Collection[str]) -> None:

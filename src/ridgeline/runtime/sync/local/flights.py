@@ -36,7 +36,8 @@ class Flights:
         with self._aside():
             future = self._transport.reduce(bucket)
             if self._stream is not None:
-                self._ends[bucket.index] = self._stream.record_event()
+                self._ends[bucket.index] = torch.cuda.Event()
+                self._ends[bucket.index].record(self._stream)
         if future is not None:
             self._futures[bucket.index] = future
 

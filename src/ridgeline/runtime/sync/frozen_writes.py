@@ -49,7 +49,7 @@ class FrozenWrites:
             kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         for members in kinds.values():
             self._take_first(members)
-        self.begin()
+        self.begin()  # that was a write as well, but none of the step's
 
     def _take_first(self, members: Sequence[nn.Parameter]) -> None:
         with torch.no_grad():

@@ -205,6 +205,7 @@ def lanes_for(transport: Transport, world: World) -> dict[str, Callable[[Finish]
         world: This worker's place.
     """
     if world.device.type == "cuda":
+        # Before backward's own kernels, behind which an exchange would leave late and be exposed.
         stream = torch.cuda.Stream(priority=-1)
         return {"communication": lambda finish: StreamLane(finish, stream)}
     return {} if transport.blocks else {"communication": WorkLane}

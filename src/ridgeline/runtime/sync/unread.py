@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+# What torch hands to `__torch_function__` for an attribute is the getter, which does not know its name.
 SHAPES = frozenset(
     getattr(Tensor, name).__get__  # type: ignore[attr-defined]
     for name in (

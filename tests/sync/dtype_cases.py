@@ -80,10 +80,12 @@ def clipped(world: World, dtype: torch.dtype, gradient: float) -> dict[str, Any]
     return {"length": float(model.weight.float().norm())}
 
 
-def refused(world: World, plan: Plan, *, is_hooked: bool) -> dict[str, Any]:
+def refused(
+    world: World, plan: Plan, *, is_hooked: bool, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
     """Hooks on the parameters of a step that was refused."""
-    model = nn.Linear(4, 4)
-    others = [] if is_hooked else [nn.Parameter(torch.zeros(2))]
+    model = nn.Linear(4, 4, dtype=dtype)
+    others = [] if is_hooked or dtype.is_complex else [nn.Parameter(torch.zeros(2))]
     optimizer = torch.optim.SGD([*model.parameters(), *others], lr=0.1)
     if is_hooked:
         optimizer.register_step_post_hook(lambda *_: None)
@@ -107,6 +109,9 @@ def cases(world: World) -> dict[str, Any]:
         "clipped float16": clipped(world, torch.float16, 1024.0),
         "clipped float64": clipped(world, torch.float64, 16.0),
         "refused, other": refused(world, planned(algorithm="ring"), is_hooked=False),
+        "refused, compressed": refused(
+            world, planned(compression="int8"), is_hooked=False, dtype=torch.complex64
+        ),
         "refused, held": refused(
             world, planned(options={"held": 1}, bucket_bytes=(16, 16)), is_hooked=True
         ),

@@ -47,6 +47,11 @@ def test_parts_are_clipped_by_the_norm_of_all(found: list[dict[str, Any]], dtype
     [
         ("other", "wanted an optimizer of the model's parameters"),
         ("held", "got SGD with hooks on its steps"),
+        (
+            "compressed",
+            "wanted real parameters for sync.compression='int8', got weight of complex64; use no compression, "
+            "or train torch.view_as_real of it",
+        ),
     ],
 )
 def test_refusals_leave_no_hooks(found: list[dict[str, Any]], case: str, words: str) -> None:

@@ -32,7 +32,14 @@ from ridgeline.runtime.sync.sparse.sparse_gradients import (
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.runtime.sync.transports.transport import Transport
-from ridgeline.synchronisation import ALGORITHMS, HELD, holds, shards_update, trains_apart
+from ridgeline.synchronisation import (
+    ALGORITHMS,
+    COMPRESSIONS,
+    HELD,
+    holds,
+    shards_update,
+    trains_apart,
+)
 from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.world import World
 
@@ -99,7 +106,8 @@ def join_others(
             model; see `rows_refusal`.
         WorkloadError: the optimizer has parameters that are not the model's, a buffer cannot be sent, or a
             forward pass writes parameters (see `_check_no_max_norm`); or the update cannot be divided among
-            the workers, or be late, as the plan says, see `check_can_shard` and `check_can_hold`.
+            the workers, or be late, as the plan says, see `check_can_shard` and `check_can_hold`; or complex
+            parameters are to be compressed.
     """
     if not trains_apart(plan.sync):
         _check_no_max_norm(model)
@@ -154,9 +162,26 @@ def _check_update(
         trained = [(name, p) for name, p in parameters if p.requires_grad]
         check_can_shard(trained, optimizer, plan.sync.algorithm)
     Coverage(parameters).check_groups(optimizer.param_groups)
+    if COMPRESSIONS[plan.sync.compression].codec:
+        _check_real(parameters, plan.sync.compression)
     if holds(plan.sync):
         _check_no_sparse(sparse)
         check_can_hold(model, optimizer)
+
+
+def _check_real(parameters: Sequence[tuple[str, nn.Parameter]], compression: str) -> None:
+    """See that codecs, which work on float32, are given real numbers.
+
+    Raises:
+        WorkloadError: a trained parameter is complex; names it.
+    """
+    for name, parameter in parameters:
+        if parameter.requires_grad and parameter.is_complex():
+            raise WorkloadError(
+                f"wanted real parameters for sync.compression={compression!r}, got {name} of "
+                f"{str(parameter.dtype).removeprefix('torch.')}; use no compression, or train "
+                "torch.view_as_real of it"
+            )
 
 
 def _check_no_sparse(sparse: Collection[str]) -> None:

@@ -20,7 +20,7 @@ from ridgeline.runtime.sync.codecs.blocks import Float8, Float16, Int8
 from ridgeline.runtime.sync.codecs.orthogonal import orthonormalised
 from ridgeline.runtime.sync.codecs.powersgd import PowerSGD
 from ridgeline.runtime.sync.codecs.topk import TopK, density_after
-from ridgeline.synchronisation import share_elements
+from ridgeline.synchronisation import COMPRESSIONS, share_elements
 
 ROUNDING: dict[type, tuple[float, float]] = {
     BFloat16: (2.0**-8, 0.0),
@@ -177,6 +177,34 @@ def test_a_warm_up_goes_on_where_it_was_saved() -> None:
         assert worker.transport.sent_bytes - before == sizes[4]
 
     channel.run(work)
+
+
+@pytest.mark.parametrize("compression", [n for n, one in COMPRESSIONS.items() if one.codec])
+def test_a_bucket_without_elements_is_passed_over(compression: str) -> None:
+    """As one of a layer without inputs, beside another that is exchanged."""
+    sync = Sync(compression=compression, bucket_bytes=(4, 4))
+    channel = Channel(2)
+    workers = [Worker(channel, rank, sync, [(8, 0), (4,), (0,)]) for rank in range(2)]
+    assert [bucket.payload.numel() for bucket in workers[0].buckets].count(0) == 1
+    gradients = {"p0": torch.ones(8, 0), "p1": torch.ones(4), "p2": torch.ones(0)}
+    for arrived in channel.run(lambda rank: workers[rank].reduce(gradients)):
+        assert arrived["p1"].any()
+
+
+def test_momenta_of_unused_parameters_stay() -> None:
+    """Also where a bucket has fewer elements that are not zero than are sent."""
+    options = {"density": 0.5, "momentum": 0.9}
+    sync = Sync(compression="topk", options=options, bucket_bytes=(1 << 20,))
+    channel = Channel(2)
+    workers = [Worker(channel, rank, sync, [(16,), (48,)]) for rank in range(2)]
+    torch.manual_seed(0)
+    gradients = {"p0": torch.randn(16), "p1": torch.randn(48)}
+    channel.run(lambda rank: workers[rank].reduce(gradients))
+    momenta = workers[0].transport.state_dict()["momentum.p1"]
+    before = momenta.clone()
+    assert before.any()
+    channel.run(lambda rank: workers[rank].reduce({"p0": gradients["p0"]}))
+    assert torch.equal(momenta, before)
 
 
 def test_momentum_that_would_be_added_twice_is_refused() -> None:

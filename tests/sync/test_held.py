@@ -1,6 +1,8 @@
 """Buckets that are held: parameters are updated when they are read, to the bits of steps that wait for all."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,8 @@ def test_every_reading_updates_first() -> None:
         lambda p: nn.functional.linear(torch.ones(1, 2), p),
         lambda p: torch.stack([p, p]),
         lambda p: torch._foreach_norm([p]),
+        copy.deepcopy,
+        pickle.dumps,
     )
     for read in readings:
         parameter = nn.Parameter(torch.ones(2, 2))
@@ -145,6 +149,7 @@ def test_every_reading_updates_first() -> None:
         assert parameter.requires_grad
         assert type(parameter) is UnreadParameter
         assert not calls
-        read(parameter)
+        found = read(parameter)
+        assert type(found) is not UnreadParameter
         assert calls == [1]
         assert type(parameter) is nn.Parameter

@@ -36,7 +36,8 @@ def take_initial_state(model: nn.Module, world: World) -> None:
         with torch.no_grad(), attendance.meeting("the broadcast of the initial parameters", world):
             for parameter in model.parameters():
                 carrier = parameter.detach().contiguous()
-                dist.broadcast(carrier, group=group, group_src=0)
+                # As bytes: gloo takes neither complex numbers nor 16-bit integers or 8-bit floats.
+                dist.broadcast(carrier.view(-1).view(torch.uint8), group=group, group_src=0)
                 if carrier.data_ptr() != parameter.data_ptr():
                     parameter.copy_(carrier)
         is_first = world.axis_rank(axis) == 0

@@ -3,6 +3,7 @@
 Along the data axis all workers hold the same parameters; along every other axis each has a part of them.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -55,11 +56,14 @@ def total_norm(
     norm = nn.utils.get_total_norm(gradients)
     if parted and not gradients:  # a worker may have no part of a small model
         norm = norm.to(device)
+    if not parted:
+        return norm
+    # Workers may have parts of other types, or none, but a collective takes one type. A double holds the
+    # square of any norm, where one of half precision beyond 255 would be infinite.
+    squared = norm.double().square()
     for group in parted:
-        squared = norm.square()
         dist.all_reduce(squared, group=group)
-        norm = squared.sqrt()
-    return norm
+    return squared.sqrt().to(torch.promote_types(norm.dtype, torch.float32))
 
 
 def clip_gradients(
@@ -85,6 +89,9 @@ def clip_gradients(
         values = [gradient.values() for gradient in sparse.values()]
         gradients = [*(p.grad for p in dense if p.grad is not None), *values]
         norm = total_norm(gradients, parted, device)
+        if parted and held:
+            # The type that it has in a plain step, whatever parts this worker has: the factor is rounded so.
+            norm = norm.to(functools.reduce(torch.promote_types, {p.dtype.to_real() for p in held}))
         nn.utils.clip_grads_with_norm_(dense, max_norm, norm)
         for (parameter, gradient), rows in zip(sparse.items(), values, strict=True):
             rows.mul_(_clipping_factor(norm, max_norm))

@@ -104,6 +104,7 @@ def _is_same(mine: dict[str, str], world: World, axis: Axis) -> bool:
 
 def _compare(mine: dict[str, str], world: World, axis: Axis, when: str) -> None:
     """Compare entries by name with those of the workers along an axis."""
+    # A digest first: the entries are thousands in a large model, and nearly always alike.
     if _is_same(mine, world, axis):
         return
     gathered = gather_bytes(msgspec.json.encode(mine), world, axis)

@@ -49,12 +49,13 @@ class FrozenWrites:
             kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         for members in kinds.values():
             self._take_first(members)
-        self.begin()
+        self.begin()  # that was a write as well, but none of the step's
 
     def _take_first(self, members: Sequence[nn.Parameter]) -> None:
         with torch.no_grad():
             flat = torch.cat([parameter.flatten() for parameter in members])
-            dist.broadcast(flat, group=self._world.group("data"), group_src=0)
+            # As bytes: gloo takes neither complex numbers nor 16-bit integers or 8-bit floats.
+            dist.broadcast(flat.view(torch.uint8), group=self._world.group("data"), group_src=0)
             parts = flat.split([parameter.numel() for parameter in members])
             for parameter, part in zip(members, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))

@@ -1,6 +1,6 @@
 """How a step joins the other workers: by the synchronizer of its plan, and the watch that goes with it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,7 +13,8 @@ from ridgeline.engine.lanes.streams import StreamLane
 from ridgeline.errors import WorkloadError
 from ridgeline.history import Outage
 from ridgeline.plan import Plan
-from ridgeline.runtime.sync.held_update import HeldUpdate, HeldWatch
+from ridgeline.runtime.sync.buckets.coverage import Coverage
+from ridgeline.runtime.sync.held_update import HeldUpdate, HeldWatch, check_can_hold
 from ridgeline.runtime.sync.loading import load, make_transport
 from ridgeline.runtime.sync.local.common_state import CommonState
 from ridgeline.runtime.sync.local.local_steps import LocalSteps
@@ -31,7 +32,14 @@ from ridgeline.runtime.sync.sparse.sparse_gradients import (
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.runtime.sync.transports.transport import Transport
-from ridgeline.synchronisation import ALGORITHMS, HELD, holds, shards_update, trains_apart
+from ridgeline.synchronisation import (
+    ALGORITHMS,
+    COMPRESSIONS,
+    HELD,
+    holds,
+    shards_update,
+    trains_apart,
+)
 from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.world import World
 
@@ -98,7 +106,8 @@ def join_others(
             model; see `rows_refusal`.
         WorkloadError: the optimizer has parameters that are not the model's, a buffer cannot be sent, or a
             forward pass writes parameters (see `_check_no_max_norm`); or the update cannot be divided among
-            the workers as the plan says, see `check_can_shard`.
+            the workers, or be late, as the plan says, see `check_can_shard` and `check_can_hold`; or complex
+            parameters are to be compressed.
     """
     if not trains_apart(plan.sync):
         _check_no_max_norm(model)
@@ -108,15 +117,13 @@ def join_others(
         joined: Joined = load(joining)(plan, model, optimizer, world, order=order, notes=notes)
         return joined
     parameters, buffers = list(model.named_parameters()), FlatBuffers(model)
-    if shards_update(plan.sync):
-        trained = [(name, p) for name, p in parameters if p.requires_grad]
-        check_can_shard(trained, optimizer, plan.sync.algorithm)
+    # All that may refuse comes before the reducer, whose hooks would stay on the parameters.
+    _check_update(plan, model, optimizer, sparse)
     transport = make_transport(plan.sync, world)
     if trains_apart(plan.sync):
         apart = LocalSteps(
             parameters, buffers, world=world, sync=plan.sync, transport=transport, order=order
         )
-        apart.check_covers(optimizer.param_groups)
         if notes is not None:
             notes.append(_apart_note(plan.sync.every))
         return Joined(apart, CommonState(model, optimizer, apart, world))
@@ -135,37 +142,59 @@ def join_others(
         synchronizer = SparseGradients(model, reducer=reducer, exchange=exchange, world=world)
         if notes is not None and (note := rows_note(plan, tuple(sparse))):
             notes.append(note)
-    synchronizer.check_covers(optimizer.param_groups)
     if shards_update(plan.sync):
         assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
         synchronizer = ShardedUpdate(optimizer, reducer=reducer, transport=transport, world=world)
     if holds(plan.sync):
         if notes is not None:
             notes.append(READ_LATE)
-        return _joined_holding(model, optimizer, reducer, world, sparse=tuple(sparse))
+        held = HeldUpdate(model, optimizer, reducer)
+        return Joined(held, HeldWatch(OutsideWrites(model, optimizer, reducer, world), held))
     return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
 
 
-def _joined_holding(
-    model: nn.Module,
-    optimizer: Optimizer,
-    reducer: Reducer,
-    world: World,
-    *,
-    sparse: Sequence[str],
-) -> Joined:
-    """With parameters that are updated when they are read.
+def _check_update(
+    plan: Plan, model: nn.Module, optimizer: Optimizer, sparse: Collection[str]
+) -> None:
+    """See that an optimizer updates what is exchanged, and as the plan says; see `join_others`."""
+    parameters = list(model.named_parameters())
+    if shards_update(plan.sync):
+        trained = [(name, p) for name, p in parameters if p.requires_grad]
+        check_can_shard(trained, optimizer, plan.sync.algorithm)
+    Coverage(parameters).check_groups(optimizer.param_groups)
+    if COMPRESSIONS[plan.sync.compression].codec:
+        _check_real(parameters, plan.sync.compression)
+    if holds(plan.sync):
+        _check_no_sparse(sparse)
+        check_can_hold(model, optimizer)
+
+
+def _check_real(parameters: Sequence[tuple[str, nn.Parameter]], compression: str) -> None:
+    """See that codecs, which work on float32, are given real numbers.
 
     Raises:
-        WorkloadError: some gradients are sparse; see also `check_can_hold`.
+        WorkloadError: a trained parameter is complex; names it.
+    """
+    for name, parameter in parameters:
+        if parameter.requires_grad and parameter.is_complex():
+            raise WorkloadError(
+                f"wanted real parameters for sync.compression={compression!r}, got {name} of "
+                f"{str(parameter.dtype).removeprefix('torch.')}; use no compression, or train "
+                "torch.view_as_real of it"
+            )
+
+
+def _check_no_sparse(sparse: Collection[str]) -> None:
+    """See that all gradients are in buckets, for these are held.
+
+    Raises:
+        WorkloadError: some gradients are sparse.
     """
     if sparse:
         raise WorkloadError(
-            f"wanted dense gradients for sync.options[{HELD.name!r}], got sparse ones of {sparse[0]}, which "
-            "have no bucket; make them dense, or hold none"
+            f"wanted dense gradients for sync.options[{HELD.name!r}], got sparse ones of "
+            f"{next(iter(sparse))}, which have no bucket; make them dense, or hold none"
         )
-    held = HeldUpdate(model, optimizer, reducer)
-    return Joined(held, HeldWatch(OutsideWrites(model, optimizer, reducer, world), held))
 
 
 def _check_no_max_norm(model: nn.Module) -> None:
@@ -201,6 +230,7 @@ def lanes_for(transport: Transport, world: World) -> dict[str, Callable[[Finish]
         world: This worker's place.
     """
     if world.device.type == "cuda":
+        # Before backward's own kernels, behind which an exchange would leave late and be exposed.
         stream = torch.cuda.Stream(priority=-1)
         return {"communication": lambda finish: StreamLane(finish, stream)}
     return {} if transport.blocks else {"communication": WorkLane}

@@ -151,14 +151,14 @@ class OutsideWrites:
     def _say_content(self) -> None:
         """Have the bits that were said depend on all elements, for this step. Does not wait for a GPU."""
         bucket = self._reducer.buckets[0]
-        said = bucket.sent_signals[-_NUM_BITS:]
+        said = _real(bucket.sent_signals)[-_NUM_BITS:]
         bits = content_bits([*self._model.parameters()], _NUM_BITS)
         said.copy_((said + bits.to(said)) % 2)
         self._said = (bucket, _UNSAID)  # the next step says the bits of its settings again
 
     def _hear(self) -> list[float] | None:
         """What the workers said; None where that is not looked at, or has not come to the host yet."""
-        signals = self._reducer.buckets[0].signals
+        signals = _real(self._reducer.buckets[0].signals)
         if not self._on_device:
             return signals.tolist()
         # Reading the signals waits for the device, so on a GPU it is done seldom, and of long ago.
@@ -177,6 +177,11 @@ class OutsideWrites:
         event = torch.cuda.Event()
         event.record()
         return host, event
+
+
+def _real(signals: Tensor) -> Tensor:
+    """A view of the numbers in signals, which are complex where the parameters of their bucket are."""
+    return signals.real if signals.is_complex() else signals
 
 
 def is_reason(heard: list[float]) -> bool:

@@ -158,6 +158,7 @@ class Reducer(UpdatesAtOnce):
         for bucket in self.buckets:
             self.receive(bucket)
         self.receive_others()
+        # Behind all of them: the flags of every bucket may come with the last one.
         for bucket in self.buckets:
             self.settle_unused(bucket)
         if not self.knows_order:
@@ -291,6 +292,7 @@ class Reducer(UpdatesAtOnce):
                 # No listener, or an earlier micro-batch alone used it: its gradient is as good as any.
                 if not bucket.arrived[position] and parameter.grad is not None:
                     self._take(self._layout.members[bucket.index][position])
+            # Else the last step's mean, which is still there, would be added to this one's sum.
             positions = missing[bucket.index] = bucket.blank_missing()
             self._launch(bucket, positions)
         return missing
@@ -313,6 +315,7 @@ class Reducer(UpdatesAtOnce):
             exchange = partial(self._exchange, bucket, is_last=is_last)
             self._collectives.run(name, exchange, self._done[bucket.index])
         if self._skips:
+            # After the launch: the collective is a write of its own, which changes the bucket's version.
             self._sent.append(Sent(bucket))
 
     def _exchange(self, bucket: Bucket, *, is_last: bool) -> "Future[Any] | None":

@@ -36,6 +36,7 @@ def rehearsal(
     entry = COMPRESSIONS[compression]
     parameters = [nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes]
     bucket = Bucket(0, [(f"p{index}", p) for index, p in enumerate(parameters)])
+    # As if from backward: error feedback sends nothing of a gradient that is missing.
     bucket.arrived, bucket.num_missing = [True] * len(parameters), 0
     bucket.payload.normal_()
     codec: Codec = load(entry.codec)({option.name: option.default for option in entry.options})

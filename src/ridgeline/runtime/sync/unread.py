@@ -8,12 +8,14 @@ script, has it updated before it reads. No reader finds an old value, whatever t
 What is computed inside of TorchScript bypasses this, so modules that were compiled by it are refused.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+# What torch hands to `__torch_function__` for an attribute is the getter, which does not know its name.
 SHAPES = frozenset(
     getattr(Tensor, name).__get__  # type: ignore[attr-defined]
     for name in (
@@ -47,12 +49,19 @@ class UnreadParameter(nn.Parameter):
         _bring_up_to_date((*args, *kwargs.values()))
         return func(*args, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """A plain parameter, up to date."""
+        # torch's own asks for the class of the copy before it reads the data, and that is still this one.
+        _bring_up_to_date((self,))
+        return copy.deepcopy(cast("nn.Parameter", self), memo)
+
 
 def make_unread(parameters: Iterable[nn.Parameter], update: Callable[[], None]) -> None:
     """Have `update` called before one of these is read; it calls `make_plain` of all first."""
     for parameter in parameters:
-        parameter.__class__ = UnreadParameter
+        # In this order, as other threads read: what is of the class has to know its update.
         parameter.bring_up_to_date = update  # type: ignore[attr-defined]
+        parameter.__class__ = UnreadParameter
 
 
 def make_plain(parameters: Iterable[nn.Parameter]) -> None:
@@ -66,7 +75,9 @@ def make_plain(parameters: Iterable[nn.Parameter]) -> None:
 def _bring_up_to_date(values: Iterable[Any]) -> None:
     for value in values:
         if type(value) is UnreadParameter:
-            value.bring_up_to_date()
+            # None where another thread has made it plain since the class was looked at.
+            if (update := vars(value).get("bring_up_to_date")) is not None:
+                update()
         elif isinstance(value, (list, tuple)):
             _bring_up_to_date(value)
         elif isinstance(value, Mapping):

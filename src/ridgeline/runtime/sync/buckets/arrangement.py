@@ -92,6 +92,7 @@ def expected_order(parameters: Sequence[Named], names: Sequence[str] | None) -> 
     """Positions by the names in which gradients are expected, then the others from the last one on."""
     index_of = {name: index for index, (name, _) in enumerate(parameters)}
     expected = [index_of[name] for name in names or () if name in index_of]
+    # Backward mostly goes through modules the other way than they were registered.
     known = set(expected)
     return [*expected, *(i for i in reversed(range(len(parameters))) if i not in known)]
 

@@ -38,7 +38,9 @@ class Compressed(Transport):
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":
         """Make the payload the mean of what the codec leaves of it."""
-        share(bucket, self._codec, self._exchange, self._feedback)
+        # A parameter without elements may have a bucket by itself, which no collective takes.
+        if bucket.payload.numel():
+            share(bucket, self._codec, self._exchange, self._feedback)
         return None
 
     def arranged(self, buckets: tuple[Bucket, ...]) -> None:

@@ -28,6 +28,7 @@ class ParameterMemory:
 
         Cost: Allocates 4 bytes an element.
         """
+        # Views keep the old memory alive until what is in it has been copied to the new places.
         known = dict(self._views)
         self._views.clear()
         self._flats.clear()

@@ -83,6 +83,7 @@ class PowerSGD(Codec):
         known = dict(self._rights)
         self._rights.clear()
         for bucket in buckets:
+            # By shape: columns are made orthonormal one after the other, for all matrices of a shape at once.
             by_shape: dict[tuple[int, int, int], list[int]] = {}
             plain = []
             for position, parameter in enumerate(bucket.parameters):

@@ -85,6 +85,7 @@ class Sign(Codec):
         coded = torch.cat((scales.view(torch.uint8), self._packed(values)))
         mean.zero_()
         for rank, row in enumerate(exchange.gather(coded)):
+            # In memory of its own: rows of bytes do not all begin where a float may lie.
             told = row[: scales.nbytes].clone().view(torch.float32)
             signs = self._unpacked(row[scales.nbytes :])
             decoded = known.times(told, signs)

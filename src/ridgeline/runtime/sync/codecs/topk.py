@@ -63,8 +63,10 @@ class TopK(RowCodec):
 
     def share(self, values: Tensor, mean: Tensor, exchange: Exchange, bucket: Bucket) -> None:
         """All gather what is kept of each; what is sent loses its momentum as well."""
-        if self._momenta is not None:
-            self._accelerate(values, bucket, self._momenta.of(bucket))
+        momenta = None if self._momenta is None else self._momenta.of(bucket)
+        held: list[tuple[Tensor, Tensor]] = []
+        if momenta is not None:
+            held = self._accelerate(values, bucket, momenta)
         encoded = self.encode(values[None])[0]
         mean.zero_()
         gathered = exchange.gather(encoded)[:, 0]
@@ -75,14 +77,17 @@ class TopK(RowCodec):
         positions = encoded[0, 1].long()
         # What stays in `values` is what was not sent; the next step adds its gradients to it.
         values.index_fill_(0, positions, 0.0)
-        if self._momenta is not None:
-            self._momenta.of(bucket).index_fill_(0, positions, 0.0)
+        if momenta is not None:
+            momenta.index_fill_(0, positions, 0.0)
+        # Behind that: zeros of parameters without a gradient are sent where a bucket has little else.
+        for place, before in held:
+            place.copy_(before)
         if self._warmup_steps and bucket.index == self._last:
             self._advance()
 
     def arranged(self, buckets: Sequence[Bucket]) -> None:
         """Keep the momenta of each parameter, wherever it lies now."""
-        self._last = len(buckets) - 1
+        self._last = max((b.index for b in buckets if b.payload.numel()), default=-1)
         if self._momenta is not None:
             self._momenta.arranged(buckets)
         if self._warmup_steps and buckets and self._saved_steps is None:
@@ -107,18 +112,24 @@ class TopK(RowCodec):
             self._steps = 0 if saved is None else int(saved.item())
             self._saved_steps.fill_(self._steps)
 
-    def _accelerate(self, values: Tensor, bucket: Bucket, momenta: Tensor) -> None:
-        """Add to what is waiting to be sent what momentum does in this step."""
-        held = [(p, bucket.place(p, momenta).clone()) for p in bucket.missing]
+    def _accelerate(
+        self, values: Tensor, bucket: Bucket, momenta: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Add to what is waiting to be sent what momentum does in this step.
+
+        Returns:
+            Places of parameters without a gradient, and their momenta, which stay as optimizers leave them.
+        """
+        places = [bucket.place(position, momenta) for position in bucket.missing]
+        held = [(place, place.clone()) for place in places]
         # `values` has this step's payload already, so only the momentum of earlier steps is added to it.
         momenta.mul_(self._momentum)
-        for position, _ in held:
-            bucket.place(position, momenta).zero_()
+        for place in places:
+            place.zero_()
         values.add_(momenta)
         # A NaN or an infinity would stay in the momenta for all later steps, however small the factor.
         momenta.add_(bucket.payload).nan_to_num_(0.0, 0.0, 0.0)
-        for position, before in held:  # as an optimizer leaves what has no gradient
-            bucket.place(position, momenta).copy_(before)
+        return held
 
     def _advance(self) -> None:
         self._steps = min(self._steps + 1, self._warmup_steps)

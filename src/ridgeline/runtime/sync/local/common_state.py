@@ -53,6 +53,7 @@ class CommonState:
         if not self._is_first:
             return
         self._is_first = False
+        # The count first: by it a worker decides whether it comes to the second comparison.
         self._compare("at its first step")
         if not self._synchronizer.num_steps:  # no worker has trained alone yet
             check_same_state(self._model, self._optimizer, self._world, when="at its first step")

@@ -29,11 +29,15 @@ class Flights:
         on_stream = is_beside and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_stream else None
         self._futures: dict[int, Future[Any]] = {}
+        self._ends: dict[int, torch.cuda.Event] = {}
 
     def start(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket, which is not to be read or written until `wait`."""
         with self._aside():
             future = self._transport.reduce(bucket)
+            if self._stream is not None:
+                self._ends[bucket.index] = torch.cuda.Event()
+                self._ends[bucket.index].record(self._stream)
         if future is not None:
             self._futures[bucket.index] = future
 
@@ -42,8 +46,10 @@ class Flights:
         for bucket in buckets:
             if (future := self._futures.pop(bucket.index, None)) is not None:
                 future.wait()
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
+            # Not the stream: a fragment may have started just now that is to travel beside the next steps.
+            # Kept until the next start, since state may be read on another stream than a fragment lands on.
+            if (end := self._ends.get(bucket.index)) is not None:
+                torch.cuda.current_stream().wait_event(end)
 
     def state_dict(self, buckets: Sequence[Bucket]) -> dict[str, Tensor]:
         """`flying.<parameter>` to what the workers' mean amounts to in these buckets, not copied.

@@ -207,6 +207,7 @@ class LocalSteps(UpdatesAtOnce):
         Cost: Waits for the device.
         """
         self._flights.wait(self.buckets)
+        # First, since the count says which fragments are on their way.
         self.num_steps = int(state[COUNT]) if COUNT in state else 0
         self._flights.load_state_dict(state, self._on_their_way())
         self._outer.load_state_dict(state)

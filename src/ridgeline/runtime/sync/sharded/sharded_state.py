@@ -121,6 +121,7 @@ def whole_state(
                     found.setdefault(parameter, {})[key] = value
     whole: defaultdict[Tensor, Any] = defaultdict(dict)
     whole.update(found if world.rank == 0 else {})
+    # In its place for as long: `state_dict` takes no other state, and its hook refuses that of parts.
     optimizer.state = whole
     try:
         return optimizer.state_dict()
@@ -176,6 +177,7 @@ def _gathered(
     for parameter in bucket.parameters:
         own = shards[parameter]
         value = None if own.part is None else state.get(own.part, {}).get(key)
+        # Else zeros travel, since all come to the gathering: this worker has no part, or no state of it.
         if value is not None and value.dtype == dtype:
             begin = bucket.views[own.position].storage_offset() + own.begin - first
             carrier[begin : begin + value.numel()].copy_(value)

@@ -78,6 +78,7 @@ class SparseExchange:
             elif max(said) != _ABSENT:
                 by_rows.append(index)
         rows = [_rows_of(own[index], self._parameters[index]) for index in by_rows]
+        # An absent gradient says -1, and brings no rows.
         counts = [[max(0, counts[index]) for index in by_rows] for counts in told]
         if rows:
             for index, mean in zip(by_rows, self._means(rows, counts), strict=True):
@@ -156,6 +157,7 @@ class SparseExchange:
             gradient = torch.zeros_like(parameter)
         elif gradient.is_sparse:
             gradient = gradient.to_dense()
+        # In place where it has no gaps; in another memory format it is copied, since transports want a line.
         mean = gradient.detach().contiguous()
         self._dense_mean(mean.view(-1))
         parameter.grad = mean

@@ -76,6 +76,7 @@ class CopyEngine(SummingTransport):
     def arranged(self, buckets: tuple[Bucket, ...]) -> None:
         """Keep what these buckets lie in, and room for the shares of the largest of each type."""
         places = {bucket.payload.data_ptr(): bucket.payload for bucket in buckets}
+        # Memory of buckets that were cut before goes once no gradient is a view of it any more.
         self._memories = {at: one for at, one in self._memories.items() if at in places}
         shared = sorted((places[at] for at in self._memories), key=Tensor.numel, reverse=True)
         room: dict[torch.dtype, Tensor] = {}

@@ -19,9 +19,10 @@ from ridgeline.errors import PlanError
 from ridgeline.runtime.sync.transports.hosts import hosts_of
 from ridgeline.runtime.sync.transports.messages import Messages
 from ridgeline.runtime.sync.transports.ring import (
+    ALIGNED,
+    MOST_PIECES,
     Cut,
     Lap,
-    Move,
     adding_moves,
     gathering_moves,
     num_pieces,
@@ -57,16 +58,22 @@ class Hierarchical(SummingTransport):
         self._between = [host[self._place] for host in hosts]
 
     def scratch_elements(self, num_elements: int) -> int:
-        """One share of a host."""
-        return share_elements(num_elements, len(self._inside), self.options)
+        """One share of a host; shares of that between the hosts, of two at least, are smaller."""
+        room = max(MOST_PIECES, int(self.options["pieces"])) * ALIGNED
+        # Both cuts are rounded up, the second one of what the first has rounded up already.
+        return share_elements(num_elements, len(self._inside), self.options) + room
 
     def add_up(self, values: Tensor) -> None:
         """Half a ring inside, a ring between the hosts, and the other half inside."""
         size, place = len(self._inside), self._place
         pieces = num_pieces(values, size, self.options)
         cut = Cut.of(values.numel(), size, pieces)
+        # For all three rings: `scratch(mine)` is cut for as many shares as a host has workers, and between
+        # fewer hosts than that a share is larger.
+        scratch = self.scratch(values)
         # Sums are scaled once, between the hosts; both halves of the ring inside leave them as they are.
-        self._run(values, self._inside, adding_moves(cut, place, size), pieces, UNSCALED)
+        moves = adding_moves(cut, place, size)
+        self._run(Lap(values, scratch, moves, *_neighbours(self._inside, place)), pieces, UNSCALED)
         # After the adding half, the share of the next place is the one that is complete here.
         begin, _ = cut.span((place + 1) % size, 0)
         _, end = cut.span((place + 1) % size, pieces - 1)
@@ -74,22 +81,20 @@ class Hierarchical(SummingTransport):
         num_hosts = len(self._between)
         pieces_between = num_pieces(mine, num_hosts, self.options)
         cut_between = Cut.of(mine.numel(), num_hosts, pieces_between)
-        moves = ring_moves(cut_between, self._between.index(self.rank), num_hosts)
-        self._run(mine, self._between, moves, pieces_between, self.scaling)
-        self._run(values, self._inside, gathering_moves(cut, place, size), pieces, UNSCALED)
+        host = self._between.index(self.rank)
+        moves = ring_moves(cut_between, host, num_hosts)
+        lap = Lap(mine, scratch, moves, *_neighbours(self._between, host))
+        self._run(lap, pieces_between, self.scaling)
+        moves = gathering_moves(cut, place, size)
+        self._run(Lap(values, scratch, moves, *_neighbours(self._inside, place)), pieces, UNSCALED)
 
-    def _run(
-        self,
-        values: Tensor,
-        ring: Sequence[int],
-        moves: Sequence[Move],
-        pieces: int,
-        scaling: Scaling,
-    ) -> None:
-        place, size = ring.index(self.rank), len(ring)
-        previous, following = ring[place - 1], ring[(place + 1) % size]
-        lap = Lap(values, self.scratch(values), moves, previous, following)
+    def _run(self, lap: Lap, pieces: int, scaling: Scaling) -> None:
         run_laps((lap,), pieces, scaling, self._messages)
+
+
+def _neighbours(ring: Sequence[int], place: int) -> tuple[int, int]:
+    """Who sends to a place of a ring, and who is sent to."""
+    return ring[place - 1], ring[(place + 1) % len(ring)]
 
 
 def check_hosts(hosts: Sequence[Sequence[int]]) -> None:

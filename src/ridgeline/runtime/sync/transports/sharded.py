@@ -49,7 +49,8 @@ class Sharded(Ring):
 
     def own_shard(self, whole: Tensor) -> Tensor:
         """This worker's part of a tensor that is laid out like a payload."""
-        return whole.view(self.size, -1)[self.rank]
+        # Not -1, of which nothing follows where there are no elements.
+        return whole.view(self.size, whole.numel() // self.size)[self.rank]
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":
         """Make this worker's part the mean; what is elsewhere is undefined then, once parts are settled."""

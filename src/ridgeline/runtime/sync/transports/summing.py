@@ -67,6 +67,7 @@ class SummingTransport(Transport):
         """Memory beside `values`, as many elements as `scratch_elements` says; what is in it is undefined."""
         needed = self.scratch_elements(values.numel())
         held = self._scratch.get(values.dtype)
+        # What has no bucket comes here too: factors of a codec, and gradients that only some have as rows.
         if held is None or held.numel() < needed:
             return values.new_empty(needed)
         return held[:needed]

@@ -62,6 +62,8 @@ class Start:
 
     def __init__(self, body: StepBody, inputs: Sequence[Tensor], *, repeats_python: bool) -> None:
         self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
+        self._inputs = [tensor.detach() for tensor in inputs]
+        self.take_inputs()
         held = (p for group in body.optimizer.param_groups for p in group["params"])
         # Each step begins without these gradients, whatever holds the parameters.
         gradients = (p.grad for p in held if p.grad is not None)
@@ -85,6 +87,10 @@ class Start:
         for device in self._dropping:
             dropout_state(device)
 
+    def take_inputs(self) -> None:
+        """Have the coming runs begin with the inputs as they are now, perturbed."""
+        self._given = [tensor.clone() for tensor in self._inputs]
+
     def begin(self) -> None:
         """Go back for another run; the optimizer's settings stay.
 
@@ -98,6 +104,10 @@ class Start:
             self._outside.restore_values()
         self._optimizer.restore()
         self._snapshot.restore(keep_settings=True)
+        # A step may write into its batch; on what it left, it would differ from itself by any amount.
+        with torch.no_grad():
+            for tensor, given in zip(self._inputs, self._given, strict=True):
+                tensor.copy_(given)
 
     def restore(self) -> None:
         """Put everything back."""
@@ -108,11 +118,14 @@ class Start:
         torch.clear_autocast_cache()  # of the weights of the last run
 
     def written(self) -> dict[str, Written]:
-        """What a step wrote besides what it trains: buffers, other networks, tensors in the loss's reach."""
+        """What a step wrote besides the model's parameters that it trains.
+
+        Buffers, other networks (of which a learned loss is one), tensors in the loss's reach.
+        """
         return {
             what: Written(old, now.detach().clone(), is_shown)
             for is_shown, changes in (
-                (False, self._snapshot.untrained_changes()),
+                (False, self._snapshot.changes_beside()),
                 (True, self._outside.value_changes()),
             )
             for what, old, now in changes

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from ridgeline.runtime.steps.tf32 import tf32_settings
+
 
 def step_identity(model: nn.Module, loss_fn: Any, optimizer: Optimizer, batch: Any) -> list[str]:
     """Texts that are equal for steps that must take equal time: modules, shapes, code, settings.
@@ -27,7 +29,7 @@ def step_identity(model: nn.Module, loss_fn: Any, optimizer: Optimizer, batch: A
         str(structure),
         *(_tensor("", x) if isinstance(x, Tensor) else type(x).__name__ for x in leaves),
         str(torch.get_default_dtype()),
-        str(torch.backends.cuda.matmul.allow_tf32),
+        str(tf32_settings()[0]),
         str(torch.backends.cudnn.benchmark),
     ]
 

@@ -142,4 +142,3 @@ def test_an_optimizer_that_renews_entries_of_its_groups_is_refused(scale: Any, e
 
 def groups_of(step: PlannedStep) -> list[Any]:
     return [value for group in step.optimizer.param_groups for value in group.values()]
-

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
-from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.step import EagerRunner, PlannedStep
 from ridgeline.runtime.steps.step_identity import step_identity
 from ridgeline.runtime.steps.tf32 import allowing_tf32, tf32_settings
 
@@ -42,19 +42,18 @@ def test_a_step_that_cannot_be_made_leaves_everything_as_it_was() -> None:
         torch.set_num_threads(before)
 
 
-def test_all_ends_where_one_thing_fails_to() -> None:
+def test_all_ends_where_one_thing_fails_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph of a lost device cannot be dropped; weights lie as they did all the same."""
+
+    def lost(self: EagerRunner) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(EagerRunner, "close", lost)
     model = Net()
     strides = model.conv.weight.stride()
     plan = Plan(memory_format="channels_last")
     step = PlannedStep(model, nn.Module.__call__, sgd(model), plan, device="cpu")
     assert model.conv.weight.stride() != strides
-
-    class Lost:
-        def close(self) -> None:
-            raise RuntimeError("CUDA error: unspecified launch failure")
-
-    step._runner = Lost()  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="unspecified launch failure"):
         step.close()
     assert model.conv.weight.stride() == strides

@@ -147,6 +147,7 @@ class PlannedStep(Closing):
     ) -> None:
         check_parts(model, loss_fn, optimizer)
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        # Before a world is joined, which sets the plan's number.
         self._threads_before = torch.get_num_threads()
         if world is not None and (mesh is not None or process_group is not None):
             raise PlanError("wanted a world, a mesh or a process group, got two of them; give one")
@@ -191,7 +192,7 @@ class PlannedStep(Closing):
                 ending.enter_context(allowing_tf32())
             self._runner = self._make_runner()
             # Registered last, so first to go: a graph's collectives must not outlive their communicator.
-            ending.callback(lambda: self._runner.close())
+            ending.callback(self._runner.close)
             self._ending = ending.pop_all()
 
     def __call__(self, batch: Any) -> Tensor:

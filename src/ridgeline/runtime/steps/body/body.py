@@ -92,9 +92,11 @@ class StepBody:
         mode = MODES[plan.execution]
         check_differentiable(model, loss_fn, plan)
         is_replayed = mode.is_replayed_on(device.type)
+        # Parts hand out gradients earlier; a worker alone sends none, and would only pay for the calls.
         is_cut = synchronizer is not None and is_compiled_in_parts(plan, device.type)
         self._checks_values = mode.checks_values_on(device.type)
         has_rows = synchronizer is not None and device.type == "cuda" and sparse_modules(model)
+        # Only several workers must stay equal to the bit, and kernels in a fixed order are slower.
         self._update = update_in_order if has_rows else update
         with unchecked():  # torch's compiler switches the checks off for good
             self.form = make_form(
@@ -175,6 +177,7 @@ class StepBody:
     def _checked_gradients(self, batch: Any, recorder: Recorder) -> Tensor:
         loss = self.gradients(batch, recorder)
         if not self._is_checked:
+            # Once: the first backward pass tells which parameters get gradients, and asking costs time.
             check_gradients(self.model, self.optimizer)
             self._is_checked = True
         return loss
@@ -229,12 +232,14 @@ class StepBody:
             recorder.mark("backward")
             loss.backward()
         else:
+            # Before it is armed: a refusal must leave no hooks that wait for gradients.
             self.synchronizer.check_covers(self.optimizer.param_groups)
             self.synchronizer.arm(recorder)
             loss.backward()
             self.synchronizer.finish()
             self.overhead_ns += self.synchronizer.overhead_ns
         recorder.mark("optimizer")
+        # After `finish`: the norm is that of the mean over all workers, as one worker would have it.
         if self.clip_norm is not None:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             clip_gradients(parameters, self.clip_norm, self._parted)
@@ -245,6 +250,7 @@ class StepBody:
         with self._precision():
             loss = self.form(self.model, part)
         loss = scalar_loss(loss)
+        # Not multiplied by 1, which would be one more kernel in every step that accumulates nothing.
         return loss if share == 1.0 else loss * share
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:

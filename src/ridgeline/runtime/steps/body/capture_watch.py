@@ -40,6 +40,7 @@ class CaptureWatch:
     def __init__(self, body: StepBody, *, has_optimizer: bool) -> None:
         self._optimizer = body.optimizer
         self._model = ModelGuard(body.model)
+        # Both names for one list on purpose: what is added to it below is compared by `holds`, too.
         self._stores = hooks = [
             vars(module)[kind] for module in self._model.modules for kind in MODULE_HOOKS
         ]
@@ -79,6 +80,7 @@ class CaptureWatch:
                 same.attribute(parameter, name)
                 if (added := getattr(parameter, name)) is not None:
                     same.entries(added)
+        # What other code puts into the instance (a scheduler, say), replays would pass by.
         for method in ("step", "zero_grad"):
             same.entry(vars(optimizer), method)
         same.attribute(optimizer, "param_groups")
@@ -87,6 +89,7 @@ class CaptureWatch:
             same.entries(group["params"])
             if self._settings is not None:
                 same.entries(group)
+            # Outside of the graph Python reads all settings; `refresh` has to see another rate's tensor.
             elif isinstance(group.get("lr"), Tensor):
                 same.entry(group, "lr")
         if self._state is not None:
@@ -109,6 +112,7 @@ class CaptureWatch:
         if why is None and replaced_methods(self._optimizer) != self._replaced:
             why = "a method of the optimizer was replaced"
         held = _held(self._optimizer)
+        # By identity: `==` of lists would compare tensors element by element.
         if why is None and not (len(held) == len(self._held) and all(map(is_, held, self._held))):
             why = "the optimizer got or lost parameters"
         if why is None and self.has_other_settings():

@@ -42,6 +42,7 @@ class GraphOptimizer:
             changes = make_capturable(optimizer, self._device)
         else:
             changes = (*give_up_fused(optimizer), stepping_outside(optimizer))
+        # It is made fit again after every change of settings, which is no news.
         self._notes.extend(change for change in changes if change not in self._notes)
         self.rates = LearningRates(optimizer)
 
@@ -51,6 +52,7 @@ class GraphOptimizer:
 
     def refresh(self) -> None:
         """Have captured learning rates as its groups say, also where there are others now."""
+        # A group that was added has a number for its rate, which no graph would read again.
         if self.rates.num_groups != len(self._body.optimizer.param_groups):
             self.make_fit()
         self.rates.refresh()

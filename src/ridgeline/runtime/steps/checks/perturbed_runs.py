@@ -29,6 +29,7 @@ from ridgeline.tensors.batch import rebuilt
 from ridgeline.workers.agree import largest_of_workers
 from ridgeline.workers.world import World
 
+# Powers of two: multiplied by their inverse, rates are afterwards the same to the bit.
 LEARNING_RATE_FACTORS = (1.0, 0.5, 2.0)
 PARAMETER_FACTORS = (1.0, 1.01, 0.99)
 SHIFTS = tuple(range(len(LEARNING_RATE_FACTORS)))
@@ -51,6 +52,7 @@ NUDGES = (1.0, -2.0)
 LAST_BIT = 2.0**-22
 ROUNDED_APART = 2.0**-9
 """Between places at which the step is rounded again: half of the last bit of bf16."""
+# Far apart, since perturbations and parameters add numbers of their own to a seed.
 _OTHER_DRAWS = 10_000
 _SEED = 20_000
 
@@ -111,6 +113,7 @@ class Start:
 
     def restore(self) -> None:
         """Put everything back."""
+        # First what holds the tensors, then their values, which are found by names.
         self._outside.restore()
         self._optimizer.restore()
         self._snapshot.restore()
@@ -373,5 +376,6 @@ class PerturbedRuns(NamedTuple):
                     if parameter.requires_grad:  # so it is floating point, or complex
                         parameter.mul_(factor)
         if moved is not None:
+            # After the factor, so that it moves within the rounding of what the run begins with.
             moved(self.body.model.parameters())
         return outcome(0.0, self.body.model, self.body.optimizer, self.start.written())

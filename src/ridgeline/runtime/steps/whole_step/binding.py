@@ -88,6 +88,7 @@ class ReplayedStep:
         with capturing(self._graph, "the step's program", stream=stream), torch.no_grad():
             self._loss = call(arguments.copy())[0]
         self._call = call
+        # A graph has addresses only, so tensors and compiled code live as long as it does.
         self._arguments = arguments
         self._release = weakref.finalize(self, _release, self._graph)
 

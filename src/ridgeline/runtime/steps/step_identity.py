@@ -43,6 +43,7 @@ def _module(name: str, module: nn.Module) -> str:
 
 
 def _tensor(name: str, tensor: Tensor) -> str:
+    # The shape of a sparse batch is another in each batch, and nested ones have none as a whole.
     shape = tuple(tensor.shape) if tensor.layout is torch.strided and not tensor.is_nested else "?"
     return f"{name}: {shape} {tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
 
@@ -52,6 +53,7 @@ def _settings(group: dict[str, Any]) -> list[tuple[str, str]]:
     return sorted(
         (key, str(value))
         for key, value in group.items()
+        # Floats say how far a step goes, and not how long it takes.
         if key not in ("params", "lr", "initial_lr") and isinstance(value, bool | int | None)
     )
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
+from ridgeline.runtime.steps.body.tf32 import allowing_tf32, tf32_settings
 from ridgeline.runtime.steps.step import EagerRunner, PlannedStep
 from ridgeline.runtime.steps.step_identity import step_identity
-from ridgeline.runtime.steps.tf32 import allowing_tf32, tf32_settings
 
 
 class Net(nn.Module):

@@ -35,8 +35,8 @@ from ridgeline.runtime.steps.body.requirements import (
     check_supported,
     check_training,
 )
+from ridgeline.runtime.steps.body.tf32 import allowing_tf32
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
-from ridgeline.runtime.steps.tf32 import allowing_tf32
 from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.local.local_steps import LocalSteps
 from ridgeline.runtime.sync.synchronizer import Synchronizer

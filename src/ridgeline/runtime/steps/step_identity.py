@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from ridgeline.runtime.steps.tf32 import tf32_settings
+from ridgeline.runtime.steps.body.tf32 import tf32_settings
 
 
 def step_identity(model: nn.Module, loss_fn: Any, optimizer: Optimizer, batch: Any) -> list[str]:

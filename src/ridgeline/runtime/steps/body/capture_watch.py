@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from operator import attrgetter, is_
+from typing import Any
 
 from torch import Tensor
 from torch.nn.modules import module as registered
@@ -53,6 +54,7 @@ class CaptureWatch:
         self._replaced = replaced_methods(body.optimizer)
         self._held = _held(body.optimizer)
         self._settings = WatchedSettings(body.optimizer) if has_optimizer else None
+        self._rates = _rates(body.optimizer) if has_optimizer else None
         self._state = Entries(body.optimizer.state.values()) if has_optimizer else None
         self._num_compiled = 0
         self.holds: Callable[[], bool] = _never
@@ -117,6 +119,11 @@ class CaptureWatch:
             why = "the optimizer got or lost parameters"
         if why is None and self.has_other_settings():
             why = "an optimizer setting changed"
+        # `refresh` has put back what it can: the graph reads a tensor that stands in no group any more.
+        if why is None and self._rates is not None:
+            rates = _rates(self._optimizer)
+            if len(rates) != len(self._rates) or not all(map(is_, rates, self._rates)):
+                why = "a learning rate is in another tensor"
         if why is None and self._state is not None:
             is_same = self._state.same_stores(self._optimizer.state.values())
             if not (is_same and self._state.hold()):
@@ -134,6 +141,10 @@ class CaptureWatch:
 
 def _held(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _rates(optimizer: Optimizer) -> list[Any]:
+    return [group.get("lr") for group in optimizer.param_groups]
 
 
 def _never() -> bool:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,7 +38,8 @@ def allowing_tf32() -> Iterator[None]:
 
 def tf32_settings() -> Tf32:
     """What is set now."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
     # Torch refuses to say by its older names what was set by the newer ones, `fp32_precision`.
     try:
         is_matmul = matmul.allow_tf32

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
+from ridgeline.recording.clocks import HostClock
+from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.body.tf32 import allowing_tf32, tf32_settings
 from ridgeline.runtime.steps.step import EagerRunner, PlannedStep
 from ridgeline.runtime.steps.step_identity import step_identity
@@ -85,3 +88,27 @@ def test_a_step_is_described_whichever_names_tf32_was_set_by() -> None:
         assert "True" in texts
     finally:
         matmul.allow_tf32 = before
+
+
+def test_the_exact_step_of_a_plan_in_tf32_is_in_single_precision() -> None:
+    """What TF32 rounds off is measured by it, and would be nothing if both were in TF32."""
+    model, seen = Net(), list[tuple[bool, bool]]()
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        seen.append(tf32_settings())
+        return model(batch)
+
+    body = StepBody(
+        model,
+        loss_fn,
+        sgd(model),
+        Plan(precision="tf32"),
+        None,
+        clip_norm=None,
+        device=torch.device("cpu"),
+    )
+    with allowing_tf32():
+        for precision in (None, "as-is"):
+            with body.as_written(precision=precision):  # type: ignore[arg-type]
+                body(torch.ones(1, 3, 4, 4), Recorder(HostClock()))
+    assert seen == [(True, True), (False, False)]

@@ -28,6 +28,7 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.ownership import clip_gradients
 from ridgeline.runtime.steps.body.differentiable import check_differentiable
 from ridgeline.runtime.steps.body.requirements import check_gradients
+from ridgeline.runtime.steps.body.tf32 import without_tf32
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.tensors.batch import split, to_device
 from ridgeline.tensors.memory_format import ChannelsLast
@@ -207,8 +208,10 @@ class StepBody:
         self.form = self._plain
         self._autocast = precision or name
         checks = _NOTHING if self._checks_values else unchecked(self._notes)
+        # That precision is no cast of this step's, but a setting of the process.
+        is_exact = precision == "as-is" and self.plan.precision == "tf32"
         try:
-            with checks:
+            with checks, without_tf32() if is_exact else _NOTHING:
                 yield
         finally:
             self.form, self._autocast = form, name

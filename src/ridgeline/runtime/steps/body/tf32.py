@@ -36,6 +36,17 @@ def allowing_tf32() -> Iterator[None]:
             _set(first)
 
 
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """Single precision inside, whoever holds TF32."""
+    before = tf32_settings()
+    _set(Tf32(matmul=False, cudnn=False))
+    try:
+        yield
+    finally:
+        _set(before)
+
+
 def tf32_settings() -> Tf32:
     """What is set now."""
     matmul: Any = torch.backends.cuda.matmul

@@ -310,3 +310,23 @@ def test_a_step_is_saved_for_the_batch_that_was_given(
     for size in (8, 5):
         pair.program.save(tmp_path / "step.pt2", batch_of(0, size))
     assert saved == [8, 5]
+
+
+def test_a_file_that_cannot_be_loaded_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled ahead of time does not stay behind where the step cannot run it."""
+    closed: list[bool] = []
+
+    class Unloadable:
+        def load(self) -> Any:
+            raise CaptureError("wanted a program, got one that does not load")
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(runner, "compile_file", lambda program: Unloadable())
+    model = make()
+    with PlannedStep(model, loss_fn, sgd(model), Plan(execution="packaged"), device="cpu") as step:
+        step(batch_of(0))
+        with pytest.raises(CaptureError, match="one that does not load"):
+            step(batch_of(1))
+        assert closed == [True]

@@ -6,6 +6,7 @@ call of a compiled program (on a GPU, one replay of a CUDA graph) that updates t
 optimizer's own tensors.
 """
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -293,15 +294,19 @@ class StepGraphRunner:
         # All shapes share the lifted state, so that their programs write the same tensors.
         program = trace_body(body, batch, self._lifted)
         file = None
-        if self._packaged:
-            file = compile_file(program)
-            if note := working_compiler().note:
-                self._note(note)
-            call = file.load()
-        else:
-            call = compile_graph(program, self._notes)
-        with accepted("bound to its state"):
-            step = bind(call, [entry.tensor for entry in program.state], program.inputs)
+        # Files of megabytes in a temporary directory, which nobody else would close.
+        with contextlib.ExitStack() as failing:
+            if self._packaged:
+                file = compile_file(program)
+                failing.callback(file.close)
+                if note := working_compiler().note:
+                    self._note(note)
+                call = file.load()
+            else:
+                call = compile_graph(program, self._notes)
+            with accepted("bound to its state"):
+                step = bind(call, [entry.tensor for entry in program.state], program.inputs)
+            failing.pop_all()
         seconds = time.perf_counter() - begin
         self._recorder.counts["compile_s"] = self._recorder.counts.get("compile_s", 0.0) + seconds
         return Prepared(BatchPattern(program.batch), reads, program, step, file)

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from step_pairs import STEP_GRAPH, batch_of, make, pair_of
+from step_pairs import STEP_GRAPH, batch_of, make, pair_of, sgd
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
+from ridgeline.plan import Plan
 from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -142,3 +143,26 @@ def test_an_optimizer_that_renews_entries_of_its_groups_is_refused(scale: Any, e
 
 def groups_of(step: PlannedStep) -> list[Any]:
     return [value for group in step.optimizer.param_groups for value in group.values()]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_what_a_step_writes_into_its_batch(accumulate: int, is_turned: bool) -> None:
+    """The script finds it there, also where the program had to be given a copy in another order."""
+
+    def clamping(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return model(batch["x"].clamp_(max=0.25)).square().mean()
+
+    left = []
+    for execution in ("eager", "step-graph"):
+        model = make(dropout=0.0)
+        plan = Plan(execution=execution, accumulate=accumulate)
+        with PlannedStep(model, clamping, sgd(model), plan, device="cpu") as step:
+            for index in range(4):
+                x = batch_of(index)["x"]
+                x = x.T.contiguous().T if is_turned and index == 3 else x
+                step({"x": x})
+            left.append(x)
+            counters = step.timeline().counters
+    torch.testing.assert_close(*left)
+    assert counters.get("eager_steps", 0.0) == 0.0

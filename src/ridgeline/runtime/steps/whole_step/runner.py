@@ -305,7 +305,8 @@ class StepGraphRunner:
             else:
                 call = compile_graph(program, self._notes)
             with accepted("bound to its state"):
-                step = bind(call, [entry.tensor for entry in program.state], program.inputs)
+                state = [entry.tensor for entry in program.state]
+                step = bind(call, state, program.inputs, program.written)
             failing.pop_all()
         seconds = time.perf_counter() - begin
         self._recorder.counts["compile_s"] = self._recorder.counts.get("compile_s", 0.0) + seconds

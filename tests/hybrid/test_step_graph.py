@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,6 +25,7 @@ from ridgeline.runtime.steps.whole_step.runner import (
     OTHER_SHAPES,
     StepGraphRunner,
 )
+from ridgeline.runtime.steps.whole_step.saved import saving
 from ridgeline.tensors.batch_pattern import BatchPattern
 from ridgeline.workers.world import World
 
@@ -289,3 +291,42 @@ def test_named_tuples_are_recognised() -> None:
     pattern = BatchPattern(Named(torch.ones(2), torch.zeros(3)))
     assert pattern.tensors(Named(torch.ones(2), torch.zeros(3))) is not None
     assert pattern.tensors((torch.ones(2), torch.zeros(3))) is None
+
+
+def test_a_step_is_saved_for_the_batch_that_was_given(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there is a program for batches of the usual shape, which would refuse it."""
+    saved: list[int] = []
+
+    def save(path: Path, program: Any, **_: Any) -> Path:
+        saved.append(program.inputs[0].shape[0])
+        return path
+
+    monkeypatch.setattr(runner, "save_step", save)
+    monkeypatch.setattr(saving, "save_step", save)
+    for index in range(3):
+        pair.run(index)
+    for size in (8, 5):
+        pair.program.save(tmp_path / "step.pt2", batch_of(0, size))
+    assert saved == [8, 5]
+
+
+def test_a_file_that_cannot_be_loaded_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled ahead of time does not stay behind where the step cannot run it."""
+    closed: list[bool] = []
+
+    class Unloadable:
+        def load(self) -> Any:
+            raise CaptureError("wanted a program, got one that does not load")
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(runner, "compile_file", lambda program: Unloadable())
+    model = make()
+    with PlannedStep(model, loss_fn, sgd(model), Plan(execution="packaged"), device="cpu") as step:
+        step(batch_of(0))
+        with pytest.raises(CaptureError, match="one that does not load"):
+            step(batch_of(1))
+        assert closed == [True]

@@ -36,6 +36,8 @@ def test_an_optimizer_of_the_head_alone() -> None:
         assert pair.counters()["recaptures"] == 1
         prepared = pair.program._runner._prepared
         assert not any(is_fake(tensor) for tensor in prepared[0].program.arguments())
+        said = "one program leaves no gradients of parameters that its optimizer does not hold, such as 0.w"
+        assert any(note.startswith(said) for note in pair.program.notes)
 
 
 def is_fake(tensor: Any) -> bool:

@@ -215,6 +215,11 @@ class LearningRates:
         self._optimizer = optimizer
         self._tensors = [group.get("lr") for group in optimizer.param_groups]
 
+    def replaced(self) -> list[tuple[dict[str, Any], Tensor]]:
+        """Groups in which something else stands now, each with its tensor."""
+        pairs = zip(self._optimizer.param_groups, self._tensors, strict=True)
+        return [(g, t) for g, t in pairs if isinstance(t, Tensor) and g["lr"] is not t]
+
     @property
     def num_groups(self) -> int:
         """How many groups the optimizer had."""

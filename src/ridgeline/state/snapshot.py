@@ -68,15 +68,18 @@ class Snapshot:
         for state in self._optimizer.state.values():
             yield from (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
 
-    def untrained_changes(self) -> Iterator[ValueChange]:
-        """Buffers, and parameters that are not the optimizer's, with other values than they had.
+    def changes_beside(self) -> Iterator[ValueChange]:
+        """Tensors with other values than they had, but for the model's parameters that the optimizer has.
+
+        Of other networks all are looked at: a loss may be learned with the model.
 
         Cost: Waits for the device, once for each of them.
         """
         held = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         for (number, path), tensor in self._named():
             saved = self._tensors.get((number, path))
-            if saved is not None and id(tensor) not in held and has_changed(saved, tensor):
+            is_trained = not number and id(tensor) in held
+            if saved is not None and not is_trained and has_changed(saved, tensor):
                 where = " of a network that the loss reads" if number else ""
                 yield ValueChange(f"{path}{where}", saved, tensor)
 

@@ -68,7 +68,9 @@ class LoadedCallable:
         self.metadata: Metadata = package.metadata
         try:
             constants = {
-                int(leaf): value for leaf, value in self.metadata.details["constants"].items()
+                # JSON has texts for keys.
+                int(leaf): value
+                for leaf, value in self.metadata.details["constants"].items()
             }
             input_tree = pytree.treespec_loads(self.metadata.input_tree)
             output_tree = pytree.treespec_loads(self.metadata.output_tree)
@@ -103,8 +105,10 @@ class LoadedCallable:
             BatchError: an input is not as the program was compiled for, or requires gradients while these
                 are recorded; names it. Or see `check_alone`.
         """
+        # One tensor is the usual call, and walking a nest would cost as much as a small program.
         is_single = len(inputs) == 1 and isinstance(inputs[0], Tensor)
         check_alone(inputs if is_single else pytree.tree_leaves(inputs))
+        # A result without a graph would train nothing, silently; under `no_grad` nobody expects one.
         if torch.is_grad_enabled():
             _check_without_gradients(inputs)
         return self._call(*inputs)

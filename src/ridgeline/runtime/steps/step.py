@@ -4,6 +4,7 @@ Choosing a plan needs the machine and the workload; that is joined in `ridgeline
 `PlannedStep` (the public one) builds on this one.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from ridgeline.runtime.steps.body.requirements import (
     check_supported,
     check_training,
 )
+from ridgeline.runtime.steps.body.tf32 import allowing_tf32
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
 from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.local.local_steps import LocalSteps
@@ -145,57 +147,53 @@ class PlannedStep(Closing):
     ) -> None:
         check_parts(model, loss_fn, optimizer)
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        # Before a world is joined, which sets the plan's number.
         self._threads_before = torch.get_num_threads()
         if world is not None and (mesh is not None or process_group is not None):
             raise PlanError("wanted a world, a mesh or a process group, got two of them; give one")
-        self.world = world or World.join(
-            self.plan.threads, device, mesh=mesh, process_group=process_group
-        )
-        check_supported(self.plan, self.world)
-        check_training(optimizer, self.plan, clip_norm)
-        # The first exchange: with other plans workers would meet in other collectives and hang.
-        check_same_plan(self.plan, self.world, clip_norm=clip_norm)
-        self.model = move(model, self.world.device)
-        self.optimizer = optimizer
-        self.name = name
-        self.notes: list[str] = []
-        self.num_steps = 0
-        self._num_warmup: float = WARMUP_STEPS
         self._is_closed = False
-        self._channels_last: ChannelsLast | None = None
-        if self.plan.memory_format == "channels_last":
-            self._channels_last = ChannelsLast(self.model, optimizer)
-        if self.plan.optimizer == "fused" and not MODES[self.plan.execution].is_replayed:
-            self.notes.extend(make_fused(optimizer, self.world.device))
-        self.recorder = Recorder(DeviceClock() if self.world.kind == "cuda" else HostClock())
-        self._attendance = attendance.of(self.world)
-        self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
-        apply_layout(self.model, self.plan.layout, self.world)
-        self.synchronizer: Synchronizer | None = None
-        self._watch: StateWatch | None = None
-        self.outages: Callable[[], tuple[Outage, ...]] | None = None
-        self._watching_ns = 0
-        if self.world.is_among_others:
-            self.synchronizer, self._watch, self.outages = join_others(
-                self.plan, self.model, optimizer, self.world, order=order, notes=self.notes
+        # Where the rest fails, what was begun is ended: the next plan may be tried with the same model.
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._give_threads_back)
+            self.world = world or World.join(
+                self.plan.threads, device, mesh=mesh, process_group=process_group
             )
-        self._body = StepBody(
-            self.model,
-            loss_fn,
-            optimizer,
-            self.plan,
-            self.synchronizer,
-            clip_norm=clip_norm,
-            device=self.world.device,
-            notes=self.notes,
-            forms=forms,
-            parted=parted_groups(self.world, shards_update=shards_update(self.plan.sync)),
-            channels_last=self._channels_last,
-            is_undone=is_undone,
-        )
-        if self.plan.precision == "tf32":
-            _allow_tf32()
-        self._runner = self._make_runner()
+            check_supported(self.plan, self.world)
+            check_training(optimizer, self.plan, clip_norm)
+            # The first exchange: with other plans workers would meet in other collectives and hang.
+            check_same_plan(self.plan, self.world, clip_norm=clip_norm)
+            self.model = move(model, self.world.device)
+            self.optimizer = optimizer
+            self.name = name
+            self.notes: list[str] = []
+            self.num_steps = 0
+            self._num_warmup: float = WARMUP_STEPS
+            self._channels_last: ChannelsLast | None = None
+            if self.plan.memory_format == "channels_last":
+                self._channels_last = ChannelsLast(self.model, optimizer)
+                ending.callback(self._channels_last.close)
+            if self.plan.optimizer == "fused" and not MODES[self.plan.execution].is_replayed:
+                self.notes.extend(make_fused(optimizer, self.world.device))
+            self.recorder = Recorder(DeviceClock() if self.world.kind == "cuda" else HostClock())
+            self._attendance = attendance.of(self.world)
+            self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
+            apply_layout(self.model, self.plan.layout, self.world)
+            self.synchronizer: Synchronizer | None = None
+            self._watch: StateWatch | None = None
+            self.outages: Callable[[], tuple[Outage, ...]] | None = None
+            self._watching_ns = 0
+            if self.world.is_among_others:
+                self.synchronizer, self._watch, self.outages = join_others(
+                    self.plan, self.model, optimizer, self.world, order=order, notes=self.notes
+                )
+                ending.callback(self.synchronizer.close)
+            self._body = self._make_body(loss_fn, clip_norm, forms, is_undone=is_undone)
+            if self.plan.precision == "tf32":
+                ending.enter_context(allowing_tf32())
+            self._runner = self._make_runner()
+            # Registered last, so first to go: a graph's collectives must not outlive their communicator.
+            ending.callback(self._runner.close)
+            self._ending = ending.pop_all()
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on one batch; the mean loss of this worker's batch, detached, 0-d, on the device.
@@ -332,25 +330,48 @@ class PlannedStep(Closing):
         from ridgeline.runtime.steps.whole_step.saved.saving import save_step
 
         check_alone("packaged", self.world.size)
-        if isinstance(self._runner, StepGraphRunner) and self._runner.has_program():
-            return self._runner.save(path)
-        return save_step(path, trace_body(self._body, self._body.placed(batch)))
+        batch = self._body.placed(batch)
+        if isinstance(self._runner, StepGraphRunner) and self._runner.has_program(batch):
+            return self._runner.save(path, batch)
+        return save_step(path, trace_body(self._body, batch))
 
     def close(self) -> None:
         """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice.
 
         Torch computes with as many threads as before the step was made, unless other code set them since.
         """
-        if not self._is_closed and torch.get_num_threads() == self.plan.threads:
-            set_threads(self._threads_before)
         if self._attendance is not None and not self._is_closed:
             self._attendance.closed(self._enrolled)
         self._is_closed = True
-        self._runner.close()
-        if self.synchronizer is not None:
-            self.synchronizer.close()
-        if self._channels_last is not None:
-            self._channels_last.close()
+        # Each of them ends even where another one fails, as a runner does whose device is lost.
+        self._ending.close()
+
+    def _give_threads_back(self) -> None:
+        if torch.get_num_threads() == self.plan.threads:
+            set_threads(self._threads_before)
+
+    def _make_body(
+        self,
+        loss_fn: LossFunction,
+        clip_norm: float | None,
+        forms: CompiledForms | None,
+        *,
+        is_undone: bool,
+    ) -> StepBody:
+        return StepBody(
+            self.model,
+            loss_fn,
+            self.optimizer,
+            self.plan,
+            self.synchronizer,
+            clip_norm=clip_norm,
+            device=self.world.device,
+            notes=self.notes,
+            forms=forms,
+            parted=parted_groups(self.world, shards_update=shards_update(self.plan.sync)),
+            channels_last=self._channels_last,
+            is_undone=is_undone,
+        )
 
     def _make_runner(self) -> Runner:
         mode = MODES[self.plan.execution]
@@ -374,9 +395,3 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
     """The model on `device`; in place, so that an optimizer made before keeps its parameters."""
     places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     return model if places <= {device} else model.to(device)
-
-
-def _allow_tf32() -> None:
-    """For the whole process, since torch has no setting for a single model."""
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True

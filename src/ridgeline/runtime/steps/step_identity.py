@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from ridgeline.runtime.steps.body.tf32 import tf32_settings
+
 
 def step_identity(model: nn.Module, loss_fn: Any, optimizer: Optimizer, batch: Any) -> list[str]:
     """Texts that are equal for steps that must take equal time: modules, shapes, code, settings.
@@ -27,7 +29,7 @@ def step_identity(model: nn.Module, loss_fn: Any, optimizer: Optimizer, batch: A
         str(structure),
         *(_tensor("", x) if isinstance(x, Tensor) else type(x).__name__ for x in leaves),
         str(torch.get_default_dtype()),
-        str(torch.backends.cuda.matmul.allow_tf32),
+        str(tf32_settings()[0]),
         str(torch.backends.cudnn.benchmark),
     ]
 
@@ -41,6 +43,7 @@ def _module(name: str, module: nn.Module) -> str:
 
 
 def _tensor(name: str, tensor: Tensor) -> str:
+    # The shape of a sparse batch is another in each batch, and nested ones have none as a whole.
     shape = tuple(tensor.shape) if tensor.layout is torch.strided and not tensor.is_nested else "?"
     return f"{name}: {shape} {tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
 
@@ -50,6 +53,7 @@ def _settings(group: dict[str, Any]) -> list[tuple[str, str]]:
     return sorted(
         (key, str(value))
         for key, value in group.items()
+        # Floats say how far a step goes, and not how long it takes.
         if key not in ("params", "lr", "initial_lr") and isinstance(value, bool | int | None)
     )
 

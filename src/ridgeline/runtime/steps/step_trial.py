@@ -1,6 +1,6 @@
 """What a child process does to find out whether a training step can be captured: it takes some.
 
-Found by name (see `hybrid.capture.child_trial`), since a step uses the linter, which starts such trials.
+Found by name (see `lint.child_trial`), since a step uses the linter, which starts such trials.
 """
 
 from collections.abc import Mapping
@@ -31,5 +31,6 @@ def run_steps(
     with PlannedStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm, device=device) as step:
         for _ in range(steps):
             step(batch)
+        # What a kernel did wrong is raised when the host waits for it, which the child's end would not do.
         if device == "cuda":
             torch.cuda.synchronize()

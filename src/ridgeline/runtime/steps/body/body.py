@@ -28,6 +28,7 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.ownership import clip_gradients
 from ridgeline.runtime.steps.body.differentiable import check_differentiable
 from ridgeline.runtime.steps.body.requirements import check_gradients
+from ridgeline.runtime.steps.body.tf32 import without_tf32
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.tensors.batch import split, to_device
 from ridgeline.tensors.memory_format import ChannelsLast
@@ -92,9 +93,11 @@ class StepBody:
         mode = MODES[plan.execution]
         check_differentiable(model, loss_fn, plan)
         is_replayed = mode.is_replayed_on(device.type)
+        # Parts hand out gradients earlier; a worker alone sends none, and would only pay for the calls.
         is_cut = synchronizer is not None and is_compiled_in_parts(plan, device.type)
         self._checks_values = mode.checks_values_on(device.type)
         has_rows = synchronizer is not None and device.type == "cuda" and sparse_modules(model)
+        # Only several workers must stay equal to the bit, and kernels in a fixed order are slower.
         self._update = update_in_order if has_rows else update
         with unchecked():  # torch's compiler switches the checks off for good
             self.form = make_form(
@@ -175,6 +178,7 @@ class StepBody:
     def _checked_gradients(self, batch: Any, recorder: Recorder) -> Tensor:
         loss = self.gradients(batch, recorder)
         if not self._is_checked:
+            # Once: the first backward pass tells which parameters get gradients, and asking costs time.
             check_gradients(self.model, self.optimizer)
             self._is_checked = True
         return loss
@@ -204,8 +208,10 @@ class StepBody:
         self.form = self._plain
         self._autocast = precision or name
         checks = _NOTHING if self._checks_values else unchecked(self._notes)
+        # That precision is no cast of this step's, but a setting of the process.
+        is_exact = precision == "as-is" and self.plan.precision == "tf32"
         try:
-            with checks:
+            with checks, without_tf32() if is_exact else _NOTHING:
                 yield
         finally:
             self.form, self._autocast = form, name
@@ -229,12 +235,14 @@ class StepBody:
             recorder.mark("backward")
             loss.backward()
         else:
+            # Before it is armed: a refusal must leave no hooks that wait for gradients.
             self.synchronizer.check_covers(self.optimizer.param_groups)
             self.synchronizer.arm(recorder)
             loss.backward()
             self.synchronizer.finish()
             self.overhead_ns += self.synchronizer.overhead_ns
         recorder.mark("optimizer")
+        # After `finish`: the norm is that of the mean over all workers, as one worker would have it.
         if self.clip_norm is not None:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             clip_gradients(parameters, self.clip_norm, self._parted)
@@ -245,6 +253,7 @@ class StepBody:
         with self._precision():
             loss = self.form(self.model, part)
         loss = scalar_loss(loss)
+        # Not multiplied by 1, which would be one more kernel in every step that accumulates nothing.
         return loss if share == 1.0 else loss * share
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from operator import attrgetter, is_
+from typing import Any
 
 from torch import Tensor
 from torch.nn.modules import module as registered
@@ -40,6 +41,7 @@ class CaptureWatch:
     def __init__(self, body: StepBody, *, has_optimizer: bool) -> None:
         self._optimizer = body.optimizer
         self._model = ModelGuard(body.model)
+        # Both names for one list on purpose: what is added to it below is compared by `holds`, too.
         self._stores = hooks = [
             vars(module)[kind] for module in self._model.modules for kind in MODULE_HOOKS
         ]
@@ -52,6 +54,7 @@ class CaptureWatch:
         self._replaced = replaced_methods(body.optimizer)
         self._held = _held(body.optimizer)
         self._settings = WatchedSettings(body.optimizer) if has_optimizer else None
+        self._rates = _rates(body.optimizer) if has_optimizer else None
         self._state = Entries(body.optimizer.state.values()) if has_optimizer else None
         self._num_compiled = 0
         self.holds: Callable[[], bool] = _never
@@ -79,6 +82,7 @@ class CaptureWatch:
                 same.attribute(parameter, name)
                 if (added := getattr(parameter, name)) is not None:
                     same.entries(added)
+        # What other code puts into the instance (a scheduler, say), replays would pass by.
         for method in ("step", "zero_grad"):
             same.entry(vars(optimizer), method)
         same.attribute(optimizer, "param_groups")
@@ -87,6 +91,7 @@ class CaptureWatch:
             same.entries(group["params"])
             if self._settings is not None:
                 same.entries(group)
+            # Outside of the graph Python reads all settings; `refresh` has to see another rate's tensor.
             elif isinstance(group.get("lr"), Tensor):
                 same.entry(group, "lr")
         if self._state is not None:
@@ -109,10 +114,16 @@ class CaptureWatch:
         if why is None and replaced_methods(self._optimizer) != self._replaced:
             why = "a method of the optimizer was replaced"
         held = _held(self._optimizer)
+        # By identity: `==` of lists would compare tensors element by element.
         if why is None and not (len(held) == len(self._held) and all(map(is_, held, self._held))):
             why = "the optimizer got or lost parameters"
         if why is None and self.has_other_settings():
             why = "an optimizer setting changed"
+        # `refresh` has put back what it can: the graph reads a tensor that stands in no group any more.
+        if why is None and self._rates is not None:
+            rates = _rates(self._optimizer)
+            if len(rates) != len(self._rates) or not all(map(is_, rates, self._rates)):
+                why = "a learning rate is in another tensor"
         if why is None and self._state is not None:
             is_same = self._state.same_stores(self._optimizer.state.values())
             if not (is_same and self._state.hold()):
@@ -130,6 +141,10 @@ class CaptureWatch:
 
 def _held(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _rates(optimizer: Optimizer) -> list[Any]:
+    return [group.get("lr") for group in optimizer.param_groups]
 
 
 def _never() -> bool:

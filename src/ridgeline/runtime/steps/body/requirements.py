@@ -62,6 +62,7 @@ def check_parts(model: object, loss_fn: object, optimizer: object) -> None:
 
 
 def _is_functional(loss_fn: object) -> bool:
+    # By identity: a user's own function may well be called `cross_entropy`.
     return getattr(nn.functional, getattr(loss_fn, "__name__", ""), None) is loss_fn
 
 
@@ -131,10 +132,12 @@ def check_momentum(optimizer: Optimizer, plan: Plan) -> None:
         PlanError: the plan's compression has the option `momentum` above 0, and a group of the optimizer a
             momentum, or betas, of its own.
     """
+    # One worker sends nothing, so its plan's compression never adds a momentum.
     if plan.workers == 1 or not values_of(plan.sync).get("momentum"):
         return
     name = type(optimizer).__name__
     for number, group in enumerate(optimizer.param_groups):
+        # `get`, not `in`: SGD has the setting in every group, mostly as 0.
         own = {key: group[key] for key in ("momentum", "betas") if group.get(key)}
         for key, value in own.items():
             raise PlanError(
@@ -170,6 +173,7 @@ def check_replaced(optimizer: Optimizer, plan: Plan, clip_norm: float | None) ->
     if plan.workers == 1 or not replaces_update(plan.sync):
         return
     algorithm, name = plan.sync.algorithm, type(optimizer).__name__
+    # By identity: a subclass of the same name would be made again as torch's own.
     if getattr(torch.optim, name, None) is not type(optimizer):
         raise PlanError(
             f"wanted an optimizer of torch.optim for sync.algorithm={algorithm!r}, which makes it again by "
@@ -199,6 +203,7 @@ def check_held(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> Non
             f"{', '.join(BY_ELEMENT)}), got {name}, which may look at all parameters; use one of those, or "
             "hold none"
         )
+    # The plan's own switch, too: groups are made fused after this check only.
     is_fused = any(group.get("fused") for group in optimizer.param_groups)
     if is_fused or plan.optimizer == "fused":
         raise PlanError(
@@ -302,6 +307,7 @@ def check_supported(plan: Plan, world: World) -> None:
         PlanError: names the field, what it may be, and what to do.
     """
     check_plan(plan, world.kind)
+    # Who joins is one process, however many workers the training has that it takes part in.
     if world.joins:
         check_joins(plan, world)
     elif plan.workers != world.size:

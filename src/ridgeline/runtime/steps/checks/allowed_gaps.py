@@ -1,5 +1,6 @@
 """A difference between two ways of running a step beside what it may be, and the words for it."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,8 +17,9 @@ class Gap(NamedTuple):
     of: str = UPDATE
 
     def excess(self) -> float:
-        """The size in units of what is allowed."""
-        return self.size / self.allowed
+        """The size in units of what is allowed; nothing where all is, as beside draws that are no numbers."""
+        # Infinity over infinity is no number, which `max` would take for the largest if it comes first.
+        return self.size / self.allowed if math.isfinite(self.allowed) else 0.0
 
 
 def refusal_text(execution: str, gap: Gap, count: int) -> str:

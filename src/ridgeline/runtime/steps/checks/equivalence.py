@@ -112,7 +112,7 @@ def check_replay(
         SideEffectError: the step draws from an iterator or writes to files, which cannot be taken back.
 
     Cost: Two steps a perturbation, up to a dozen where rounding may explain a difference; `KeptRuns` and
-        three copies of what is trained and written.
+        three copies of what is trained and written, two of the inputs.
     """
     # Before anything runs: what an iterator or a file gave cannot be taken back.
     refuse_streams(body.model, body.loss_fn, body.optimizer, batch)
@@ -148,6 +148,7 @@ class _Trial(NamedTuple):
             EquivalenceError: the step as written leaves what is no number, on any worker.
         """
         self.runs.kept.forget()
+        self.runs.start.take_inputs()
         before = self.runs.begun(shift)
         eager = self.runs.eager(shift)
         if self._largest(0.0 if eager.is_finite() else 1.0):
@@ -186,9 +187,8 @@ class _Trial(NamedTuple):
             if narrow_gap is not None:
                 return narrow_gap
         if size > allowed and others and not self._may_round_elsewhere():
-            return self._beside(
-                self._difference(before, eager, self.runs.eager(shift), noise), size, allowed
-            )
+            again = self._difference(before, eager, self.runs.eager(shift), noise)
+            return self._beside(again, size, allowed)
         if size <= REORDERED or not self._may_round_elsewhere():
             return Gap(size, allowed, "the eager step")
         exact = self.runs.exact(shift)

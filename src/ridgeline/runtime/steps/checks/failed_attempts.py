@@ -27,6 +27,7 @@ def is_of_compiler(error: Exception) -> bool:
     if not isinstance(error, AssertionError):
         return isinstance(error, _FAILURES)
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    # An `assert` of the user's code passes through the compiler's frames as well; the innermost one tells.
     is_torch = files[-1].is_relative_to(_TORCH)
     return _COMPILING in files and is_torch and files[-1].relative_to(_TORCH).parts[0] in _PARTS
 
@@ -46,6 +47,7 @@ def unchanged_if_it_fails(body: StepBody) -> Iterator[None]:
     before = Undo(body.model, body.loss_fn, body.optimizer, values=False)
     try:
         yield
+    # Interrupts, too: they leave the graph's tensors under the user's names as errors do.
     except BaseException:
         with contextlib.suppress(RuntimeError):  # of a lost device, which the error itself reports
             before.restore()

@@ -166,6 +166,7 @@ def worst(
         outcome: Whose tensors these are.
         limit: Of tensors that have many elements.
     """
+    # Without state, the parameter itself stands for its gradient; the order is that of `_compared`.
     owners = [index for index, state in enumerate(outcome.state) for _ in state or [None]]
     ratios = _ratios(found, seen, outcome, limit)
     largest = max(range(len(ratios)), key=ratios.__getitem__, default=None)
@@ -182,6 +183,7 @@ def _ratios(
         if math.isinf(gap):
             ratios.append(math.inf)
         else:
+            # What chance alone moves so far says nothing, except that nothing infinite comes of chance.
             ratios.append(gap / max(floor, factor * known) if known <= MOST_ROUNDED else 0.0)
     return ratios
 

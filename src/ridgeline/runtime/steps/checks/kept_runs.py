@@ -33,10 +33,12 @@ class KeptRuns:
 
         Cost: A collective where there are several workers and it is run.
         """
+        # No collective before this: all workers have found the same so far.
         if what in self._found:
             return self._found[what]
         outcomes = run()
         size = largest_of_workers(float(sum(map(_num_bytes, outcomes))), self._world)
+        # By the largest of all workers: one that took a run again alone would wait in its collectives.
         if self._num_bytes + size <= MOST_BYTES:
             self._found[what] = outcomes
             self._num_bytes += size

@@ -47,6 +47,7 @@ def move_within_rounding(parameters: Any, half_step: float, seed: int) -> None:
         for index, parameter in enumerate(parameters):
             if parameter.requires_grad and parameter.is_floating_point():
                 generator = torch.Generator(parameter.device).manual_seed(seed + index)
+                # In 32 bits: draws in 16 are as coarse as the rounding that they are to stay within.
                 chance = torch.rand(
                     parameter.shape,
                     generator=generator,

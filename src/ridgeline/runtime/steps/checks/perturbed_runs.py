@@ -29,6 +29,7 @@ from ridgeline.tensors.batch import rebuilt
 from ridgeline.workers.agree import largest_of_workers
 from ridgeline.workers.world import World
 
+# Powers of two: multiplied by their inverse, rates are afterwards the same to the bit.
 LEARNING_RATE_FACTORS = (1.0, 0.5, 2.0)
 PARAMETER_FACTORS = (1.0, 1.01, 0.99)
 SHIFTS = tuple(range(len(LEARNING_RATE_FACTORS)))
@@ -51,6 +52,7 @@ NUDGES = (1.0, -2.0)
 LAST_BIT = 2.0**-22
 ROUNDED_APART = 2.0**-9
 """Between places at which the step is rounded again: half of the last bit of bf16."""
+# Far apart, since perturbations and parameters add numbers of their own to a seed.
 _OTHER_DRAWS = 10_000
 _SEED = 20_000
 
@@ -64,6 +66,8 @@ class Start:
         self, body: StepBody, batch: Any, inputs: Sequence[Tensor], *, repeats_python: bool
     ) -> None:
         self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
+        self._inputs = [tensor.detach() for tensor in inputs]
+        self.take_inputs()
         held = (p for group in body.optimizer.param_groups for p in group["params"])
         # Each step begins without these gradients, whatever holds the parameters.
         gradients = (p.grad for p in held if p.grad is not None)
@@ -88,6 +92,10 @@ class Start:
         for device in self._dropping:
             dropout_state(device)
 
+    def take_inputs(self) -> None:
+        """Have the coming runs begin with the inputs as they are now, perturbed."""
+        self._given = [tensor.clone() for tensor in self._inputs]
+
     def begin(self) -> None:
         """Go back for another run; the optimizer's settings stay.
 
@@ -101,9 +109,14 @@ class Start:
             self._outside.restore_values()
         self._optimizer.restore()
         self._snapshot.restore(keep_settings=True)
+        # A step may write into its batch; on what it left, it would differ from itself by any amount.
+        with torch.no_grad():
+            for tensor, given in zip(self._inputs, self._given, strict=True):
+                tensor.copy_(given)
 
     def restore(self) -> None:
         """Put everything back."""
+        # First what holds the tensors, then their values, which are found by names.
         self._outside.restore()
         self._optimizer.restore()
         self._snapshot.restore()
@@ -111,11 +124,14 @@ class Start:
         torch.clear_autocast_cache()  # of the weights of the last run
 
     def written(self) -> dict[str, Written]:
-        """What a step wrote besides what it trains: buffers, other networks, tensors in the loss's reach."""
+        """What a step wrote besides the model's parameters that it trains.
+
+        Buffers, other networks (of which a learned loss is one), tensors in the loss's reach.
+        """
         return {
             what: Written(old, now.detach().clone(), is_shown)
             for is_shown, changes in (
-                (False, self._snapshot.untrained_changes()),
+                (False, self._snapshot.changes_beside()),
                 (True, self._outside.value_changes()),
             )
             for what, old, now in changes
@@ -363,5 +379,6 @@ class PerturbedRuns(NamedTuple):
                     if parameter.requires_grad:  # so it is floating point, or complex
                         parameter.mul_(factor)
         if moved is not None:
+            # After the factor, so that it moves within the rounding of what the run begins with.
             moved(self.body.model.parameters())
         return outcome(0.0, self.body.model, self.body.optimizer, self.start.written())

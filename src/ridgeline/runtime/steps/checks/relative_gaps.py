@@ -35,6 +35,7 @@ def relative_gaps(compared: Sequence[Compared]) -> list[float]:
     alike: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
     for index, one in enumerate(compared):
         if not one.before.shape == one.wanted.shape == one.got.shape:
+            # Of another shape than before, there is no change to measure a gap by: equal or not is all.
             is_same = one.wanted.shape == one.got.shape and torch.equal(one.wanted, one.got)
             found[index] = 0.0 if is_same else math.inf
         elif one.num_masked or not _is_plain(one):
@@ -89,11 +90,13 @@ def _norms_of_all(compared: Sequence[Compared]) -> list[Tensor]:
     # One kernel for hundreds of parameters: one by one, launching would take longer than the arithmetic.
     gaps, changes = (torch._foreach_sub(wanted, other) for other in (got, before))  # noqa: SLF001
     norms = torch._foreach_norm  # noqa: SLF001 - optimizers of torch use these, too
+    # In 64 bits: single precision cannot sum up many squares to within `RESOLUTION`.
     found = [norms(tensors, 2, dtype=torch.float64) for tensors in (gaps, changes, wanted)]
     return [torch.stack(three) for three in zip(*found, strict=True)]
 
 
 def _norms(one: Compared) -> Tensor:
+    # `abs` before `double`, which would drop the imaginary part of complex numbers.
     gap, change = ((one.wanted - other).abs().double().flatten() for other in (one.got, one.before))
     if one.mask is not None and one.num_masked:
         mask = one.mask.flatten()

@@ -139,6 +139,7 @@ def noise_of(before: Outcome, wanted: Outcome, nudged: Sequence[Outcome]) -> Noi
         moved = torch.zeros_like(update, dtype=torch.bool)
         for other in nudged:
             moved |= (other.parameters[index] - new).abs() > NOISE * update
+        # Of no update every move is more than its hundredth part; `without_still` judges those.
         masks.append(moved & (update > 0))
     quiet = Noise(masks, [], counts(masks))
     found = [differences(before, wanted, other, quiet) for other in nudged]
@@ -203,6 +204,7 @@ def without_turned(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise 
         is_chance = count <= min(MOST_TURNED, TURNED_SHARE * mask.numel())
         chosen = mask if is_chance else torch.zeros_like(mask)
         masks.append(chosen if noise is None else chosen | noise.masks[index])
+    # `_limits` wants one for the loss and one for each parameter.
     moves = [0.0] * (1 + len(masks)) if noise is None else noise.moves
     return Noise(masks, moves, counts(masks))
 
@@ -234,6 +236,7 @@ def differences(
 
 def loss_gap(wanted: Outcome, got: Outcome) -> float:
     """The losses' relative difference."""
+    # A loss of 0 has no size to divide by.
     return abs(wanted.loss - got.loss) / max(abs(wanted.loss), 1e-12)
 
 
@@ -315,6 +318,7 @@ def is_directed(
     """
     limits = _limits(noise, tolerance)
     found = differences(before, wanted, got, noise)
+    # `not v <= most`, since NaN is not above any limit, either.
     beyond = {i for i, (v, most) in enumerate(zip(found, limits, strict=True)) if not v <= most}
     if found[0] > MOST_LOSS or not all(math.isfinite(found[index]) for index in beyond):
         return True
@@ -347,6 +351,7 @@ def _values_apart(before: Tensor, wanted: Tensor, got: Tensor) -> float:
         return math.inf
     wide = torch.complex128 if wanted.is_complex() else torch.float64
     mine, theirs = wanted.to(wide), got.to(wide)
+    # Infinity less infinity is no number, although both agree.
     gap = torch.where((mine == theirs) | (mine.isnan() & theirs.isnan()), 0.0, mine - theirs)
     distance = float(gap.abs().norm())
     if not distance:
@@ -365,6 +370,7 @@ def _states(before: list[Tensor], wanted: list[Tensor], got: list[Tensor]) -> li
 
     Adam's update is the same for gradients of twice the size, its state is not.
     """
+    # `differences` has counted these as infinitely far apart already.
     if len(wanted) != len(got):
         return []
     begun = begun_state(before, wanted)

@@ -209,6 +209,7 @@ def check_compiled(
         with contextlib.nullcontext() if stream is None else on_stream(stream):
             return body(rebuilt(example), silent)
 
+    # Hooks are the user's code, which would count or log steps that are undone.
     with without_step_hooks(body.optimizer):
         check_replay(
             body,

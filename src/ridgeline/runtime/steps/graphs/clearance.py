@@ -138,6 +138,7 @@ def _clear_optimizer(
         ObstacleError: the trial failed or could not be made, or there are several workers.
     """
     kind = type(body.optimizer)
+    # A child process has no group in which its step could meet the other workers.
     if world.size > 1:
         check_capturable(why)
     if has_step_of_torch(body.optimizer) or is_trial() or kind in _CLEARED:

@@ -76,6 +76,7 @@ def keep(body: StepBody, batch: Any, reads: StepReads, clearance: Clearance) -> 
     """Remember a step that was captured, in place of what was remembered before."""
     found = body.findings
     found.cleared[:] = [Cleared(key_of(body, batch), reads, clearance, body.form)]
+    # Only what left nothing open: draws and doubts are settled in the process that has them.
     if clearance == Clearance():
         found.digests.add(_digest(body, batch, reads))
 

@@ -26,10 +26,18 @@ class BoundStep:
         call: The program.
         state: Its first inputs; written in place.
         examples: Batch tensors as it was compiled for; their strides count.
+        written: Places of those that it writes.
     """
 
-    def __init__(self, call: Call, state: Sequence[Tensor], examples: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        state: Sequence[Tensor],
+        examples: Sequence[Tensor],
+        written: Sequence[int] = (),
+    ) -> None:
         self._call = call
+        self._written = written
         self._state = list(state)
         self._strides = [tensor.stride() for tensor in examples]
 
@@ -49,7 +57,12 @@ class BoundStep:
                     tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
                 )
                 flat.append(laid_out.copy_(tensor.detach()))
-        return self._call(flat)[0]
+        given = flat[len(self._state) :] if self._written else []
+        loss = self._call(flat)[0]
+        for place in self._written:
+            if given[place] is not inputs[place]:
+                inputs[place].detach().copy_(given[place])
+        return loss
 
     def close(self) -> None:
         """Nothing is held but memory."""
@@ -62,6 +75,7 @@ class ReplayedStep:
         call: The program.
         state: Its first inputs, on the GPU; written in place and never moved.
         examples: Batch tensors as it was compiled for; copied.
+        written: Places of those that it writes.
 
     Raises:
         CaptureError: the program cannot be captured; nothing can run on the device afterwards.
@@ -69,7 +83,14 @@ class ReplayedStep:
     Cost: Three steps, undone.
     """
 
-    def __init__(self, call: Call, state: Sequence[Tensor], examples: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        state: Sequence[Tensor],
+        examples: Sequence[Tensor],
+        written: Sequence[int] = (),
+    ) -> None:
+        self._written = written
         misplaced = sorted({str(t.device) for t in (*state, *examples) if t.device.type != "cuda"})
         if misplaced:
             raise CaptureError(
@@ -88,6 +109,7 @@ class ReplayedStep:
         with capturing(self._graph, "the step's program", stream=stream), torch.no_grad():
             self._loss = call(arguments.copy())[0]
         self._call = call
+        # A graph has addresses only, so tensors and compiled code live as long as it does.
         self._arguments = arguments
         self._release = weakref.finalize(self, _release, self._graph)
 
@@ -98,6 +120,9 @@ class ReplayedStep:
         """
         copy_into(self._inputs, inputs)
         self._graph.replay()
+        # The graph has copies, and a step as written leaves what it writes in the batch itself.
+        for place in self._written:
+            inputs[place].detach().copy_(self._inputs[place])
         return self._loss.clone()
 
     def close(self) -> None:
@@ -110,11 +135,15 @@ class ReplayedStep:
 
 
 def bind(
-    call: Call, state: Sequence[Tensor], examples: Sequence[Tensor]
+    call: Call, state: Sequence[Tensor], examples: Sequence[Tensor], written: Sequence[int] = ()
 ) -> BoundStep | ReplayedStep:
-    """The program with its state, replayed as a CUDA graph where the state is on a GPU."""
+    """The program with its state, replayed as a CUDA graph where the state is on a GPU.
+
+    What it writes into batch tensors of the places `written` is written into those of the caller.
+    """
     on_gpu = any(tensor.is_cuda for tensor in (*state, *examples))
-    return ReplayedStep(call, state, examples) if on_gpu else BoundStep(call, state, examples)
+    kind = ReplayedStep if on_gpu else BoundStep
+    return kind(call, state, examples, written)
 
 
 def _release(graph: torch.cuda.CUDAGraph) -> None:

@@ -1,5 +1,6 @@
 """What a traced step takes for granted of optimizer and model; compared before every step."""
 
+import copy
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from ridgeline.runtime.steps.whole_step.hooks import HookGuard
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState
 
 _NOT_BAKED = ("params", "lr", "initial_lr")
+_MUTABLE = (list, dict, set)
 
 
 class StepGuards:
@@ -19,8 +21,8 @@ class StepGuards:
 
     Args:
         model: Its modules, their training flags and hooks and its parameters' `requires_grad` are constants.
-        optimizer: Its settings are constants, but for learning rates and tensors; it has no hooks, and the
-            methods of its class.
+        optimizer: Its settings are constants, but for learning rates; tensors among them are read where they
+            lie. It has no hooks, and the methods of its class.
         lifted: Its tensors' addresses are taken for granted.
     """
 
@@ -35,7 +37,17 @@ class StepGuards:
         self._model = ModelGuard(model)
         self._hooks = HookGuard(self._model.modules, model.parameters(), optimizer)
         self._step = type(optimizer).step
-        self._settings = baked_settings(optimizer)
+        # Copies of what can change in place, which would be equal to itself for ever.
+        self._settings = [
+            [(k, copy.deepcopy(v) if isinstance(v, _MUTABLE) else v) for k, v in settings]
+            for settings in baked_settings(optimizer)
+        ]
+        self._tensors = [
+            (group, key, value)
+            for group in optimizer.param_groups
+            for key, value in group.items()
+            if key not in _NOT_BAKED and isinstance(value, Tensor)
+        ]
         self._casting = casting()
 
     def broken(self) -> str | None:
@@ -51,8 +63,12 @@ class StepGuards:
             for key, value in settings:
                 now = group.get(key)
                 # Identity first: it is true nearly always, and equality of tuples costs more.
-                if now is not value and now != value:
+                if now is not value and (isinstance(now, Tensor) or now != value):
                     return f"the optimizer's {key} changed"
+        # By identity: the program reads the tensor that it was traced with, whatever stands in the group.
+        for group, key, tensor in self._tensors:
+            if group.get(key) is not tensor:
+                return f"the optimizer's {key} changed"
         why = self._model.changed()
         if why is not None:
             return why

@@ -117,6 +117,7 @@ class LiftedState:
         for role, named in roles:
             for name, tensor in named:
                 _require_dense(role, name, tensor)
+                # Without gradients: programs write in place, which torch refuses in leaves that require some.
                 entries.append(StateTensor(name, role, tensor.detach()))
                 self._originals.append(tensor)
         for parameter, key in self._state_keys:
@@ -214,6 +215,7 @@ class LiftedState:
             ):
                 mine.copy_(theirs)
                 state[parameter][key] = mine
+        # `load_state_dict` has made other dictionaries, too.
         self._optimizer_entries = Entries(state.values())
         return True
 

@@ -5,7 +5,7 @@ operators. Its inputs are the lifted state and the batch; it writes new state in
 the loss. The graph can be run as it is, compiled, replayed as a CUDA graph, or packaged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class StepProgram:
         lifted: Where the state comes from.
         clip_norm: Total norm that gradients are clipped to, or None; a constant of the program.
         accumulate: Micro-batches per step.
+        written: Places among `inputs` that the step writes in place.
         device: Where the step runs.
     """
 
@@ -63,8 +64,10 @@ class StepProgram:
         *,
         clip_norm: float | None,
         accumulate: int,
+        written: Sequence[int] = (),
     ) -> None:
         self.graph = graph
+        self.written = tuple(written)
         self.state = state
         self.batch = batch
         self.inputs = tensors_of(batch)
@@ -141,30 +144,22 @@ def trace_step(
     Cost: About as long as ten eager steps; no computation, no random numbers.
     """
     check_hooks(model, optimizer)
-    flat, structure = pytree.tree_flatten(batch)
-    flat = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in flat]
-    example = pytree.tree_unflatten(flat, structure)
+    example = pytree.tree_map_only(Tensor, _own, batch)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     lifted = lifted or LiftedState(model, optimizer, device)
-    plan, loss = Plan(accumulate=accumulate, precision=precision), OutsideGradients(loss_fn)
+    plan, outside = Plan(accumulate=accumulate, precision=precision), OutsideGradients(loss_fn)
 
     def body() -> StepBody:
         traced: Any = TracedOptimizer(optimizer)
-        return StepBody(model, loss, traced, plan, None, clip_norm=clip_norm, device=device)
+        return StepBody(model, outside, traced, plan, None, clip_norm=clip_norm, device=device)
 
-    def step(*tensors: Tensor) -> list[Tensor]:
-        """Gives the loss; runs on tensors without data, and is what becomes the graph."""
-        state, leaves = tensors[: len(lifted.entries)], iter(tensors[len(lifted.entries) :])
-        loss.start_from(tensors)
-        inner = [next(leaves) if isinstance(leaf, Tensor) else leaf for leaf in flat]
-        inner_batch = pytree.tree_unflatten(inner, structure)
-        return [lifted.run_substituted(state, lambda: body()(inner_batch, Recorder(HostClock())))]
-
+    written = list[int]()
+    step = _stepping(lifted, outside, body, pytree.tree_flatten(example), written)
     # Operators on tensors outside that need nothing of the trace are executed while it is made.
     before = Undo(model, loss_fn, optimizer, spared=lifted.tensors())
     host = HostGenerators.now()
     try:
-        with loss.kept(), unchecked(), refusing_forked_draws():
+        with outside.kept(), unchecked(), refusing_forked_draws():
             graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
         check_kept(model, loss_fn, optimizer)
         check_changed(before)
@@ -172,7 +167,44 @@ def trace_step(
     finally:
         before.restore()
     state = (*lifted.entries, *_constants(graph, len(lifted.entries)))
-    return StepProgram(graph, state, example, lifted, clip_norm=clip_norm, accumulate=accumulate)
+    return StepProgram(
+        graph,
+        state,
+        example,
+        lifted,
+        clip_norm=clip_norm,
+        accumulate=accumulate,
+        written=written,
+    )
+
+
+def _stepping(
+    lifted: LiftedState,
+    outside: OutsideGradients,
+    body: Callable[[], StepBody],
+    example: tuple[list[Any], pytree.TreeSpec],
+    written: list[int],
+) -> Callable[..., list[Tensor]]:
+    """What is traced: gives the loss of a step on tensors that stand in for state and batch.
+
+    `written` receives the places of the batch's tensors that it writes.
+    """
+    flat, structure = example
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        """Runs on tensors without data, and is what becomes the graph."""
+        state, brought = tensors[: len(lifted.entries)], tensors[len(lifted.entries) :]
+        before, leaves = num_writes(brought), iter(brought)
+        outside.start_from(tensors)
+        inner = [next(leaves) if isinstance(leaf, Tensor) else leaf for leaf in flat]
+        batch = pytree.tree_unflatten(inner, structure)
+        loss = lifted.run_substituted(state, lambda: body()(batch, Recorder(HostClock())))
+        # Asked of the trace: compiled code writes without counting.
+        counts = zip(num_writes(brought), before, strict=True)
+        written[:] = [place for place, (now, then) in enumerate(counts) if now != then]
+        return [loss]
+
+    return step
 
 
 def _constants(graph: fx.GraphModule, position: int) -> list[StateTensor]:
@@ -204,6 +236,15 @@ def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) ->
         precision=body.plan.precision,
         lifted=lifted,
     )
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def num_writes(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each was written in place, by itself or by a view of it."""
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch has no other count
 
 
 def tensors_of(batch: Any) -> list[Tensor]:

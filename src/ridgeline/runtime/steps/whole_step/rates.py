@@ -10,9 +10,9 @@ from ridgeline.errors import CaptureError
 class LearningRateInputs:
     """One learning-rate tensor for each group, holding what the optimizer's groups say.
 
-    A group's own tensor is used as it is where it lies on the device; for a float there is a tensor beside
-    it, written when the float changes. The optimizer itself is left alone, so it also steps eagerly. On the
-    CPU the tensor has 64 bits, as Python's numbers have.
+    They lie beside what the groups have: a float is written when it changes, a tensor is copied before each
+    step. The optimizer itself is left alone, so it also steps eagerly. On the CPU a float's tensor has 64
+    bits, as Python's numbers have.
 
     Raises:
         CaptureError: a group has no learning rate (an optimizer around others, whose groups have them).
@@ -31,8 +31,10 @@ class LearningRateInputs:
                     "it there, or use execution='compiled' or 'eager'"
                 )
             rate = group["lr"]
-            if isinstance(rate, Tensor) and rate.device == device:
-                self.tensors.append(rate.detach())
+            # Never the group's own tensor: one that is given to an optimizer stands in all of its groups, and
+            # the rate that one group gets later would be written into that of the others, or of the script.
+            if isinstance(rate, Tensor):
+                self.tensors.append(rate.detach().to(device, copy=True))
                 self._known.append(None)
             else:
                 self.tensors.append(torch.tensor(float(rate), dtype=dtype, device=device))
@@ -42,15 +44,15 @@ class LearningRateInputs:
         """Write learning rates that changed.
 
         Cost: A comparison for each group; where one changed, a fill on the device. A learning rate that is
-        a tensor on another device than the model is read each time, which may wait for that device.
+        a tensor is copied each time, which may wait where it lies on another device than the model.
         """
         groups = self._optimizer.param_groups
         for index, (group, tensor) in enumerate(zip(groups, self.tensors, strict=True)):
             rate = group["lr"]
             if isinstance(rate, Tensor):
-                if rate.data_ptr() == tensor.data_ptr():
-                    continue
-                rate = float(rate)
-            if rate != self._known[index]:
+                # Not only where it is another one: schedulers write into the tensor that is there.
+                tensor.copy_(rate.detach())
+                self._known[index] = None
+            elif rate != self._known[index]:
                 tensor.fill_(rate)
                 self._known[index] = rate

@@ -121,6 +121,7 @@ class StepReads(LayoutReads):
         return held or next((guards for guards in moved if guards is not None), None)
 
     def _brought(self, batch: Any) -> dict[str, Any]:
+        # All parts run the same code, so the first is read for the others.
         return {"batch": split(batch, self._accumulate)[0][0] if self._accumulate > 1 else batch}
 
 

@@ -6,6 +6,7 @@ call of a compiled program (on a GPU, one replay of a CUDA graph) that updates t
 optimizer's own tensors.
 """
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -20,6 +21,7 @@ from ridgeline.packages.compilers import working_compiler
 from ridgeline.reach.generators import random_state_kept
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.checks.allowed_gaps import few
 from ridgeline.runtime.steps.checks.equivalence import check_replay
 from ridgeline.runtime.steps.whole_step.binding import BoundStep, ReplayedStep, bind
 from ridgeline.runtime.steps.whole_step.compiling import (
@@ -167,34 +169,46 @@ class StepGraphRunner:
             self._note(OTHERWISE)
         return None
 
-    def has_program(self) -> bool:
+    def has_program(self, batch: Any = None) -> bool:
         """Whether there is a compiled program for model and optimizer as they are now, for `save`.
 
         One that does not fit them any more is forgotten: its constants and its tensors are not theirs.
+
+        Args:
+            batch: Of the shape that it has to serve; None: of any.
         """
         self._forget_outdated()
         outdated = (prepared.reads.broken() for prepared in self._prepared)
         why = next((reason for reason in outdated if reason is not None), None)
         if why is not None:
             self._forget(why)
-        return bool(self._prepared)
+        return bool(self._serving(batch))
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, batch: Any = None) -> Path:
         """Save the program with its state, so that training continues elsewhere; see `save_step`.
+
+        Args:
+            path: The file.
+            batch: Of the shape that the file will serve; None: the usual one.
 
         Raises:
             PlanError: no program was compiled yet, or since something changed that it takes for granted.
             OSError: the file cannot be written.
         """
-        if not self.has_program():
+        if not self.has_program(batch):
             raise PlanError(
                 "wanted a compiled step to save, got none before the second call, or the second one after a "
                 "change; run two steps first"
             )
-        # The first is of the usual shape, which is what the file will serve.
-        prepared = self._prepared[0]
+        prepared = self._serving(batch)[0]
         prepared.program.lifted.rates.refresh()
         return save_step(path, prepared.program, file=prepared.file)
+
+    def _serving(self, batch: Any) -> list[Prepared]:
+        """The programs of batches of this shape, or of any: that of the usual shape first."""
+        if batch is None:
+            return self._prepared
+        return [one for one in self._prepared if one.pattern.tensors(batch) is not None]
 
     def close(self) -> None:
         """Release programs, graphs and files; model and optimizer stay as they are.
@@ -282,24 +296,41 @@ class StepGraphRunner:
                 self._note(note)
             self._lifted = LiftedState(body.model, body.optimizer, self._world.device)
             self._guards = StepGuards(body.model, body.optimizer, self._lifted)
+            self._name_without_gradients()
         batch = batches.apart(batch)  # as it is in the program
         reads = StepReads(body, batch, self._world.device.type, is_lifted=True)
         reads.check_writes()
         # All shapes share the lifted state, so that their programs write the same tensors.
         program = trace_body(body, batch, self._lifted)
         file = None
-        if self._packaged:
-            file = compile_file(program)
-            if note := working_compiler().note:
-                self._note(note)
-            call = file.load()
-        else:
-            call = compile_graph(program, self._notes)
-        with accepted("bound to its state"):
-            step = bind(call, [entry.tensor for entry in program.state], program.inputs)
+        # Files of megabytes in a temporary directory, which nobody else would close.
+        with contextlib.ExitStack() as failing:
+            if self._packaged:
+                file = compile_file(program)
+                failing.callback(file.close)
+                if note := working_compiler().note:
+                    self._note(note)
+                call = file.load()
+            else:
+                call = compile_graph(program, self._notes)
+            with accepted("bound to its state"):
+                state = [entry.tensor for entry in program.state]
+                step = bind(call, state, program.inputs, program.written)
+            failing.pop_all()
         seconds = time.perf_counter() - begin
         self._recorder.counts["compile_s"] = self._recorder.counts.get("compile_s", 0.0) + seconds
         return Prepared(BatchPattern(program.batch), reads, program, step, file)
+
+    def _name_without_gradients(self) -> None:
+        """Say which gradients a step as written leaves for another optimizer, and a program does not."""
+        held = {p for group in self._body.optimizer.param_groups for p in group["params"]}
+        named = self._body.model.named_parameters()
+        others = [name for name, p in named if p.requires_grad and p not in held]
+        if others:
+            self._note(
+                f"one program leaves no gradients of parameters that its optimizer does not hold, such as "
+                f"{few(others)}; where another optimizer trains them, use execution='compiled' or 'eager'"
+            )
 
     def _check(self, prepared: Prepared) -> None:
         program = prepared.program

@@ -35,6 +35,8 @@ class OptimizerSubstitution:
         widens: bool,
     ) -> None:
         self._optimizer = optimizer
+        self._rates = list(rates)
+        self._versions = [_version(rate) for rate in rates]
         self._state = optimizer.state
         self._groups = [dict(group) for group in optimizer.param_groups]
         # As torch has it: optimizers read the state of a parameter before they know that there is any.
@@ -68,10 +70,11 @@ class OptimizerSubstitution:
         """After a step: copy state that it replaced, or computed in 64 bits, into the substitutes.
 
         Raises:
-            CaptureError: the step made state, or keeps a count in a Python number (in its state, in a group,
-                or in itself).
+            CaptureError: the step made state, keeps a count in a Python number (in its state, in a group,
+                or in itself), or renews a tensor of a group.
         """
         name = type(self._optimizer).__name__
+        self._check_groups()
         for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
             self._check_constants(_settings(group), _settings(before), "a parameter group")
         self._check_constants(_numbers(vars(self._optimizer)), self._attributes, "the attributes")
@@ -89,6 +92,30 @@ class OptimizerSubstitution:
                     target.copy_(value)
             constants = self._constants.get(parameter, {})
             self._check_constants(_without_tensors(values), constants, "the state")
+
+    def _check_groups(self) -> None:
+        """Refuse a step that puts other tensors into its groups, or changes the learning rate itself.
+
+        `remove` takes both back, and no comparison of single steps would show that they stay what they were.
+        """
+        pairs = zip(self._optimizer.param_groups, self._groups, strict=True)
+        for group, before in pairs:
+            for key, value in group.items():
+                is_other = isinstance(value, Tensor) and value is not before.get(key)
+                if is_other and key not in _SUBSTITUTED:
+                    raise self._renewing(key)
+        for group, rate, version in zip(
+            self._optimizer.param_groups, self._rates, self._versions, strict=True
+        ):
+            if group["lr"] is not rate or _version(rate) != version:
+                raise self._renewing("lr")
+
+    def _renewing(self, key: str) -> CaptureError:
+        return CaptureError(
+            f"wanted an optimizer that leaves the entries of its groups as they are, got {key!r} changed by "
+            f"{type(self._optimizer).__name__}.step(), which one program would never do again; use "
+            "execution='eager', or change it after each training step"
+        )
 
     def _check_constants(
         self, now: Mapping[str, Any], before: Mapping[str, Any], place: str
@@ -109,6 +136,10 @@ class OptimizerSubstitution:
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.clear()
             group.update(saved)
+
+
+def _version(tensor: Tensor) -> int:
+    return tensor._version  # noqa: SLF001 - torch counts writes in place
 
 
 _NUMBERS = frozenset({"step", "mu_product", "mu", "eta"})

@@ -69,4 +69,5 @@ def _text(state: Tensor) -> str:
 
 
 def _bytes(text: str) -> Tensor:
+    # A `bytearray`, since torch warns of memory that cannot be written.
     return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)

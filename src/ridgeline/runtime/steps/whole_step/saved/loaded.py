@@ -223,6 +223,7 @@ def _describe(leaf: Any) -> str:
 
 def _copy_program(source: Path, target: Path) -> None:
     """The members of a package that are the program itself."""
+    # These are written anew, with the state of now, and the seal is over both.
     own = {f"{ROOT}/{name}" for name in (METADATA, SEAL, STATE)}
     with zipfile.ZipFile(source) as archive, zipfile.ZipFile(target, "w") as copy:
         for name in archive.namelist():

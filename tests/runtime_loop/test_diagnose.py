@@ -1,12 +1,14 @@
 """The diagnosis names the first operator, tensor or batch that is not finite."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from ridgeline.runtime.training.diagnose import find_non_finite
+from ridgeline.runtime.training.diagnose import find_non_finite, largest_magnitude
 
 
 class Net(nn.Module):
@@ -104,3 +106,35 @@ def test_uninitialised_memory_is_no_finding() -> None:
     model = Net(allocate)
     assert find_non_finite(model, loss_fn, {"x": torch.ones(8, 4)}) is None
     assert model.fc.weight.grad is None
+
+
+def frozen(values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values, requires_grad=False)
+
+
+ODD = {
+    "integers": torch.tensor([3, 200], dtype=torch.uint8),
+    "flags": torch.tensor([True]),
+    "eight bits": torch.ones(2).to(torch.float8_e4m3fn),
+    "empty": torch.ones(0, 3),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_weights_that_no_norm_takes_are_finite(name: str) -> None:
+    """Quantised weights and empty ones are passed over, alone and beside others; those are still looked at."""
+    odd = frozen(ODD[name])
+    assert largest_magnitude([odd]) == 0.0
+    assert largest_magnitude([odd, torch.tensor([1.0, -2.5])]) == 2.5
+    assert largest_magnitude([odd, torch.tensor([1.0, -torch.inf])]) == torch.inf
+    assert math.isnan(largest_magnitude([odd, torch.tensor([torch.nan, torch.inf])]))
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_step_with_odd_weights_is_diagnosed(name: str) -> None:
+    """They do not end the search for what is not finite."""
+    model = Net(lambda x: torch.log(x * 0))
+    model.register_parameter("odd", frozen(ODD[name]))
+    found = find_non_finite(model, loss_fn, {"x": torch.ones(8, 4)})
+    assert found is not None
+    assert found.startswith("operator log in module `head` (forward) makes inf")

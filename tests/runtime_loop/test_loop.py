@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from loop_tasks import Ask, Told
+from torch import nn
 
 from ridgeline.errors import PlanError, TaskError
 from ridgeline.history import History
@@ -148,6 +149,23 @@ def test_progress_is_told_at_every_reading(tmp_path: Path) -> None:
     assert seen[-1].step == seen[-1].total_steps == 6
     assert len(seen[-1].metrics) == 1
     assert seen[0].metrics == ()
+
+
+class Quantised(loop_tasks.Net):
+    """Has a table of whole numbers and a layer without inputs among its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(4, dtype=torch.uint8), requires_grad=False)
+        self.empty = nn.Parameter(torch.empty(3, 0), requires_grad=False)
+
+
+def test_quantised_and_empty_parameters_are_saved(tmp_path: Path) -> None:
+    """They are finite, and no reason to end a run at its first checkpoint; it can be resumed."""
+    task = dataclasses.replace(loop_tasks.task(), model=Quantised, scheduler=None)
+    train(task, Plan(), ALONE, run_dir=tmp_path, epochs=1)
+    again = train(task, Plan(), ALONE, run_dir=tmp_path, epochs=2, resume=True).history
+    assert len(again.steps) == 12
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

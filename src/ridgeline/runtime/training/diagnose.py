@@ -5,6 +5,7 @@ with infinity are left out, because attention masks are made of them; an operato
 such a mask is still found, since a NaN is looked for among inputs that have none.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -65,6 +66,17 @@ def find_non_finite(
     return None
 
 
+def largest_magnitude(tensors: Iterable[Tensor]) -> float:
+    """The largest magnitude among the values of tensors, NaN where one is; 0.0 where they have none.
+
+    Integers and floats of one byte, as quantised weights are, count as finite.
+
+    Cost: One reduction of each; waits for the device.
+    """
+    watched = [tensor.detach() for tensor in tensors if _is_watched(tensor)]
+    return float(nn.utils.get_total_norm(watched, math.inf)) if watched else 0.0
+
+
 class _Watch(TorchDispatchMode):
     """Raises `_FoundError` at the first operator that makes a value non-finite."""
 
@@ -115,6 +127,7 @@ def _is_watched(value: Any) -> bool:
         and (value.is_floating_point() or value.is_complex())
         and value.layout == torch.strided
         and value.numel() > 0
+        and value.element_size() > 1  # torch neither compares nor reduces floats of 8 and 4 bits
     )
 
 

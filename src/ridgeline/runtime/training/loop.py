@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch import nn
 
 from ridgeline.engine import Engine
 from ridgeline.errors import CheckpointError, NonFiniteError, PlanError
@@ -28,6 +27,7 @@ from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.steps.step import PlannedStep, move
 from ridgeline.runtime.training import schedule, training_state
+from ridgeline.runtime.training.diagnose import largest_magnitude
 from ridgeline.runtime.training.evaluate import evaluate
 from ridgeline.runtime.training.journal import Journal
 from ridgeline.runtime.training.non_finite import explain
@@ -239,8 +239,7 @@ class _Run:
         """
         self.step.wait()
         self.settle(wait=True)
-        parameters = [p.detach() for p in self.trained.model.parameters()]
-        largest = float(nn.utils.get_total_norm(parameters, math.inf)) if parameters else 0.0
+        largest = largest_magnitude(self.trained.model.parameters())
         # Workers may hold different parameters: all stop for one of them.
         if largest_of_workers(float(not math.isfinite(largest)), self.world):
             self._stop_non_finite(self.journal.step, largest, of="parameters")

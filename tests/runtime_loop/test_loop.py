@@ -30,6 +30,8 @@ WHOLE = Ask(run_dir="whole", epochs=3)
 BROKEN = Ask(run_dir="broken", epochs=3, checkpoint_every=4, stop_at=11)
 RESUMED = msgspec.structs.replace(BROKEN, stop_at=None, resume=True)
 BAD = Ask(run_dir="bad", epochs=2, bad_sample=17, checkpoint_every=1)
+ODD = Ask(run_dir="odd", epochs=2, odd_state=True, checkpoint_every=2)
+ODD_ALONE = msgspec.structs.replace(ODD, run_dir="odd alone", every=4)
 
 
 def trained(ask: Ask, directory: Path) -> Told:
@@ -43,6 +45,7 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     """What two workers tell of the four runs, made by one group of processes."""
     directory = tmp_path_factory.mktemp("two")
     asks = {"whole": WHOLE, "broken": BROKEN, "resumed": RESUMED, "bad": BAD}
+    asks |= {"odd": ODD, "odd alone": ODD_ALONE}
     request = msgspec.json.encode(
         [msgspec.structs.replace(a, run_dir=str(directory / a.run_dir)) for a in asks.values()]
     )
@@ -113,6 +116,19 @@ def test_bad_loss_stops_all_workers_with_one_message(of_two: dict[str, Told]) ->
         r"or fix what is named here"
     )
     assert re.fullmatch(wanted, first), first
+
+
+@pytest.mark.parametrize(("name", "place"), [("odd", "optimizer"), ("odd alone", "state.optimizer")])
+def test_a_state_that_is_not_plain_stops_all_workers(
+    of_two: dict[str, Told], name: str, place: str
+) -> None:
+    """Also those that hold nothing of it, or whose state the checkpoint does not take."""
+    first, second = of_two[name].errors
+    assert first == second
+    assert first.startswith(
+        "CheckpointError: wanted state of tensors, numbers, text, lists and dicts, got object at "
+        f"{place}."
+    ), first
 
 
 def test_bad_state_is_never_saved(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ class Ask(Value, frozen=True, kw_only=True):
     lr: float = 0.05
     bad_gradient: bool = False
     odd_state: bool = False
+    spent: bool = False
+    """Whether the model can be made once only, as where memory is short."""
     every: int = 1
     """Steps between two exchanges."""
 
@@ -141,7 +143,12 @@ def train_here(ask: Ask, world: World) -> Told:
         return made_optimizers[-1]
 
     make_optimizer = made.optimizer
-    made = dataclasses.replace(made, loss_fn=counted, optimizer=optimizer)
+    def model() -> nn.Module:
+        if ask.spent and made_optimizers:
+            raise torch.OutOfMemoryError("tried to allocate\n2 GiB")
+        return Net()
+
+    made = dataclasses.replace(made, model=model, loss_fn=counted, optimizer=optimizer)
     said: list[str] = []
     result = train(
         made,

@@ -19,6 +19,7 @@ from ridgeline.probe.groups.group import run_in_group
 from ridgeline.recording.progress import Progress
 from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
 from ridgeline.runtime.training.loop import train
+from ridgeline.runtime.training.non_finite import explained, first_cause
 from ridgeline.runtime.training.sampler import Sampler
 from ridgeline.runtime.training.task import Task
 from ridgeline.workers.world import World
@@ -32,6 +33,7 @@ RESUMED = msgspec.structs.replace(BROKEN, stop_at=None, resume=True)
 BAD = Ask(run_dir="bad", epochs=2, bad_sample=17, checkpoint_every=1)
 ODD = Ask(run_dir="odd", epochs=2, odd_state=True, checkpoint_every=2)
 ODD_ALONE = msgspec.structs.replace(ODD, run_dir="odd alone", every=4)
+SPENT = msgspec.structs.replace(BAD, run_dir="spent", spent=True)
 
 
 def trained(ask: Ask, directory: Path) -> Told:
@@ -45,7 +47,7 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     """What two workers tell of the four runs, made by one group of processes."""
     directory = tmp_path_factory.mktemp("two")
     asks = {"whole": WHOLE, "broken": BROKEN, "resumed": RESUMED, "bad": BAD}
-    asks |= {"odd": ODD, "odd alone": ODD_ALONE}
+    asks |= {"odd": ODD, "odd alone": ODD_ALONE, "spent": SPENT}
     request = msgspec.json.encode(
         [msgspec.structs.replace(a, run_dir=str(directory / a.run_dir)) for a in asks.values()]
     )
@@ -116,6 +118,28 @@ def test_bad_loss_stops_all_workers_with_one_message(of_two: dict[str, Told]) ->
         r"or fix what is named here"
     )
     assert re.fullmatch(wanted, first), first
+
+
+def test_a_search_that_fails_on_one_worker_ends_all_with_the_loss(of_two: dict[str, Told]) -> None:
+    """The bad loss stays the news; what ended the search for its cause stands where the cause would."""
+    first, second = of_two["spent"].errors
+    assert first == second
+    wanted = (
+        r"NonFiniteError: wanted finite loss, got NaN or infinity at step \d \(epoch 0\) on rank [01]: "
+        r"no cause was found, for the search ended with OutOfMemoryError: tried to allocate 2 GiB\. "
+        r"Last good checkpoint: \S+; lower .*"
+    )
+    assert re.fullmatch(wanted, first), first
+
+
+def test_a_cause_comes_before_a_search_that_failed() -> None:
+    """Whichever worker found it; of several causes that of the first worker."""
+    failed = explained(lambda: str(1 // 0))
+    assert failed == (
+        "no cause was found, for the search ended with ZeroDivisionError: integer division or modulo by zero"
+    )
+    assert first_cause(["", failed, "", "the batch", "log"]) == (3, "the batch")
+    assert first_cause(["", failed, failed]) == (1, failed)
 
 
 @pytest.mark.parametrize(("name", "place"), [("odd", "optimizer"), ("odd alone", "state.optimizer")])

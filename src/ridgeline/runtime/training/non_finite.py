@@ -5,6 +5,7 @@ batch is run again with the weights of the last checkpoint (or the initial ones)
 a bad batch or operator from weights that diverged in between.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,33 @@ from ridgeline.runtime.training.diagnose import find_non_finite
 from ridgeline.runtime.training.task import Task
 from ridgeline.state import random_state
 from ridgeline.tensors.batch import to_device
+
+
+NOT_FOUND = "no cause was found, for the search ended with "
+LONGEST_FAILURE = 300
+
+
+def explained(search: Callable[[], str]) -> str:
+    """What a search for the cause finds, or what ended it: the other workers wait for one of the two.
+
+    Args:
+        search: `explain` with its arguments, say.
+    """
+    try:
+        return search()
+    except Exception as error:  # noqa: BLE001 - the task's model, data and loss run there, and raise anything
+        text = " ".join(str(error).split())[:LONGEST_FAILURE]
+        return f"{NOT_FOUND}{type(error).__name__}: {text}"
+
+
+def first_cause(texts: Sequence[str]) -> tuple[int, str]:
+    """The first cause that was found, with its place; where none was, the first search that failed.
+
+    Args:
+        texts: Of `explained`, by worker; one at least is not empty.
+    """
+    told = [(place, text) for place, text in enumerate(texts) if text]
+    return min(told, key=lambda each: each[1].startswith(NOT_FOUND))
 
 
 def explain(

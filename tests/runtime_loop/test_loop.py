@@ -19,7 +19,6 @@ from ridgeline.probe.groups.group import run_in_group
 from ridgeline.recording.progress import Progress
 from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
 from ridgeline.runtime.training.loop import train
-from ridgeline.runtime.training.non_finite import explained, first_cause
 from ridgeline.runtime.training.sampler import Sampler
 from ridgeline.runtime.training.task import Task
 from ridgeline.workers.world import World
@@ -130,16 +129,6 @@ def test_a_search_that_fails_on_one_worker_ends_all_with_the_loss(of_two: dict[s
         r"Last good checkpoint: \S+; lower .*"
     )
     assert re.fullmatch(wanted, first), first
-
-
-def test_a_cause_comes_before_a_search_that_failed() -> None:
-    """Whichever worker found it; of several causes that of the first worker."""
-    failed = explained(lambda: str(1 // 0))
-    assert failed == (
-        "no cause was found, for the search ended with ZeroDivisionError: integer division or modulo by zero"
-    )
-    assert first_cause(["", failed, "", "the batch", "log"]) == (3, "the batch")
-    assert first_cause(["", failed, failed]) == (1, failed)
 
 
 @pytest.mark.parametrize(("name", "place"), [("odd", "optimizer"), ("odd alone", "state.optimizer")])

@@ -343,12 +343,13 @@ class _Run:
                     seed=self.seed,
                     last_good=Path(last_good) if Path(last_good, "model").is_dir() else None,
                     device=self.world.device,
+                    precision=self.plan.precision,
                 )
             )
         texts = [told.decode() for told in gather_bytes(text.encode(), self.world)]
         # One at least has a text: a mean is not finite only where some worker's loss is not.
         place, cause = first_cause(texts)
-        rank = list(self.world.ranks())[place]
+        rank = self.world.ranks()[place]
         raise NonFiniteError(
             f"wanted finite {of}, got NaN or infinity at step {step} (epoch {epoch}) on rank {rank}: "
             f"{cause}. Last good checkpoint: {last_good or 'none'}; lower the learning rate, clip the "

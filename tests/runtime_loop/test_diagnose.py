@@ -62,6 +62,39 @@ def test_masks_of_infinity_are_no_finding() -> None:
     assert find_non_finite(Net(attend), loss_fn, {"x": torch.randn(8, 4)}) is None
 
 
+def first_of(x: Tensor) -> Tensor:
+    return torch.zeros(len(x), 1, dtype=torch.int64, device=x.device)
+
+
+MASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "full_like": lambda x: x + torch.full_like(x, float("-inf")).triu(1),
+    "full": lambda x: x + torch.full((8, 8), float("-inf")).triu(1),
+    "mul": lambda x: x + torch.triu(torch.ones(8, 8) * float("-inf"), 1),
+    "scatter": lambda x: x.scatter(1, first_of(x), float("-inf")),
+    "scatter_": lambda x: x.clone().scatter_(1, first_of(x), float("-inf")),
+    "index_fill": lambda x: x.index_fill(1, torch.tensor([0]), float("-inf")),
+    "index_fill_": lambda x: x.clone().index_fill_(1, torch.tensor([0]), float("-inf")),
+    "pad": lambda x: nn.functional.pad(x[:, 1:], (1, 0), value=float("-inf")),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_every_way_to_mask_is_no_finding(name: str) -> None:
+    """An infinite number is the caller's; what makes a NaN afterwards is still found."""
+
+    def attend(x: Tensor) -> Tensor:
+        return MASKS[name](x @ x.T).softmax(-1) @ x
+
+    def spoil(x: Tensor) -> Tensor:
+        return attend(x) * (MASKS[name](x @ x.T) * 0).sum()
+
+    batch = {"x": torch.randn(8, 4)}
+    assert find_non_finite(Net(attend), loss_fn, batch) is None
+    found = find_non_finite(Net(spoil), loss_fn, batch)
+    assert found is not None
+    assert found.startswith("operator mul in module `head` (forward) makes NaN")
+
+
 def test_rows_masked_whole_are_found_at_the_softmax() -> None:
     """The operator that makes NaN of a mask is the cause, not the fill."""
 

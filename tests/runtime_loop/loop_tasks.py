@@ -143,6 +143,7 @@ def train_here(ask: Ask, world: World) -> Told:
         return made_optimizers[-1]
 
     make_optimizer = made.optimizer
+
     def model() -> nn.Module:
         if ask.spent and made_optimizers:
             raise torch.OutOfMemoryError("tried to allocate\n2 GiB")

@@ -150,10 +150,10 @@ def test_an_empty_black_box_hides_no_cause(tmp_path: Path) -> None:
     box = tmp_path / "blackbox" / "rank-1.bin"
     box.parent.mkdir()
     box.touch()
+    wrong = f"wanted a black box of 64 bytes, got 0 bytes of something else in {box}; delete it"
     assert str(failure_of(tmp_path, {0: -15, 1: 1}, 2)).splitlines() == [
         "wanted 2 workers to finish, got OSError: No space left on device (at file.py:1) in rank 1",
-        "  last seen: unknown, wanted a black box of 64 bytes, got 0 bytes of something else in "
-        f"{box}; delete it",
+        f"  last seen: unknown, {wrong}",
         f"  log: {tmp_path / 'logs' / 'rank-1.log'}",
         "  last checkpoint: none; start again",
     ]

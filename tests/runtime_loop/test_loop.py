@@ -131,7 +131,9 @@ def test_a_search_that_fails_on_one_worker_ends_all_with_the_loss(of_two: dict[s
     assert re.fullmatch(wanted, first), first
 
 
-@pytest.mark.parametrize(("name", "place"), [("odd", "optimizer"), ("odd alone", "state.optimizer")])
+@pytest.mark.parametrize(
+    ("name", "place"), [("odd", "optimizer"), ("odd alone", "state.optimizer")]
+)
 def test_a_state_that_is_not_plain_stops_all_workers(
     of_two: dict[str, Told], name: str, place: str
 ) -> None:

@@ -105,7 +105,6 @@ def test_compiling_in_a_trial_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_trial_that_fails_closes_its_black_box(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the step cannot be made, and where it fails; its directory is gone, too."""
-    opened: list[Watched] = []
 
     class Watched(BlackBox):
         """Tells whether it is closed."""
@@ -118,6 +117,8 @@ def test_a_trial_that_fails_closes_its_black_box(monkeypatch: pytest.MonkeyPatch
         def close(self) -> None:
             self.closed += 1
             super().close()
+
+    opened: list[Watched] = []
 
     def fail(*_: object, **__: object) -> None:
         raise InterruptedError

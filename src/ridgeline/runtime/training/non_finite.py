@@ -19,7 +19,6 @@ from ridgeline.runtime.training.task import Task
 from ridgeline.state import random_state
 from ridgeline.tensors.batch import to_device
 
-
 _Loss = Callable[[nn.Module, Any], Tensor]
 NOT_FOUND = "no cause was found, for the search ended with "
 LONGEST_FAILURE = 300

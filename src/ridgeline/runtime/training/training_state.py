@@ -116,8 +116,8 @@ def save(
     between two exchanges, also the parameters and optimizer state of each.
 
     Raises:
-        CheckpointError: some state is not plain, or the checkpoint before could not be written; on all workers.
-            Rank 0 raises other errors (a lack of memory, say) as they are, the other workers as this one.
+        CheckpointError: some state is not plain, or the checkpoint before could not be written; on all
+            workers. Rank 0 raises other errors (a lack of memory, say) as they are, the others as this one.
 
     Cost: Copies the state to the host; waits for the device; one gathering of random states, and a small
         broadcast.

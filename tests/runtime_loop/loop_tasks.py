@@ -1,5 +1,6 @@
 """Tasks and worker functions of these tests; importable in other processes."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from ridgeline.codec import Value
 from ridgeline.errors import RidgelineError
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.training.loop import train
 from ridgeline.runtime.training.task import Task
 from ridgeline.workers.world import World
@@ -75,6 +76,11 @@ class Ask(Value, frozen=True, kw_only=True):
     bad_sample: int | None = None
     lr: float = 0.05
     bad_gradient: bool = False
+    odd_state: bool = False
+    spent: bool = False
+    """Whether the model can be made once only, as where memory is short."""
+    every: int = 1
+    """Steps between two exchanges."""
 
 
 class Told(Value, frozen=True, kw_only=True):
@@ -124,15 +130,30 @@ def train_here(ask: Ask, world: World) -> Told:
         if calls == ask.stop_at:
             raise StopHereError
         loss = loss_fn(model, batch)
+        if ask.odd_state and calls > 1:  # as an optimizer of the task's own may keep it
+            made_optimizers[-1].state[next(model.parameters())]["odd"] = object()
         if ask.bad_gradient:  # zero forward, without a finite slope
             loss = loss + torch.sqrt(0 * next(model.parameters()).sum())
         return loss
 
-    made = Task(**{**{f: getattr(made, f) for f in made.__dataclass_fields__}, "loss_fn": counted})
+    made_optimizers = []
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made_optimizers.append(make_optimizer(model))
+        return made_optimizers[-1]
+
+    make_optimizer = made.optimizer
+
+    def model() -> nn.Module:
+        if ask.spent and made_optimizers:
+            raise torch.OutOfMemoryError("tried to allocate\n2 GiB")
+        return Net()
+
+    made = dataclasses.replace(made, model=model, loss_fn=counted, optimizer=optimizer)
     said: list[str] = []
     result = train(
         made,
-        Plan(workers=world.size, threads=1),
+        Plan(workers=world.size, threads=1, sync=Sync(every=ask.every)),
         world,
         run_dir=Path(ask.run_dir),
         epochs=ask.epochs,

@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
@@ -195,6 +195,41 @@ def test_state_survives_json(state: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
     encoded = msgspec.json.decode(msgspec.json.encode(flatten(state, "s", tensors)))
     assert same(restore(encoded, tensors), state)
+
+
+keys = st.sampled_from(["a", "b", "1", "a.b", "b.1", "a~2", "1~2"]) | st.integers(0, 1)
+nested = st.recursive(
+    st.integers(0, 99).map(torch.tensor),
+    lambda inner: st.dictionaries(keys, inner, max_size=4) | st.lists(inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def as_numbers(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: as_numbers(item) for key, item in state.items()}
+    return [*map(as_numbers, state)] if isinstance(state, list) else int(state)
+
+
+@given(nested)
+@example({"a.b": torch.tensor(1), "a": {"b": torch.tensor(2)}})
+@example({1: torch.tensor(1), "1": torch.tensor(2)})
+def test_each_tensor_has_a_name_of_its_own(state: Any) -> None:
+    """Also where a key has a dot in it, or a number and its text are keys of one dict."""
+    tensors: dict[str, torch.Tensor] = {}
+    encoded = json.loads(json.dumps(flatten(state, "s", tensors)))
+    assert as_numbers(restore(encoded, tensors)) == as_numbers(state)
+
+
+def test_names_that_were_alike_are_numbered() -> None:
+    """What is spelled like an earlier place gets a number behind it; others keep the names they always had."""
+    tensors: dict[str, torch.Tensor] = {}
+    flatten({"a.b": torch.ones(1), "a": {"b": torch.ones(2), "c": torch.ones(3)}}, "s", tensors)
+    assert {name: len(tensor) for name, tensor in tensors.items()} == {
+        "s.a.b": 1,
+        "s.a.b~2": 2,
+        "s.a.c": 3,
+    }
 
 
 def test_optimizer_state_survives(tmp_path: Path) -> None:

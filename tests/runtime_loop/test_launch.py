@@ -22,7 +22,7 @@ from ridgeline.errors import (
     PlanError,
     RidgelineError,
 )
-from ridgeline.runtime.training.launch import failure_of, launch
+from ridgeline.runtime.training.launch import _own_signals, failure_of, launch
 from ridgeline.workers import worker_process
 
 TRIES = 12_000
@@ -124,6 +124,9 @@ def last_words(run_dir: Path, rank: int, error: Exception) -> None:
     [
         ({0: 1, 1: -9}, {0: LOST}, "signal 9 (SIGKILL, as the system does when memory runs out) in rank 1"),
         ({0: 1, 1: 1}, {0: LOST, 1: ValueError("odd")}, "ValueError: odd (at file.py:1) in rank 1"),
+        ({0: -15, 1: -35}, {}, "got a death by signal 35 (Real-time signal 1) in rank 1"),
+        ({0: -15, 1: -32}, {}, "got a death by signal 32 (unknown) in rank 1"),
+        ({0: -15, 1: -34}, {}, "got a death by signal 34 (SIGRTMIN) in rank 1"),
         ({0: -15, 1: -15, 2: 3}, {}, "exit status 3 in rank 2"),
         ({0: 1, 1: -15}, {0: LOST}, "RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed"),
         ({0: 1, 1: 1}, {0: EngineError("Connection closed by peer"), 1: KeyError("x")}, "KeyError: 'x'"),
@@ -139,6 +142,41 @@ def test_first_cause_is_found(
     for rank, error in errors.items():
         last_words(tmp_path, rank, error)
     assert wanted in str(failure_of(tmp_path, codes, 3))
+
+
+def test_an_empty_black_box_hides_no_cause(tmp_path: Path) -> None:
+    """As a full disk leaves it: what is known is told, and what is wrong with the box."""
+    last_words(tmp_path, 1, OSError("No space left on device"))
+    box = tmp_path / "blackbox" / "rank-1.bin"
+    box.parent.mkdir()
+    box.touch()
+    wrong = f"wanted a black box of 64 bytes, got 0 bytes of something else in {box}; delete it"
+    assert str(failure_of(tmp_path, {0: -15, 1: 1}, 2)).splitlines() == [
+        "wanted 2 workers to finish, got OSError: No space left on device (at file.py:1) in rank 1",
+        f"  last seen: unknown, {wrong}",
+        f"  log: {tmp_path / 'logs' / 'rank-1.log'}",
+        "  last checkpoint: none; start again",
+    ]
+
+
+def test_a_handler_that_python_did_not_install_becomes_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python knows no such handler, and so cannot put it back; those of Python are put back."""
+    known = signal.getsignal
+    monkeypatch.setattr(
+        signal, "getsignal", lambda number: None if number == signal.SIGHUP else known(number)
+    )
+    before = {number: known(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        with _own_signals():
+            for number in before:
+                signal.signal(number, lambda *_: None)
+        assert known(signal.SIGHUP) == signal.SIG_DFL
+        assert known(signal.SIGTERM) == before[signal.SIGTERM]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_own_errors_travel_as_themselves(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from loop_tasks import Ask, Told
+from torch import nn
 
 from ridgeline.errors import PlanError, TaskError
 from ridgeline.history import History
@@ -29,6 +30,9 @@ WHOLE = Ask(run_dir="whole", epochs=3)
 BROKEN = Ask(run_dir="broken", epochs=3, checkpoint_every=4, stop_at=11)
 RESUMED = msgspec.structs.replace(BROKEN, stop_at=None, resume=True)
 BAD = Ask(run_dir="bad", epochs=2, bad_sample=17, checkpoint_every=1)
+ODD = Ask(run_dir="odd", epochs=2, odd_state=True, checkpoint_every=2)
+ODD_ALONE = msgspec.structs.replace(ODD, run_dir="odd alone", every=4)
+SPENT = msgspec.structs.replace(BAD, run_dir="spent", spent=True)
 
 
 def trained(ask: Ask, directory: Path) -> Told:
@@ -42,6 +46,7 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     """What two workers tell of the four runs, made by one group of processes."""
     directory = tmp_path_factory.mktemp("two")
     asks = {"whole": WHOLE, "broken": BROKEN, "resumed": RESUMED, "bad": BAD}
+    asks |= {"odd": ODD, "odd alone": ODD_ALONE, "spent": SPENT}
     request = msgspec.json.encode(
         [msgspec.structs.replace(a, run_dir=str(directory / a.run_dir)) for a in asks.values()]
     )
@@ -114,6 +119,33 @@ def test_bad_loss_stops_all_workers_with_one_message(of_two: dict[str, Told]) ->
     assert re.fullmatch(wanted, first), first
 
 
+def test_a_search_that_fails_on_one_worker_ends_all_with_the_loss(of_two: dict[str, Told]) -> None:
+    """The bad loss stays the news; what ended the search for its cause stands where the cause would."""
+    first, second = of_two["spent"].errors
+    assert first == second
+    wanted = (
+        r"NonFiniteError: wanted finite loss, got NaN or infinity at step \d \(epoch 0\) on rank [01]: "
+        r"no cause was found, for the search ended with OutOfMemoryError: tried to allocate 2 GiB\. "
+        r"Last good checkpoint: \S+; lower .*"
+    )
+    assert re.fullmatch(wanted, first), first
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("odd", "optimizer"), ("odd alone", "state.optimizer")]
+)
+def test_a_state_that_is_not_plain_stops_all_workers(
+    of_two: dict[str, Told], name: str, place: str
+) -> None:
+    """Also those that hold nothing of it, or whose state the checkpoint does not take."""
+    first, second = of_two[name].errors
+    assert first == second
+    assert first.startswith(
+        "CheckpointError: wanted state of tensors, numbers, text, lists and dicts, got object at "
+        f"{place}."
+    ), first
+
+
 def test_bad_state_is_never_saved(tmp_path: Path) -> None:
     """No checkpoint holds a weight that is not finite, even if saving is due right after a bad step."""
     (error,) = trained(BAD, tmp_path).errors
@@ -148,6 +180,23 @@ def test_progress_is_told_at_every_reading(tmp_path: Path) -> None:
     assert seen[-1].step == seen[-1].total_steps == 6
     assert len(seen[-1].metrics) == 1
     assert seen[0].metrics == ()
+
+
+class Quantised(loop_tasks.Net):
+    """Has a table of whole numbers and a layer without inputs among its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(4, dtype=torch.uint8), requires_grad=False)
+        self.empty = nn.Parameter(torch.empty(3, 0), requires_grad=False)
+
+
+def test_quantised_and_empty_parameters_are_saved(tmp_path: Path) -> None:
+    """They are finite, and no reason to end a run at its first checkpoint; it can be resumed."""
+    task = dataclasses.replace(loop_tasks.task(), model=Quantised, scheduler=None)
+    train(task, Plan(), ALONE, run_dir=tmp_path, epochs=1)
+    again = train(task, Plan(), ALONE, run_dir=tmp_path, epochs=2, resume=True).history
+    assert len(again.steps) == 12
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -1,7 +1,9 @@
 """Readings: every loss once, in windows that follow the clock; and trials that run as a run does."""
 
+import dataclasses
 import itertools
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ from ridgeline.recording.recorder import WINDOW
 from ridgeline.runtime.training import plan_trial, readings
 from ridgeline.runtime.training.readings import MOST_STEPS, WINDOW_STEPS, LossReader
 from ridgeline.tasks import load_task
+from ridgeline.workers.blackbox import BlackBox
 from ridgeline.workers.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -98,3 +101,34 @@ def test_compiling_in_a_trial_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(InterruptedError):
             plan_trial.try_plan(task, Plan(execution="compiled"), ALONE, seed=0, **more)
     assert limits == [math.inf, 2.0]
+
+
+def test_a_trial_that_fails_closes_its_black_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the step cannot be made, and where it fails; its directory is gone, too."""
+
+    class Watched(BlackBox):
+        """Tells whether it is closed."""
+
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            self.path, self.closed = path, 0
+            opened.append(self)
+
+        def close(self) -> None:
+            self.closed += 1
+            super().close()
+
+    opened: list[Watched] = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(plan_trial, "BlackBox", Watched)
+    task = dataclasses.replace(load_task("mlp", data_dir=None, batch_size=64), loss_fn=fail)
+    with pytest.raises(InterruptedError):
+        plan_trial.try_plan(task, Plan(threads=1), ALONE, seed=0)
+    monkeypatch.setattr(plan_trial, "PlannedStep", fail)
+    with pytest.raises(InterruptedError):
+        plan_trial.try_plan(task, Plan(threads=1), ALONE, seed=0)
+    assert [box.closed for box in opened] == [1, 1]
+    assert not any(box.path.parent.exists() for box in opened)

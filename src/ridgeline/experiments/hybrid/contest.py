@@ -162,7 +162,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
         return self._turns(measures, limit_s=room_s), calls
 
     def _fail(self, name: str, error: Exception) -> None:
-        """Its memory is given back at once, for those who still run."""
+        """What it closes (graphs, threads) is gone at once; the turns hold its model until all are over."""
         super()._fail(name, error)
         dismiss(self._made.pop(name).close)
 

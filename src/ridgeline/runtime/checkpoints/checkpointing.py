@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ridgeline.codec import Value
+from ridgeline.errors import CheckpointError
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.workers import attendance
@@ -37,6 +39,13 @@ class OwnState(NamedTuple):
 
     trees: list[Any]
     tensors: dict[str, Tensor]
+
+
+class _OwnTree(Value, frozen=True, kw_only=True):
+    """What a worker sends to the others of its own state, or why it has none to send."""
+
+    tree: Any = None
+    error: str = ""
 
 
 def gathered(synchronizer: Synchronizer | None, world: World) -> dict[str, Tensor]:
@@ -64,7 +73,7 @@ def gathered_own(
     """The state of workers that train alone between two exchanges, on the first one of them.
 
     Raises:
-        CheckpointError: an optimizer's state is not plain.
+        CheckpointError: an optimizer's state is not plain; on all workers.
 
     Cost: See `gather_tensors`.
     """
@@ -72,9 +81,19 @@ def gathered_own(
         return OwnState([], {})
     tensors: dict[str, Tensor] = {}
     state = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()["state"]}
-    tree = flatten(state, "state", tensors) if world.rank else None
-    trees = [msgspec.json.decode(data) for data in gather_bytes(msgspec.json.encode(tree), world)]
-    return OwnState(trees, gather_tensors(tensors, world, OWN))
+    mine = _OwnTree()
+    if world.rank:
+        try:
+            mine = _OwnTree(tree=flatten(state, "state", tensors))
+        except CheckpointError as error:
+            # Sent instead of raised: the others wait in the gathering below.
+            mine = _OwnTree(error=str(error))
+    told = gather_bytes(msgspec.json.encode(mine), world)
+    found = [msgspec.json.decode(data, type=_OwnTree) for data in told]
+    failure = next((each.error for each in found if each.error), "")
+    if failure:
+        raise CheckpointError(failure)
+    return OwnState([each.tree for each in found], gather_tensors(tensors, world, OWN))
 
 
 def take_own(

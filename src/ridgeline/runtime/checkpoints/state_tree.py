@@ -7,6 +7,7 @@ indices and values, as momenta of sparse gradients are). Nothing is pickled, so 
 executes nothing.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,9 @@ _MARKS = ("$tensor", "$tuple", "$items", "$float", "$sparse")
 def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """The JSON form of a state; its tensors are put into `tensors` under names below `name`, as they are.
 
+    Where two places of a state are spelled alike (`{"a.b": x, "a": {"b": y}}`), the later one's tensor gets a
+    number behind its name: `a.b~2`.
+
     Raises:
         CheckpointError: the state holds what is neither tensor, number, text, None nor a nest of them.
     """
@@ -33,8 +37,9 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"$sparse": [*held, [*value.shape], value.is_coalesced()]}
     if isinstance(value, Tensor):
         # Files hold bytes, which lazy conjugation and negation have not changed yet.
-        tensors[name] = value.detach().resolve_conj().resolve_neg()
-        return {"$tensor": name}
+        free = _free(name, tensors)
+        tensors[free] = value.detach().resolve_conj().resolve_neg()
+        return {"$tensor": free}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -106,6 +111,12 @@ def like_parameters(state: dict[str, Any], parameters: list[Tensor]) -> dict[str
             for key, value in entries.items()
         }
     return {**state, "state": formatted}
+
+
+def _free(name: str, taken: Mapping[str, Tensor]) -> str:
+    """A name that no tensor has yet."""
+    names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
+    return next(each for each in names if each not in taken)
 
 
 def _in_format(value: Tensor, parameter: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """Where a NaN or an infinity came from: one forward and backward, operator by operator.
 
 The operators are watched below autograd, with the module whose forward or backward issued them. Fills
-with infinity are left out, because attention masks are made of them; an operator that makes a NaN of
-such a mask is still found, since a NaN is looked for among inputs that have none.
+with infinity and operators with an infinite number are left out, because attention masks are made of them;
+an operator that makes a NaN of such a mask is still found, since a NaN is looked for among inputs that have
+none.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,8 +19,8 @@ from torch.utils.module_tracker import ModuleTracker
 from ridgeline.units import digits3
 
 _FILLS = (
-    "empty", "fill", "full", "masked_fill", "new_empty", "new_full", "scalar_tensor", "where", "set_",
-    "constant_pad_nd", "resize_",
+    "empty", "fill", "full", "full_like", "index_fill", "masked_fill", "new_empty", "new_full",
+    "scalar_tensor", "where", "set_", "constant_pad_nd", "resize_",
 )  # fmt: skip
 
 
@@ -65,6 +67,17 @@ def find_non_finite(
     return None
 
 
+def largest_magnitude(tensors: Iterable[Tensor]) -> float:
+    """The largest magnitude among the values of tensors, NaN where one is; 0.0 where they have none.
+
+    Integers and floats of one byte, as quantised weights are, count as finite.
+
+    Cost: One reduction of each; waits for the device.
+    """
+    watched = [tensor.detach() for tensor in tensors if _is_watched(tensor)]
+    return float(nn.utils.get_total_norm(watched, math.inf)) if watched else 0.0
+
+
 class _Watch(TorchDispatchMode):
     """Raises `_FoundError` at the first operator that makes a value non-finite."""
 
@@ -80,9 +93,12 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        inputs = [t for t in pytree.tree_leaves((args, kwargs)) if _is_watched(t)]
+        leaves = pytree.tree_leaves((args, kwargs))
+        inputs = [leaf for leaf in leaves if _is_watched(leaf)]
         had_nan = any(bool(torch.isnan(t).any()) for t in inputs)
-        had_inf = any(bool(torch.isinf(t).any()) for t in inputs)
+        # Masks are made by infinite numbers, too: `ones * -inf`, `scatter(1, index, -inf)`.
+        had_inf = any(isinstance(leaf, float) and math.isinf(leaf) for leaf in leaves)
+        had_inf = had_inf or any(bool(torch.isinf(t).any()) for t in inputs)
         # Before the operator runs: one that works in place overwrites its inputs.
         ranges = [_describe(t) for t in inputs] if not had_nan else []
         out = func(*args, **kwargs)
@@ -115,6 +131,7 @@ def _is_watched(value: Any) -> bool:
         and (value.is_floating_point() or value.is_complex())
         and value.layout == torch.strided
         and value.numel() > 0
+        and value.element_size() > 1  # torch neither compares nor reduces floats of 8 and 4 bits
     )
 
 

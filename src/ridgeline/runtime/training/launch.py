@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ridgeline import errors, units
-from ridgeline.errors import LaunchError, RidgelineError
+from ridgeline.errors import FileFormatError, LaunchError, RidgelineError
 from ridgeline.execution import thread_variables
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint_directory
@@ -154,11 +154,7 @@ def failure_of(run_dir: Path, codes: dict[int, int], workers: int) -> RidgelineE
     lines = [
         f"wanted {_count(workers)} to finish, got {_cause(codes.get(rank, 0), told)} in rank {rank}"
     ]
-    moment = read_moment(run_dir / "blackbox" / f"rank-{rank}.bin")
-    if moment is not None:
-        where = f"in {moment.frame} of step {moment.step}" if moment.step >= 0 else "before step 1"
-        ago = units.seconds(max(0.0, (time.time_ns() - moment.time_ns) * 1e-9))
-        lines.append(f"  last seen: {where}, {ago} ago")
+    lines += _last_seen(run_dir / "blackbox" / f"rank-{rank}.bin")
     lines.append(f"  log: {log_path(run_dir, rank)}")
     last = checkpoint_directory.latest(run_dir / checkpoint_directory.NAME)
     if last is not None:
@@ -166,6 +162,20 @@ def failure_of(run_dir: Path, codes: dict[int, int], workers: int) -> RidgelineE
     else:
         lines.append("  last checkpoint: none; start again")
     return LaunchError("\n".join(lines))
+
+
+def _last_seen(path: Path) -> list[str]:
+    """The line on what a black box says; none where the worker wrote none."""
+    try:
+        moment = read_moment(path)
+    except (FileFormatError, OSError) as error:
+        # As a full disk leaves it; the cause of the failure is the news.
+        return [f"  last seen: unknown, {error}"]
+    if moment is None:
+        return []
+    where = f"in {moment.frame} of step {moment.step}" if moment.step >= 0 else "before step 1"
+    ago = units.seconds(max(0.0, (time.time_ns() - moment.time_ns) * 1e-9))
+    return [f"  last seen: {where}, {ago} ago"]
 
 
 def _count(workers: int) -> str:
@@ -189,10 +199,17 @@ def _cause(code: int, told: LastWords | None) -> str:
         first = message[0] if message else ""
         return f"{told.kind}: {first} (at {told.place})"
     if code < 0:
-        name = signal.Signals(-code).name
-        hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-        return f"a death by signal {-code} ({name}{hint})"
+        return f"a death by signal {-code} ({_signal_name(-code)})"
     return f"exit status {code}"
+
+
+def _signal_name(number: int) -> str:
+    if number == signal.SIGKILL:
+        return "SIGKILL, as the system does when memory runs out"
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # Python has names for the first and the last of the real-time signals alone
+        return signal.strsignal(number) or "unknown"
 
 
 class _Follower:
@@ -250,7 +267,9 @@ def _own_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # None: not installed from Python, which cannot install it again. The agent's own handler would
+            # raise for a training that has ended.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch import nn
 
 from ridgeline.engine import Engine
 from ridgeline.errors import CheckpointError, NonFiniteError, PlanError
@@ -28,9 +27,10 @@ from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.steps.step import PlannedStep, move
 from ridgeline.runtime.training import schedule, training_state
+from ridgeline.runtime.training.diagnose import largest_magnitude
 from ridgeline.runtime.training.evaluate import evaluate
 from ridgeline.runtime.training.journal import Journal
-from ridgeline.runtime.training.non_finite import explain
+from ridgeline.runtime.training.non_finite import explain, explained, first_cause
 from ridgeline.runtime.training.readings import LossReader, Window
 from ridgeline.runtime.training.round import Round
 from ridgeline.runtime.training.sampler import Sampler
@@ -239,8 +239,7 @@ class _Run:
         """
         self.step.wait()
         self.settle(wait=True)
-        parameters = [p.detach() for p in self.trained.model.parameters()]
-        largest = float(nn.utils.get_total_norm(parameters, math.inf)) if parameters else 0.0
+        largest = largest_magnitude(self.trained.model.parameters())
         # Workers may hold different parameters: all stop for one of them.
         if largest_of_workers(float(not math.isfinite(largest)), self.world):
             self._stop_non_finite(self.journal.step, largest, of="parameters")
@@ -336,18 +335,21 @@ class _Run:
         last_good = share_bytes(str(last or "").encode(), self.world).decode()
         text = ""
         if not math.isfinite(mine):
-            text = explain(
-                self.task,
-                self.trained.model,
-                self.sampler.batch(epoch, step_in_epoch),
-                seed=self.seed,
-                last_good=Path(last_good) if Path(last_good, "model").is_dir() else None,
-                device=self.world.device,
+            text = explained(
+                lambda: explain(
+                    self.task,
+                    self.trained.model,
+                    self.sampler.batch(epoch, step_in_epoch),
+                    seed=self.seed,
+                    last_good=Path(last_good) if Path(last_good, "model").is_dir() else None,
+                    device=self.world.device,
+                    precision=self.plan.precision,
+                )
             )
-        texts = gather_bytes(text.encode(), self.world)
-        told = zip(self.world.ranks(), texts, strict=True)
+        texts = [told.decode() for told in gather_bytes(text.encode(), self.world)]
         # One at least has a text: a mean is not finite only where some worker's loss is not.
-        rank, cause = next((r, t.decode()) for r, t in told if t)
+        place, cause = first_cause(texts)
+        rank = self.world.ranks()[place]
         raise NonFiniteError(
             f"wanted finite {of}, got NaN or infinity at step {step} (epoch {epoch}) on rank {rank}: "
             f"{cause}. Last good checkpoint: {last_good or 'none'}; lower the learning rate, clip the "

@@ -5,17 +5,46 @@ batch is run again with the weights of the last checkpoint (or the initial ones)
 a bad batch or operator from weights that diverged in between.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ridgeline.plan import Precision
 from ridgeline.runtime.training import training_state
 from ridgeline.runtime.training.diagnose import find_non_finite
 from ridgeline.runtime.training.task import Task
 from ridgeline.state import random_state
 from ridgeline.tensors.batch import to_device
+
+_Loss = Callable[[nn.Module, Any], Tensor]
+NOT_FOUND = "no cause was found, for the search ended with "
+LONGEST_FAILURE = 300
+
+
+def explained(search: Callable[[], str]) -> str:
+    """What a search for the cause finds, or what ended it: the other workers wait for one of the two.
+
+    Args:
+        search: `explain` with its arguments, say.
+    """
+    try:
+        return search()
+    except Exception as error:  # noqa: BLE001 - the task's model, data and loss run there, and raise anything
+        text = " ".join(str(error).split())[:LONGEST_FAILURE]
+        return f"{NOT_FOUND}{type(error).__name__}: {text}"
+
+
+def first_cause(texts: Sequence[str]) -> tuple[int, str]:
+    """The first cause that was found, with its place; where none was, the first search that failed.
+
+    Args:
+        texts: Of `explained`, by worker; one at least is not empty.
+    """
+    told = [(place, text) for place, text in enumerate(texts) if text]
+    return min(told, key=lambda each: each[1].startswith(NOT_FOUND))
 
 
 def explain(
@@ -26,6 +55,7 @@ def explain(
     seed: int,
     last_good: Path | None,
     device: torch.device,
+    precision: Precision = "as-is",
 ) -> str:
     """The cause in words, from one or two watched steps on a copy of the model.
 
@@ -36,6 +66,7 @@ def explain(
         seed: Of the run, for the initial weights.
         last_good: The newest good checkpoint, or None.
         device: Where to run.
+        precision: Of the plan: what overflows in it may be finite in another one.
 
     Raises:
         CheckpointError: the last good checkpoint is damaged.
@@ -46,15 +77,29 @@ def explain(
     # Cloned before they are overwritten: without a checkpoint they are the last good ones.
     initial = {name: value.clone() for name, value in copy.state_dict().items()}
     copy.load_state_dict(model.state_dict())
-    now = find_non_finite(copy, task.loss_fn, batch)
+    loss_fn = _in(precision, task.loss_fn, device)
+    now = find_non_finite(copy, loss_fn, batch)
     if now is None:
-        return "the step is finite when run again; its randomness (dropout, say) decides"
+        how = "" if precision == "as-is" else f" in {precision}"
+        return f"the step is finite when run again{how}; its randomness (dropout, say) decides"
     if not now.startswith(("parameter", "buffer")):
         return now
     state = training_state.model_state(last_good) if last_good is not None else initial
     which = f"the weights of {last_good.name}" if last_good is not None else "the initial weights"
     copy.load_state_dict(state)
-    before = find_non_finite(copy, task.loss_fn, batch)
+    before = find_non_finite(copy, loss_fn, batch)
     if before is None:
         return f"{now}; with {which} the same batch is finite, so the weights ran away since then"
     return f"with {which} already, {before}"
+
+
+def _in(precision: Precision, loss_fn: _Loss, device: torch.device) -> _Loss:
+    """The loss in the precision of a plan, as its step computes it."""
+    if precision != "bf16":  # the others change no dtype
+        return loss_fn
+
+    def cast(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+            return loss_fn(model, batch)
+
+    return cast

@@ -4,6 +4,7 @@ The trial goes through the same feed, the same readings and the same black box a
 for the median to be that of the steady state: a step of half a millisecond needs more than a few of them.
 """
 
+import contextlib
 import math
 import tempfile
 from collections.abc import Callable, Iterator
@@ -71,9 +72,11 @@ def try_plan(
     optimizer = task.optimizer(model)
     data = batches_of(task, world, seed=seed)
     handover = Handover()
-    with tempfile.TemporaryDirectory() as place:
-        box = BlackBox(Path(place) / "trial.bin")
-        with PlannedStep(
+    with (
+        tempfile.TemporaryDirectory() as place,
+        # Closed behind the step, which notes frames until it ends, also where the plan fails.
+        contextlib.closing(BlackBox(Path(place) / "trial.bin")) as box,
+        PlannedStep(
             model,
             task.loss_fn,
             optimizer,
@@ -84,22 +87,22 @@ def try_plan(
             name=task.name,
             forms=CompiledForms(compile_limit_s),
             is_undone=True,
-        ) as step:
-            reader = LossReader(world)
-            # A trial pays for stepping the schedule as a run does.
-            scheduler = schedule.make(task, optimizer, WARMUP_STEPS + WINDOW)
-            around = Round(step, reader, box, scheduler)
+        ) as step,
+    ):
+        reader = LossReader(world)
+        # A trial pays for stepping the schedule as a run does.
+        scheduler = schedule.make(task, optimizer, WARMUP_STEPS + WINDOW)
+        around = Round(step, reader, box, scheduler)
 
-            def run(first: int, steps: int) -> None:
-                source = data.some(first, steps)
-                with feed(source, world.device, depth=plan.feed.depth, handover=handover) as fed:
-                    for number, batch in enumerate(fed, first):
-                        around(batch, number)
-                        if reader.is_full:
-                            reader.take(wants_stop=False)
+        def run(first: int, steps: int) -> None:
+            source = data.some(first, steps)
+            with feed(source, world.device, depth=plan.feed.depth, handover=handover) as fed:
+                for number, batch in enumerate(fed, first):
+                    around(batch, number)
+                    if reader.is_full:
+                        reader.take(wants_stop=False)
 
-            measured = _sampled(step, run)
-        box.close()
+        measured = _sampled(step, run)
     if MODES[plan.execution].is_compiled:
         measured = watch.noted(measured)
     everyone = gather_bytes(msgspec.json.encode(measured.steps_ns), world)

@@ -116,9 +116,11 @@ def save(
     between two exchanges, also the parameters and optimizer state of each.
 
     Raises:
-        CheckpointError: some state is not plain, or the checkpoint before could not be written.
+        CheckpointError: some state is not plain, or the checkpoint before could not be written; on all
+            workers. Rank 0 raises other errors (a lack of memory, say) as they are, the others as this one.
 
-    Cost: Copies the state to the host; waits for the device; one gathering of random states.
+    Cost: Copies the state to the host; waits for the device; one gathering of random states, and a small
+        broadcast.
     """
     # Collectives, so all workers come here before those without a saver return.
     random_states = gather_bytes(random_state.capture(world), world)
@@ -128,9 +130,40 @@ def save(
         optimizer = trained.optimizer.state_dict()
     else:  # whole on the first worker, also where each has a part
         optimizer = synchronizer.optimizer_state(trained.optimizer)
-    if saver is None:
-        return
-    tensors: dict[str, Tensor] = {}
+    mine: Exception | None = None
+    if saver is not None:
+        for rank, data in enumerate(random_states):
+            # As tensors: rank 0 shares those with all workers anyway, and JSON has no bytes.
+            theirs[f"random.{rank}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        try:
+            tensors: dict[str, Tensor] = {}
+            state = _tree(trained, optimizer, course, identity, plan, tensors)
+            if own.trees:
+                state["own"] = own.trees
+            saver.save(
+                course.position,
+                workers=world.size,
+                tensors=tensors,
+                gathered=theirs | own.tensors,
+                state=state,
+            )
+        except Exception as error:  # noqa: BLE001 - raised again once the others know
+            mine = error
+    failure = "" if mine is None else _told(mine)
+    failure = share_bytes(failure.encode(), world).decode()
+    if failure:
+        raise mine or CheckpointError(failure)
+
+
+def _tree(
+    trained: Trained,
+    optimizer: dict[str, Any],
+    course: Course,
+    identity: Identity,
+    plan: Plan,
+    tensors: dict[str, Tensor],
+) -> dict[str, Any]:
+    """The JSON form of what rank 0 holds of a run; its tensors are put into `tensors`."""
     state: dict[str, Any] = {
         "identity": msgspec.to_builtins(identity),
         "plan": msgspec.to_builtins(plan.settings),
@@ -139,21 +172,19 @@ def save(
         "optimizer": flatten(optimizer, "optimizer", tensors),
         "made": msgspec.to_builtins(trained.made),
     }
-    if own.trees:
-        state["own"] = own.trees
-        theirs |= own.tensors
     if trained.scheduler is not None:
         state["scheduler"] = flatten(trained.scheduler.state_dict(), "scheduler", tensors)
         state["total_steps"] = trained.total_steps
-    for rank, data in enumerate(random_states):
-        # As tensors: rank 0 shares those with all workers anyway, and JSON has no bytes.
-        theirs[f"random.{rank}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    saver.save(
-        course.position,
-        workers=world.size,
-        tensors=tensors,
-        gathered=theirs,
-        state=state,
+    return state
+
+
+def _told(error: Exception) -> str:
+    """What the other workers are told of an error of rank 0."""
+    if isinstance(error, CheckpointError):
+        return str(error)
+    return (
+        f"wanted to save the state of the run, got {type(error).__name__}: {error} on rank 0; the previous "
+        "checkpoint is untouched: continue with --resume"
     )
 
 

@@ -6,6 +6,7 @@ torch's `meta` device stands for the device that is captured.
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,15 +119,8 @@ def test_a_replay_draws_what_the_step_draws() -> None:
 
     step: Any = CapturedStep.__new__(CapturedStep)
     step.dropout = DropoutStates(())
-    step.graph, step._added_to, step._gradients, step._outside, step._loss = (
-        Graph(),
-        [],
-        [],
-        None,
-        1,
-    )
-    step._renewals = []
-    step._shows_gradients = lambda: True
+    step.graph, step._outside, step._loss, step._renewals = Graph(), None, 1, []
+    step.gradients = SimpleNamespace(added_to=[], are_shown=lambda: True)
     step._idle_draws = (IdleDraw((), torch.float32), IdleDraw((1,), torch.float64))
     torch.manual_seed(3)
     torch.rand([])

@@ -1,5 +1,6 @@
 """Fake tensors that outlive a trace are found; those that are about to go are waited for."""
 
+import functools
 import gc
 
 import pytest
@@ -111,3 +112,25 @@ def _loss(model: nn.Module, x: Tensor) -> Tensor:
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1)
+
+
+def test_a_cache_that_the_program_has_set_aside_is_emptied() -> None:
+    """Who holds a fake tensor is looked for among objects that garbage collections leave out, too."""
+
+    @functools.cache
+    def table(size: int) -> torch.Tensor:
+        return torch.ones(size)
+
+    def loss_fn(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return (model(x) * table(2)).sum()
+
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    gc.collect()
+    gc.freeze()
+    try:
+        rl.trace(model, loss_fn, optimizer, torch.ones(4, 3))
+        assert gc.get_freeze_count() > leaks.AT_START
+    finally:
+        gc.unfreeze()
+    assert type(table(2)) is torch.Tensor

@@ -10,6 +10,7 @@ from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.reach.undo import Undo
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.fakes.leaks import (
+    all_objects_shown,
     are_out_of_reach,
     expel,
     left_fakes,
@@ -63,11 +64,14 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
             is_kept = bool(left_fakes(mode))
     finally:
         before.restore()
-    if not is_kept or are_out_of_reach(left_fakes(mode)):
+    if not is_kept:
         return attempt
-    # Asked again each time, and not kept: a list of them would be one more holder.
-    expel(left_fakes(mode))
-    refuse_left(left_fakes(mode))
+    with all_objects_shown():
+        # Asked again each time, and not kept: a list of them would be one more holder.
+        if are_out_of_reach(left_fakes(mode)):
+            return attempt
+        expel(left_fakes(mode))
+        refuse_left(left_fakes(mode))
     if attempt.workload is None:
         return attempt
     notes = (*attempt.workload.notes, KEPT)

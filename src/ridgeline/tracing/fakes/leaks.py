@@ -42,6 +42,22 @@ def older_objects_set_aside() -> Iterator[None]:
             gc.unfreeze()
 
 
+@contextlib.contextmanager
+def all_objects_shown() -> Iterator[None]:
+    """Objects that the program has set aside itself (`gc.freeze`) are found inside, too: one may hold a fake.
+
+    Cost: What was made since then is set aside with them at the end.
+    """
+    is_frozen = gc.get_freeze_count() > AT_START
+    if is_frozen:
+        gc.unfreeze()
+    try:
+        yield
+    finally:
+        if is_frozen:
+            gc.freeze()
+
+
 def left_fakes(mode: FakeTensorMode) -> list[Tensor]:
     """The tensors of a fake mode that are still alive.
 

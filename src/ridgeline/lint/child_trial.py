@@ -26,6 +26,7 @@ import torch
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
+from ridgeline.host.signal_names import signal_name
 from ridgeline.lint import parametrized
 from ridgeline.lint.child_modules import unfound_modules
 from ridgeline.lint.child_worker import (
@@ -218,7 +219,7 @@ def _run(
         child.wait()
     # A negative code is the signal that ended it; a crash in native code looks like this.
     if code < 0:
-        return "failed", f"it was killed by {signal.Signals(-code).name}{last_lines(directory)}"
+        return "failed", f"it was killed by {signal_name(-code)}{last_lines(directory)}"
     report = read_report(directory)
     if report is None:
         return "failed", f"it ended with status {code} and no report{last_lines(directory)}"

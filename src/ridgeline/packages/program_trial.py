@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import CaptureError
+from ridgeline.host.signal_names import signal_name
 from ridgeline.lint.child_trial import LIMIT_S, child_environment
 from ridgeline.lint.child_worker import LOG, is_trial, last_lines
 from ridgeline.packages.program_worker import ProgramAnswer
@@ -203,7 +204,7 @@ class _Child:
         if not line.endswith(b"\n"):
             code = process.wait()
             self._end()
-            how = f"ended its process with {signal.Signals(-code).name if code < 0 else f'status {code}'}"
+            how = f"ended its process with {signal_name(-code) if code < 0 else f'status {code}'}"
             return how + last_lines(Path(self._directory.name)), ""
         answer = msgspec.json.decode(line, type=ProgramAnswer)
         return "wrote " + ", ".join(answer.broken[:3]) if answer.broken else "", answer.error

@@ -39,7 +39,7 @@ class ChannelsLast:
 
     def batch(self, batch: Any) -> Any:
         """The batch with its images in channels-last memory; others as they are."""
-        return pytree.tree_map_only(Tensor, _last, batch)
+        return pytree.tree_map_only(Tensor, in_channels_last, batch)
 
     def close(self) -> None:
         """Put every tensor back into the order that it had; safe to call twice."""
@@ -67,7 +67,8 @@ def _lay_out(tensor: Tensor, strides: Strides) -> None:
     tensor.data = tensor.data.new_empty_strided(tensor.shape, strides).copy_(tensor.data)
 
 
-def _last(tensor: Tensor) -> Tensor:
+def in_channels_last(tensor: Tensor) -> Tensor:
+    """The tensor in channels-last memory where it is an image or a convolution's weight, else as it is."""
     if not _is_image(tensor):
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)

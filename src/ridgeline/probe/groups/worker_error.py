@@ -1,6 +1,6 @@
 """How a worker of a process group failed: who was first, and what it printed last."""
 
-import signal as signals
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +10,7 @@ import msgspec
 from ridgeline import units
 from ridgeline.codec import write_atomically
 from ridgeline.errors import LaunchError
+from ridgeline.host.signal_names import signal_name
 
 TAIL_LINES = 12
 
@@ -71,10 +72,10 @@ def failure(target: str, workers: int, codes: Mapping[int, int], directory: Path
     """Of the rank that failed first, out of the exit codes of those that failed."""
     rank = _first_to_fail(codes, directory)
     code = codes[rank]
-    how = f"signal {-code} ({signals.Signals(-code).name})" if code < 0 else f"exit code {code}"
+    how = f"signal {-code} ({signal_name(-code)})" if code < 0 else f"exit code {code}"
     advice = "correct the error above, or try with one worker"
     # What the system ends for want of memory gets this signal.
-    if -code == signals.SIGKILL:
+    if -code == signal.SIGKILL:
         advice = "the system may be out of memory; use fewer workers or a smaller batch"
     lines = _tail(directory, rank)
     return WorkerError(

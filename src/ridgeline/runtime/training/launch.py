@@ -19,6 +19,7 @@ from pathlib import Path
 from ridgeline import errors, units
 from ridgeline.errors import FileFormatError, LaunchError, RidgelineError
 from ridgeline.execution import thread_variables
+from ridgeline.host.signal_names import signal_name
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint_directory
 from ridgeline.workers.blackbox import read_moment
@@ -206,10 +207,7 @@ def _cause(code: int, told: LastWords | None) -> str:
 def _signal_name(number: int) -> str:
     if number == signal.SIGKILL:
         return "SIGKILL, as the system does when memory runs out"
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # Python has names for the first and the last of the real-time signals alone
-        return signal.strsignal(number) or "unknown"
+    return signal_name(number)
 
 
 class _Follower:

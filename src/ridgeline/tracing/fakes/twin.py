@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import WorkloadError
+from ridgeline.tensors.memory_format import in_channels_last
 from ridgeline.tracing.subject import Subject, trained_parameters
 
 
@@ -74,20 +75,15 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTens
 
 def channels_last(twin: Subject) -> Subject:
     """The twin with images and convolution weights in channels-last memory, as the runtime lays them out."""
-
-    def last(tensor: Tensor) -> Tensor:
-        is_image = tensor.dim() == 4 and tensor.is_floating_point() and tensor.shape[1] > 0
-        return tensor.contiguous(memory_format=torch.channels_last) if is_image else tensor
-
     with twin.mode, torch.no_grad():
         for tensor in (*twin.model.parameters(), *twin.model.buffers()):
             # By `.data`, as parameters have to stay the objects that optimizer and hooks know.
-            tensor.data = last(tensor.data)
+            tensor.data = in_channels_last(tensor.data)
         for state in twin.optimizer.state.values():
             for key, value in state.items():
                 if isinstance(value, Tensor):
-                    state[key] = last(value)
-        return replace(twin, batch=pytree.tree_map_only(Tensor, last, twin.batch))
+                    state[key] = in_channels_last(value)
+        return replace(twin, batch=pytree.tree_map_only(Tensor, in_channels_last, twin.batch))
 
 
 class Undistributed(nn.Module):

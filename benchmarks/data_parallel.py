@@ -36,9 +36,10 @@ from ridgeline.execution import MODES
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.experiments.turns import spread, take_turns, times_faster
 from ridgeline.machine import Quantity
-from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan, Sync
+from ridgeline.plan import Plan, Sync
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.synchronisation import DEFAULT_BUCKET_BYTES
 from ridgeline.tasks.resnet18 import ResNet18
 from ridgeline.workers.world import World
 

@@ -48,9 +48,9 @@ from ridgeline.experiments.networks.sides.forms import (
 )
 from ridgeline.experiments.networks.sides.timing import time_forms
 from ridgeline.experiments.turns import Samples, spread
-from ridgeline.plan import DEFAULT_BUCKET_BYTES, MIB, Plan, Precision, Sync
+from ridgeline.plan import Plan, Precision, Sync
 from ridgeline.runtime.steps.step import PlannedStep
-from ridgeline.synchronisation import DEFAULT_ALGORITHM, offered
+from ridgeline.synchronisation import DEFAULT_ALGORITHM, DEFAULT_BUCKET_BYTES, MIB, offered
 from ridgeline.tasks.gpt2 import CLIP_NORM, GPT2, GPT2Config, next_token_loss
 from ridgeline.tasks.resnet18 import ResNet18
 from ridgeline.workers.agree import largest_of_workers

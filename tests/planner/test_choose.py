@@ -7,9 +7,10 @@ from planned_loads import make_loads
 from ridgeline.errors import MachineError, PlanError
 from ridgeline.machine import Setting
 from ridgeline.machine.cluster import Level
-from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
+from ridgeline.plan import Plan
 from ridgeline.planner import Candidate, Ranking, choose
 from ridgeline.planner.exchanges.pruning import losing
+from ridgeline.synchronisation import DEFAULT_BUCKET_BYTES
 from ridgeline.workload import Workload
 from strategies import make_machine, make_workload
 

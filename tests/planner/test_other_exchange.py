@@ -6,9 +6,10 @@ import pytest
 from chained_workloads import make_chain
 from ridgeline.errors import OutOfTimeError, PlanError
 from ridgeline.execution import MODES
-from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
+from ridgeline.plan import Plan
 from ridgeline.planner import choose
 from ridgeline.simulator.step import simulate
+from ridgeline.synchronisation import DEFAULT_BUCKET_BYTES
 from ridgeline.timeline import Timeline
 from strategies import make_machine
 

@@ -7,11 +7,12 @@ from planned_loads import make_loads
 from planned_candidates import make_candidate
 from ridgeline.errors import CaptureError, ObstacleError, OutOfTimeError, PlanError
 from ridgeline.execution import MODES
-from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
+from ridgeline.plan import Plan
 from ridgeline.planner import choose
 from ridgeline.planner.labels import label
 from ridgeline.planner.trials import trial_loop
 from ridgeline.simulator.step import simulate
+from ridgeline.synchronisation import DEFAULT_BUCKET_BYTES
 from ridgeline.timeline import Timeline
 from strategies import make_machine, make_workload
 

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.machine import Quantity, Setting
-from ridgeline.plan import MIB, Plan, Sync
+from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.exchange.communication import overlap_slowdown
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.pricing.pieces import copy_pieces, cut_workload
 from ridgeline.simulator.replay import replay
 from ridgeline.simulator.step import simulate
+from ridgeline.synchronisation import MIB
 from ridgeline.timeline import Timeline
 from strategies import (
     machines,

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -10,7 +10,6 @@ from ridgeline.errors import PlanError
 from ridgeline.execution import MODES, PRECISIONS, check_alone, check_offered, runs_uncaptured
 from ridgeline.machine import Machine
 from ridgeline.plan import (
-    DEFAULT_BUCKET_BYTES,
     Execution,
     Feed,
     Kernels,
@@ -33,8 +32,10 @@ from ridgeline.planner.exchanges.exchanges import (
 from ridgeline.planner.exchanges.held import held_plans
 from ridgeline.planner.exchanges.pruning import Pruned, fitting
 from ridgeline.planner.exchanges.ways import exchanging_plans, with_first_way
+from ridgeline.planner.request import PlanRequest
 from ridgeline.simulator.compiler.fusion import blocks_of
 from ridgeline.simulator.model import setting_of, workers_in_host
+from ridgeline.synchronisation import DEFAULT_BUCKET_BYTES
 from ridgeline.workload import Workload
 
 KNOBS = (
@@ -73,18 +74,6 @@ WORDS: dict[str, tuple[str, ...]] = {
     "random": get_args(RandomNumbers),
 }
 """Values of the knobs that are words."""
-
-
-class PlanRequest(NamedTuple):
-    """What is to be planned for, with everything checked; `steps`, `compile_factor` are those of `choose`."""
-
-    machine: Machine
-    workloads: Mapping[int, Workload]
-    device: str
-    fixed: Mapping[str, Any]
-    allow: tuple[str, ...]
-    steps: int | None = None
-    compile_factor: float = 1.0
 
 
 def make_request(

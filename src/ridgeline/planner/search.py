@@ -15,7 +15,6 @@ from ridgeline.planner.exchanges.held import only_timed, uncompared_held
 from ridgeline.planner.exchanges.pruning import Pruned
 from ridgeline.planner.exchanges.rhythms import rhythm_notes
 from ridgeline.planner.knobs import (
-    PlanRequest,
     enumerate_model_graphs,
     enumerate_plans,
     make_request,
@@ -29,6 +28,7 @@ from ridgeline.planner.preparation import (
 )
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.reasons import make_choices, why
+from ridgeline.planner.request import PlanRequest
 from ridgeline.planner.trials.other_exchange import with_other_exchanges
 from ridgeline.planner.trials.readings import as_read
 from ridgeline.planner.trials.run_off import NUM_TRIALS, run_off

@@ -1,7 +1,7 @@
 """What a plan may say of synchronisation, and what of that this release runs."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ridgeline.errors import PlanError
 from ridgeline.synchronisation.entries import Algorithm, Compression, Option
@@ -13,6 +13,7 @@ from ridgeline.synchronisation.rhythm import (
     delay_of,
     trains_apart,
 )
+from ridgeline.synchronisation.sync import Sync
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -23,9 +24,6 @@ from ridgeline.synchronisation.tables import (
     options_of,
     values_of,
 )
-
-if TYPE_CHECKING:
-    from ridgeline.plan import Sync
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 
@@ -47,7 +45,7 @@ _REPLACED = _Reasons(
 )
 
 
-def check_words(sync: "Sync") -> None:
+def check_words(sync: Sync) -> None:
     """Refuse words that are in no table, and options that those words do not have.
 
     Raises:
@@ -110,7 +108,7 @@ def _outside(field: str, range_: str, option: Option, value: object) -> PlanErro
     )
 
 
-def check_sync(sync: "Sync", workers: int, device: str) -> None:
+def check_sync(sync: Sync, workers: int, device: str) -> None:
     """Refuse what this release does not run, be it to train or to predict.
 
     Args:
@@ -145,7 +143,7 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
         )
 
 
-def _check_delayed(sync: "Sync") -> None:
+def _check_delayed(sync: Sync) -> None:
     """Refuse what does not travel by itself: the host takes part in every other way of exchange."""
     for field, wanted in (("algorithm", DEFAULT_ALGORITHM), ("compression", UNCOMPRESSED)):
         if (got := getattr(sync, field)) != wanted:
@@ -155,7 +153,7 @@ def _check_delayed(sync: "Sync") -> None:
             )
 
 
-def _check_held(sync: "Sync") -> None:
+def _check_held(sync: Sync) -> None:
     """Refuse what cannot be received bucket by bucket, in any order, while the next step has begun."""
     got = {"compression": (UNCOMPRESSED, sync.compression), "every": (1, sync.every)}
     for field, (wanted, value) in got.items():
@@ -166,7 +164,7 @@ def _check_held(sync: "Sync") -> None:
             )
 
 
-def _check_updated_elsewhere(sync: "Sync", workers: int, reasons: _Reasons) -> None:
+def _check_updated_elsewhere(sync: Sync, workers: int, reasons: _Reasons) -> None:
     """Refuse what does not go with workers that do not update all of the parameters themselves."""
     if trains_apart(sync) and workers > 1:
         raise PlanError(

@@ -1,7 +1,6 @@
 """What synchronising costs: collectives and bytes of a bucket, memory traffic of its codec, and state."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +11,7 @@ from ridgeline.synchronisation.entries import CollectiveTraffic, Shape, one_all_
 from ridgeline.synchronisation.payloads import update_shard_elements
 from ridgeline.synchronisation.rhythm import outer_state_bytes, trains_apart
 from ridgeline.synchronisation.serving import goes_ahead
+from ridgeline.synchronisation.sync import Sync
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -22,9 +22,6 @@ from ridgeline.synchronisation.tables import (
     values_of,
 )
 
-if TYPE_CHECKING:
-    from ridgeline.plan import Sync
-
 BUFFERS: Operation = "broadcast"
 """How the buffers of worker 0 reach the others."""
 FLAG_BYTES = 4
@@ -34,7 +31,7 @@ _SAMPLE_BYTES, _SAMPLE_WORKERS = 1 << 20, 4
 
 
 def wire_bytes(
-    sync: "Sync",
+    sync: Sync,
     num_elements: int,
     element_bytes: int,
     workers: int,
@@ -59,7 +56,7 @@ def wire_bytes(
 
 
 def handed_bytes(
-    sync: "Sync", num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
+    sync: Sync, num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
 ) -> int:
     """Bytes that a worker hands to collectives for one bucket: exactly what a run counts.
 
@@ -83,7 +80,7 @@ def handed_bytes(
 
 
 def link_bytes(
-    sync: "Sync", num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
+    sync: Sync, num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
 ) -> float:
     """Bytes that cross each worker's link for one bucket, in one direction; arguments as in `traffic_of`."""
     # What is gathered behind the optimizer crosses the same link, only later.
@@ -95,7 +92,7 @@ def link_bytes(
 
 
 def why_losing(
-    sync: "Sync", num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
+    sync: Sync, num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
 ) -> str:
     """Why a compression cannot pay: it moves no fewer bytes than none; empty where it does, or is none.
 
@@ -122,7 +119,7 @@ def why_losing(
 
 
 def traffic_of(
-    sync: "Sync",
+    sync: Sync,
     num_elements: int,
     element_bytes: int,
     workers: int,
@@ -164,7 +161,7 @@ def traffic_of(
     return ALGORITHMS[sync.algorithm].traffic(-(-payload_bytes // rounds), workers) * rounds
 
 
-def flags_of(sync: "Sync", num_parameters: int) -> tuple[CollectiveTraffic, ...]:
+def flags_of(sync: Sync, num_parameters: int) -> tuple[CollectiveTraffic, ...]:
     """The collective of a step, with its last bucket, that says which gradients workers have.
 
     None where flags travel behind the payloads, which no codec may touch.
@@ -179,7 +176,7 @@ def flags_of(sync: "Sync", num_parameters: int) -> tuple[CollectiveTraffic, ...]
     return one_all_reduce(FLAG_BYTES * num_parameters, 1)
 
 
-def gathering_of(sync: "Sync", num_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
+def gathering_of(sync: Sync, num_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
     """The collectives that bring the updated parameters of one bucket to all, behind the optimizer.
 
     None where every worker updates all of them.
@@ -192,7 +189,7 @@ def gathering_of(sync: "Sync", num_bytes: int, workers: int) -> tuple[Collective
     return ALGORITHMS[sync.algorithm].gathering(num_bytes, workers) if workers > 1 else ()
 
 
-def gathering_bytes(sync: "Sync", num_bytes: int, workers: int) -> int:
+def gathering_bytes(sync: Sync, num_bytes: int, workers: int) -> int:
     """Memory traffic of bringing updated parameters of so many bytes to all, the collectives apart.
 
     Source: counted. Its own part is copied into the bucket, and the bucket into the parameters.
@@ -202,29 +199,29 @@ def gathering_bytes(sync: "Sync", num_bytes: int, workers: int) -> int:
     return 2 * num_bytes + 2 * -(-num_bytes // workers)
 
 
-def shards_update(sync: "Sync") -> bool:
+def shards_update(sync: Sync) -> bool:
     """Whether each worker updates a part of the parameters alone; see `Algorithm.shards_update`."""
     return ALGORITHMS[sync.algorithm].shards_update
 
 
-def uses_kernels(sync: "Sync") -> bool:
+def uses_kernels(sync: Sync) -> bool:
     """Whether kernels on the device move the bytes of buckets; see `Algorithm.uses_kernels`."""
     return ALGORITHMS[sync.algorithm].uses_kernels or COMPRESSIONS[sync.compression].encodes
 
 
-def num_shards(sync: "Sync", workers: int) -> int:
+def num_shards(sync: Sync, workers: int) -> int:
     """Into how many parts, one a worker, the update and the optimizer's state are divided; 1 for none."""
     return workers if shards_update(sync) else 1
 
 
-def state_parts(sync: "Sync", workers: int) -> int:
+def state_parts(sync: Sync, workers: int) -> int:
     """Of how many parts of the optimizer's state each worker holds one; 1 where each holds all of it."""
     # Of stores only the synchronous one has a server beside each worker; others may have fewer.
     is_parted = shards_update(sync) or (replaces_update(sync) and is_exact(sync))
     return workers if is_parted else 1
 
 
-def serving_bytes(sync: "Sync", num_bytes: int, workers: int) -> int:
+def serving_bytes(sync: Sync, num_bytes: int, workers: int) -> int:
     """Memory traffic of pushing so many bytes to a store and pulling them, the links and the update apart.
 
     Source: counted. What goes to each worker is put together (2), sums are taken of the parts (2, and 3 for
@@ -235,24 +232,24 @@ def serving_bytes(sync: "Sync", num_bytes: int, workers: int) -> int:
     return round(num_bytes * (4 + (4 + 5 * (workers - 1)) / workers))
 
 
-def sends_buffers(sync: "Sync") -> bool:
+def sends_buffers(sync: Sync) -> bool:
     """Whether all workers have the buffers of the first one: not where they need not wait for each other."""
     return not replaces_update(sync) or is_exact(sync)
 
 
-def replaces_update(sync: "Sync") -> bool:
+def replaces_update(sync: Sync) -> bool:
     """Whether something else than the worker's own optimizer updates; see `Algorithm.joining`."""
     return ALGORITHMS[sync.algorithm].replaces_update
 
 
-def steps_between_meetings(sync: "Sync") -> int:
+def steps_between_meetings(sync: Sync) -> int:
     """After how many steps each worker waits for all others; 0 where it never does."""
     if goes_ahead(values_of(sync)):
         return 0
     return sync.every if trains_apart(sync) else 1
 
 
-def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
+def codec_bytes(sync: Sync, num_bytes: int, workers: int) -> tuple[int, int]:
     """Bytes of memory traffic (to encode, to decode) of a bucket of `num_bytes`; zero without a codec.
 
     Payloads that are gathered are decoded one by one, each into the whole bucket; shares of payloads are
@@ -270,7 +267,7 @@ def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
     )
 
 
-def state_bytes(sync: "Sync", num_elements: int, element_bytes: int) -> int:
+def state_bytes(sync: Sync, num_elements: int, element_bytes: int) -> int:
     """Bytes that a worker keeps from step to step for its way to exchange, its compression and its rhythm.
 
     Args:

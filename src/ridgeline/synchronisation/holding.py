@@ -10,22 +10,18 @@ Source: Jayarajan et al., "Priority-based parameter propagation" (P3), MLSys 201
 "ByteScheduler", SOSP 2019. Both decide by what waits at a moment, and need a server or a coordinator for it.
 """
 
-from typing import TYPE_CHECKING
-
 from ridgeline.synchronisation.entries import Option
-
-if TYPE_CHECKING:
-    from ridgeline.plan import Sync
+from ridgeline.synchronisation.sync import Sync
 
 HELD = Option("held", int, 0, least=0)
 
 
-def holds(sync: "Sync") -> bool:
+def holds(sync: Sync) -> bool:
     """Whether a plan holds buckets, so that a step returns before all parameters are updated."""
     return bool(sync.options.get(HELD.name, HELD.default))
 
 
-def num_held(sync: "Sync", num_buckets: int) -> int:
+def num_held(sync: Sync, num_buckets: int) -> int:
     """How many of the last buckets are held: at most all but the first one."""
     return min(int(sync.options.get(HELD.name, HELD.default)), max(0, num_buckets - 1))
 

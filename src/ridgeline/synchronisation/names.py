@@ -1,11 +1,11 @@
 """The names of buckets' frames, and the words for people: all that spells an entry."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from ridgeline.synchronisation.entries import Algorithm, Option
 from ridgeline.synchronisation.holding import HELD, holds
 from ridgeline.synchronisation.rhythm import rhythm_options
+from ridgeline.synchronisation.sync import Sync
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -13,25 +13,19 @@ from ridgeline.synchronisation.tables import (
     UNCOMPRESSED,
 )
 
-if TYPE_CHECKING:
-    from ridgeline.plan import Plan, Sync
-
-
 GATHERING = "all_gather"
 """The frame, behind the optimizer, in which updated parts of the parameters are brought to all workers."""
 SPARSE_ROWS = "sparse_rows"
 """The frame, behind the buckets, in which sparse gradients are exchanged by their rows."""
 
 
-def frame_names(plan_or_sync: "Plan | Sync", num_buckets: int) -> tuple[str, ...]:
+def frame_names(sync: Sync, num_buckets: int) -> tuple[str, ...]:
     """The frames in which the buckets are reduced, in launch order.
 
     Args:
-        plan_or_sync: Its algorithm names them.
+        sync: Its algorithm names them.
         num_buckets: How many there are.
     """
-    # By attribute: importing `Plan` would close a circle, since plans check their words by this package.
-    sync: Any = getattr(plan_or_sync, "sync", plan_or_sync)
     head = ALGORITHMS[sync.algorithm].frame
     return tuple(f"{head}/{number}" for number in range(num_buckets))
 
@@ -63,7 +57,7 @@ def is_exchange_frame(frame_name: str) -> bool:
     return frame_name in (GATHERING, SPARSE_ROWS) or is_bucket_frame(frame_name)
 
 
-def words_of(sync: "Sync") -> dict[str, str]:
+def words_of(sync: Sync) -> dict[str, str]:
     """What a reader should see of how gradients are synchronised, buckets apart; the plainest is left out."""
     algorithm, compression = ALGORITHMS[sync.algorithm], COMPRESSIONS[sync.compression]
     set_ = {name: str(value) for name, value in sync.options.items()}

@@ -9,13 +9,10 @@ Nesterov momentum outside: 0.7 and 0.9); fragments, Douillard et al., "Streaming
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ridgeline.errors import PlanError
 from ridgeline.synchronisation.entries import Option, OptionValue
-
-if TYPE_CHECKING:
-    from ridgeline.plan import Sync
+from ridgeline.synchronisation.sync import Sync
 
 AVERAGE = "average"
 NESTEROV = "nesterov"
@@ -27,6 +24,7 @@ NESTEROV_OPTIONS = (
     Option("outer_lr", float, 0.7, least=0.0),
     Option("outer_momentum", float, 0.9, least=0.0, most=1.0),
 )
+
 ALL_OPTIONS = (OUTER, FRAGMENTS, DELAY, *NESTEROV_OPTIONS)
 _PASSES = {AVERAGE: 8, NESTEROV: 16}
 """Bytes read and written per byte of the parameters in an exchange, the collectives apart.
@@ -36,13 +34,13 @@ Source: counted. The difference is made (3), applied to the common parameters (3
 """
 
 
-def trains_apart(sync: "Sync") -> bool:
+def trains_apart(sync: Sync) -> bool:
     """Whether workers take steps without the others; False also for an interval that no plan may have."""
     # Asked while a plan is still being checked, when `every` may be anything.
     return isinstance(sync.every, int) and sync.every > 1
 
 
-def rhythm_options(sync: "Sync") -> tuple[Option, ...]:
+def rhythm_options(sync: Sync) -> tuple[Option, ...]:
     """The options of the plan's rhythm: none where gradients are exchanged in every step."""
     if not trains_apart(sync):
         return ()
@@ -50,12 +48,12 @@ def rhythm_options(sync: "Sync") -> tuple[Option, ...]:
     return (*outer, *NESTEROV_OPTIONS) if sync.options.get(OUTER.name) == NESTEROV else outer
 
 
-def delay_of(sync: "Sync") -> int:
+def delay_of(sync: Sync) -> int:
     """Steps between the start of an exchange of parameters and when workers continue from it."""
     return int(sync.options.get(DELAY.name, DELAY.default)) if trains_apart(sync) else 0
 
 
-def check_option_of_rhythm(sync: "Sync", name: str) -> None:
+def check_option_of_rhythm(sync: Sync, name: str) -> None:
     """Refuse an option of another rhythm than the plan's by what it would take; pass over any other name.
 
     Raises:
@@ -74,7 +72,7 @@ def check_option_of_rhythm(sync: "Sync", name: str) -> None:
     )
 
 
-def check_rhythm(sync: "Sync", workers: int) -> None:
+def check_rhythm(sync: Sync, workers: int) -> None:
     """Refuse an interval that this number of workers, or the number of fragments, cannot have.
 
     Raises:
@@ -164,12 +162,12 @@ def outer_values(options: Mapping[str, OptionValue]) -> tuple[float, float]:
     return float(rate), float(momentum)
 
 
-def outer_bytes(sync: "Sync", num_bytes: int) -> int:
+def outer_bytes(sync: Sync, num_bytes: int) -> int:
     """Memory traffic of one exchange of parameters of so many bytes, the collectives and a codec apart."""
     return _PASSES[str(sync.options.get(OUTER.name, OUTER.default))] * num_bytes
 
 
-def outer_state_bytes(sync: "Sync", num_elements: int, element_bytes: int) -> int:
+def outer_state_bytes(sync: Sync, num_elements: int, element_bytes: int) -> int:
     """Bytes that a worker keeps for its rhythm, for parameters of so many elements.
 
     What is sent, the common parameters and the outer momentum, these two in single precision at least.

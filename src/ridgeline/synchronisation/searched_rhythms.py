@@ -4,12 +4,10 @@ A longer interval is always the faster one, so time alone would choose the longe
 published runs end that a trial can cover; `every` can be fixed to any other.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ridgeline.synchronisation.rhythm import AVERAGE, DELAY, FRAGMENTS, NESTEROV, OUTER, delay_of
-
-if TYPE_CHECKING:
-    from ridgeline.plan import Sync
+from ridgeline.synchronisation.sync import Sync
 
 LEAST_EXCHANGES = 20
 """A shorter run is not made of rounds.
@@ -73,7 +71,7 @@ and all 40 late (`benchmarks/results/convergence_*.json`).
 """
 
 
-def rhythm_words(sync: "Sync") -> str:
+def rhythm_words(sync: Sync) -> str:
     """What the algorithm of workers that train alone is called, and where it comes from."""
     is_late = delay_of(sync) > 0
     if sync.options.get(OUTER.name, OUTER.default) == NESTEROV:
@@ -83,7 +81,7 @@ def rhythm_words(sync: "Sync") -> str:
     return f"{'streaming ' if is_late else ''}{name} ({source})"
 
 
-def changed_words(sync: "Sync") -> str:
+def changed_words(sync: Sync) -> str:
     """What workers that train alone do instead of taking steps with the mean of their gradients."""
     return (
         f"workers train alone and exchange parameters every {sync.every} steps, which is another "

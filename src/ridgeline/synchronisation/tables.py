@@ -4,8 +4,6 @@ They are dictionaries on purpose: an entry that is assigned here is accepted in 
 measured for, run and labelled. A word without transport or codec is known and refused by name.
 """
 
-from typing import TYPE_CHECKING
-
 from ridgeline.synchronisation import payloads, serving
 from ridgeline.synchronisation.entries import (
     Algorithm,
@@ -28,12 +26,8 @@ from ridgeline.synchronisation.searched import (
     where_it_won,
     where_rings_are_short,
 )
+from ridgeline.synchronisation.sync import DEFAULT_ALGORITHM, UNCOMPRESSED, Sync
 
-if TYPE_CHECKING:
-    from ridgeline.plan import Sync
-
-DEFAULT_ALGORITHM = "all_reduce"
-UNCOMPRESSED = "none"
 BLOCK_MULTIPLE = 32
 _BARRIERS = 3
 STATE_BYTES = 4
@@ -364,20 +358,20 @@ def tried_last(device: str, workers: int) -> tuple[str, ...]:
     return tuple(name for name in unsearched(device, workers) if ALGORITHMS[name].is_tried_last)
 
 
-def options_of(sync: "Sync") -> tuple[Option, ...]:
+def options_of(sync: Sync) -> tuple[Option, ...]:
     """The options that a plan's algorithm, its compression and its rhythm have."""
     words = (ALGORITHMS[sync.algorithm].options, COMPRESSIONS[sync.compression].options)
     return (*words[0], *words[1], *rhythm_options(sync))
 
 
-def values_of(sync: "Sync") -> dict[str, OptionValue]:
+def values_of(sync: Sync) -> dict[str, OptionValue]:
     """The value of each of those options: the plan's, or the default."""
     return {
         option.name: sync.options.get(option.name, option.default) for option in options_of(sync)
     }
 
 
-def changing_options(sync: "Sync") -> dict[str, OptionValue]:
+def changing_options(sync: Sync) -> dict[str, OptionValue]:
     """The options of a plan by which what is sent changes its shape from step to step."""
     values = values_of(sync)
     return {
@@ -387,7 +381,7 @@ def changing_options(sync: "Sync") -> dict[str, OptionValue]:
     }
 
 
-def is_exact(sync: "Sync") -> bool:
+def is_exact(sync: Sync) -> bool:
     """Whether what each worker takes a step with is the plain mean of this step's gradients."""
     values = values_of(sync)
     return (

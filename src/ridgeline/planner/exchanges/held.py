@@ -13,7 +13,7 @@ import msgspec
 
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
-from ridgeline.plan import MIB, Plan, Sync, cut_buckets
+from ridgeline.plan import Plan, Sync, cut_buckets
 from ridgeline.planner.labels import label
 from ridgeline.planner.ranking import Candidate
 from ridgeline.simulator.model import rows_beside
@@ -22,6 +22,7 @@ from ridgeline.simulator.step import simulate
 from ridgeline.synchronisation import (
     DEFAULT_ALGORITHM,
     HELD,
+    MIB,
     UNCOMPRESSED,
     holds,
     num_held,

@@ -1,31 +1,28 @@
 """Plans that differ in how workers exchange what they learn: gradients or parameters, in which buckets."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ridgeline.errors import MachineError
-from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
+from ridgeline.plan import Plan
 from ridgeline.planner.exchanges.buckets import searched_bucket_bytes
 from ridgeline.planner.exchanges.exchanges import exchanges
 from ridgeline.planner.exchanges.pruning import Pruned, exchanging, fitting, losing
 from ridgeline.planner.exchanges.rhythms import rhythms
+from ridgeline.planner.request import PlanRequest
 from ridgeline.simulator.pricing.pieces import bucket_gradients
-from ridgeline.synchronisation import trains_apart
-
-if TYPE_CHECKING:
-    from ridgeline.planner.knobs import PlanRequest
+from ridgeline.synchronisation import DEFAULT_BUCKET_BYTES, trains_apart
 
 
-def with_first_way(request: "PlanRequest", plan: Plan) -> Plan:
+def with_first_way(request: PlanRequest, plan: Plan) -> Plan:
     """The plan with the way of exchange that is fixed or the default, by which its memory is judged."""
     # One that is fixed may need less than the default: each worker then keeps a part of the state.
     ways = exchanges(request.fixed, request.allow, request.device, plan.workers)
     return msgspec.structs.replace(plan, sync=ways[0]) if ways else plan
 
 
-def exchanging_plans(request: "PlanRequest", plan: Plan) -> tuple[list[Plan], list[Pruned]]:
+def exchanging_plans(request: PlanRequest, plan: Plan) -> tuple[list[Plan], list[Pruned]]:
     """The plan with every way of exchange worth simulating, and the ways that were ruled out.
 
     Args:
@@ -59,14 +56,14 @@ def exchanging_plans(request: "PlanRequest", plan: Plan) -> tuple[list[Plan], li
     return plans, pruned
 
 
-def _cut(request: "PlanRequest", plan: Plan) -> Iterator[Plan]:
+def _cut(request: PlanRequest, plan: Plan) -> Iterator[Plan]:
     """The plan in every cut of buckets worth comparing."""
     for bucket_bytes in _bucket_choices(request, plan):
         sync = msgspec.structs.replace(plan.sync, bucket_bytes=bucket_bytes)
         yield msgspec.structs.replace(plan, sync=sync)
 
 
-def _bucket_choices(request: "PlanRequest", plan: Plan) -> list[tuple[int, ...]]:
+def _bucket_choices(request: PlanRequest, plan: Plan) -> list[tuple[int, ...]]:
     if "bucket_bytes" in request.fixed:
         return [request.fixed["bucket_bytes"]]
     if plan.workers == 1 or trains_apart(plan.sync):  # no backward pass to hide behind

@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ridgeline.execution import MODES
-from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
+from ridgeline.plan import Plan
 from ridgeline.planner.exchanges.exchanges import refusal
-from ridgeline.planner.knobs import PlanRequest
 from ridgeline.planner.ranking import Candidate
+from ridgeline.planner.request import PlanRequest
 from ridgeline.planner.trials.readings import read_again
 from ridgeline.planner.trials.relatives import SHARED_S, corrected
 from ridgeline.planner.trials.trial_loop import Trial, attempted
 from ridgeline.planner.trials.trial_steps import trial_steps
-from ridgeline.synchronisation import DEFAULT_ALGORITHM, is_exact, tried_last
+from ridgeline.synchronisation import DEFAULT_ALGORITHM, DEFAULT_BUCKET_BYTES, is_exact, tried_last
 
 MAY_LOSE = 0.05
 """An algorithm is tried though it is predicted to be slower by so much.

@@ -12,9 +12,9 @@ from ridgeline.compiled_program import CompilerProgram
 from ridgeline.errors import MachineError
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
-from ridgeline.planner.knobs import PlanRequest
 from ridgeline.planner.labels import label
 from ridgeline.planner.ranking import Candidate, CompilerReading
+from ridgeline.planner.request import PlanRequest
 from ridgeline.planner.trials.trials import differences
 from ridgeline.simulator.compiler.coverage import why_unread
 from ridgeline.simulator.step import simulate

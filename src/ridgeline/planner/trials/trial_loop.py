@@ -20,10 +20,10 @@ from ridgeline.errors import (
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.exchanges.periods import with_share
-from ridgeline.planner.knobs import PlanRequest
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import allowed_s, is_compiled
 from ridgeline.planner.ranking import Candidate
+from ridgeline.planner.request import PlanRequest
 from ridgeline.planner.trials.readings import read_again
 from ridgeline.planner.trials.relatives import corrected
 from ridgeline.planner.trials.trial_steps import trial_steps

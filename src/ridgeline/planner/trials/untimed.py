@@ -6,8 +6,8 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.errors import MachineError
-from ridgeline.planner.knobs import PlanRequest
 from ridgeline.planner.ranking import Ranking
+from ridgeline.planner.request import PlanRequest
 from ridgeline.simulator.model import as_run, setting_of
 from ridgeline.simulator.pricing.pieces import price_step
 

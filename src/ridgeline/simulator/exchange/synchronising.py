@@ -131,7 +131,7 @@ def communication_seconds(
     seconds: dict[str, float] = {}
     notes: dict[str, None] = {}
     bucket = BucketPrices(machine, plan.sync, setting)
-    for name, cut in zip(frame_names(plan, len(cuts)), cuts, strict=True):
+    for name, cut in zip(frame_names(plan.sync, len(cuts)), cuts, strict=True):
         seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes)
         if moved := serving_bytes(plan.sync, cut.num_bytes, plan.workers):
             seconds[name] += prices(machine, setting).copy_seconds(moved)
@@ -139,7 +139,7 @@ def communication_seconds(
     for part in flags_of(plan.sync, sum(len(cut.shapes) for cut in cuts)):
         cost = collective_seconds(machine, part.operation, part.num_bytes, setting)
         # Flags of all buckets travel with the last one, as in `Reducer._exchange`.
-        seconds[frame_names(plan, len(cuts))[-1]] += cost.seconds
+        seconds[frame_names(plan.sync, len(cuts))[-1]] += cost.seconds
         notes[cost.note] = None
     if shards_update(plan.sync):
         gathered = [bucket.gathering_cost(cut.num_bytes) for cut in cuts]
@@ -205,7 +205,7 @@ def local_steps_seconds(
     whole_s = sum(seconds.values()) + prices(machine, setting).copy_seconds(
         sum(outer_bytes(plan.sync, cut.num_bytes) for cut in cuts)
     )
-    (name,) = frame_names(plan, 1)
+    (name,) = frame_names(plan.sync, 1)
     notes = list(assumed)
     # On a GPU codecs are kernels in the stream, and were not timed: bytes decide.
     if setting.device == "cpu":
@@ -221,7 +221,7 @@ def local_steps_seconds(
         f"is given 1/{every} of it, while a measured median step has none of it"
     )
     if delay:
-        travelling_s = sum(seconds[name] for name in frame_names(plan, len(cuts)))
+        travelling_s = sum(seconds[name] for name in frame_names(plan.sync, len(cuts)))
         slowdown, told = overlap_slowdown(machine, setting, kernels_s, plan.sync)
         # Each fragment travels behind steps of its own, so they hide one by one.
         shares = [travelling_s * share for share in fragment_shares(plan.sync, cuts)]
@@ -279,7 +279,7 @@ def encodings(
     codec = CodecPrices(machine, plan.sync, setting)
     if setting.device == "cuda" or not codec.is_needed or trains_apart(plan.sync):
         return {}, ()
-    names = frame_names(plan, len(cuts))
+    names = frame_names(plan.sync, len(cuts))
     found = {
         name: codec.encoding(cut.num_bytes, cut.shapes)
         for name, cut in zip(names, cuts, strict=True)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ridgeline.engine import Engine, EngineTask, Variable
-from ridgeline.engine.lanes.lanes import Finish, WorkLane
+from ridgeline.engine.lanes.lanes import WorkLane
+from ridgeline.engine.task import Finish
 from ridgeline.errors import EngineError
 
 LANES = ("loader", "copy-in:1", "communication", "host", "compute:3", "disk", "compute", "copy-in")

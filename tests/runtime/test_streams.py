@@ -17,7 +17,7 @@ from ridgeline.engine.lanes.streams import (
     events_to_wait_for,
     leave_event,
 )
-from ridgeline.engine.variable import Variable
+from ridgeline.engine.task import Variable
 from ridgeline.errors import EngineError
 
 NUM_VARIABLES = 4

@@ -14,15 +14,15 @@ from typing import Any, Self
 from ridgeline.engine import failures
 from ridgeline.engine.arguments import check_name, check_push
 from ridgeline.engine.ending import end_behind, tell_untold
-from ridgeline.engine.lanes.lanes import Finish, JoinableLane, LaneRunner
+from ridgeline.engine.lanes.lanes import JoinableLane
 from ridgeline.engine.middle import check_can_sleep, check_outside, check_unlocked
 from ridgeline.engine.safety.cancelling import cancel
 from ridgeline.engine.safety.mending import settle
 from ridgeline.engine.safety.waiting import blocked_by, pushed, wait_for
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.statistics import EngineStatistics
-from ridgeline.engine.task import EngineTask
-from ridgeline.engine.variable import Variable, check_owner, check_variables
+from ridgeline.engine.task import EngineTask, Finish, LaneRunner, Variable
+from ridgeline.engine.variable import check_owner, check_variables
 from ridgeline.errors import EngineError
 from ridgeline.timeline import Span, Timeline
 

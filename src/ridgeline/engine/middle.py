@@ -8,18 +8,32 @@ the very thing that their thread is about to do, so it is refused.
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from ridgeline.engine.task import here
+from ridgeline.engine.present import here
+from ridgeline.engine.process import Process
+from ridgeline.engine.task import EngineTask
 from ridgeline.errors import EngineError
-
-if TYPE_CHECKING:
-    from ridgeline.engine.scheduler import Scheduler
 
 F = TypeVar("F", bound=Callable[..., Any])
 _own: set[CodeType] = set()
 _tasks: set[CodeType] = set()
 _late: set[CodeType] = set()
+
+
+class Interrupted(Protocol):
+    """What is asked of a scheduler in whose work a call may come."""
+
+    process: Process
+    unfinished: dict[int, EngineTask]
+
+    def owns_lock(self) -> bool:
+        """Whether the present thread holds the engine's lock."""
+        ...
+
+    def is_inside(self) -> bool:
+        """Whether the caller is a task of this engine."""
+        ...
 
 
 def own(function: F) -> F:
@@ -40,7 +54,7 @@ def runs_tasks(function: F) -> F:
     return function
 
 
-def is_in_the_middle(scheduler: "Scheduler", begin: FrameType | None) -> bool:
+def is_in_the_middle(scheduler: Interrupted, begin: FrameType | None) -> bool:
     """Whether a thread is inside of an engine's own work, and not of a task that this runs.
 
     Args:
@@ -61,7 +75,7 @@ def is_in_the_middle(scheduler: "Scheduler", begin: FrameType | None) -> bool:
     return False
 
 
-def is_pushed_in_the_middle(scheduler: "Scheduler", push: CodeType) -> bool:
+def is_pushed_in_the_middle(scheduler: Interrupted, push: CodeType) -> bool:
     """Whether the present push is that of a signal handler or finalizer, whose thread has to go on.
 
     Args:
@@ -76,7 +90,7 @@ def is_pushed_in_the_middle(scheduler: "Scheduler", push: CodeType) -> bool:
     return frame is not None and is_in_the_middle(scheduler, frame.f_back)
 
 
-def check_unlocked(scheduler: "Scheduler", what: str) -> None:
+def check_unlocked(scheduler: Interrupted, what: str) -> None:
     """Refuse a call that changes or awaits the engine's state while this very thread changes it.
 
     Raises:
@@ -86,7 +100,7 @@ def check_unlocked(scheduler: "Scheduler", what: str) -> None:
         raise _refusal(what)
 
 
-def check_can_sleep(scheduler: "Scheduler", what: str) -> None:
+def check_can_sleep(scheduler: Interrupted, what: str) -> None:
     """Refuse to sleep until something is done that this very thread may have left to do.
 
     Raises:
@@ -96,7 +110,7 @@ def check_can_sleep(scheduler: "Scheduler", what: str) -> None:
         raise _refusal(what)
 
 
-def check_outside(scheduler: "Scheduler", what: str) -> None:
+def check_outside(scheduler: Interrupted, what: str) -> None:
     """Refuse what a task could wait for only forever, and who is in the middle of the engine's own work.
 
     Raises:

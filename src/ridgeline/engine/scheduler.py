@@ -17,20 +17,20 @@ from typing import Any
 
 from ridgeline.engine.apart import apart
 from ridgeline.engine.failures import Failures
-from ridgeline.engine.lanes.lane_table import LaneRecord, LaneTable
-from ridgeline.engine.lanes.lanes import Finish, LaneRunner
+from ridgeline.engine.lanes.lane_table import LaneTable
 from ridgeline.engine.middle import (
     check_outside,
     is_pushed_in_the_middle,
     own,
 )
 from ridgeline.engine.pacing import RECHECK_S, Pacing
+from ridgeline.engine.present import Agenda, closed_gate, here, nothing, open_gates
 from ridgeline.engine.process import Process
 from ridgeline.engine.safety.late import LATE, LatePushes
 from ridgeline.engine.safety.mending import complete, inherit_error, mend, settle, undo_push
 from ridgeline.engine.safety.waiting import blocked_by, has_no_end, pushed
-from ridgeline.engine.task import Agenda, EngineTask, closed_gate, here, nothing, open_gates
-from ridgeline.engine.variable import Variable, check_all_alive
+from ridgeline.engine.task import EngineTask, Finish, LaneRecord, LaneRunner, Variable
+from ridgeline.engine.variable import check_all_alive
 from ridgeline.errors import EngineError
 
 SPANS_KEPT = 100_000

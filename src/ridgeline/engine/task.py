@@ -1,4 +1,14 @@
-"""Tasks: one pushed function each, with what became of it and where it came from."""
+"""Tasks, the variables that they read and write, and the lanes that they run on.
+
+Every variable keeps the queue of the tasks that read or write it, in the order in which they were
+pushed. Readers run side by side; a writer waits for all before it; what comes after waits for the
+writer. Push order is therefore the serial order that the result equals, and no cycle can arise.
+
+The four stand together because each is made of the others: a task has variables and a lane, a variable
+a queue of tasks, a lane what runs them.
+
+Source: the per-variable queues of MXNet's dependency engine (Chen et al., 2015).
+"""
 
 import sys
 import threading
@@ -6,14 +16,175 @@ from collections import deque
 from collections.abc import Callable
 from traceback import FrameSummary, StackSummary
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from ridgeline.engine.lanes.lane_table import LaneRecord
-    from ridgeline.engine.variable import Variable
+from ridgeline.timeline import Lane
 
 PushStack = tuple[tuple[CodeType, int], ...]
 """Code and offset of frames, innermost first; lines are looked up when they are wanted."""
+
+
+class Variable:
+    """A piece of state that tasks read and write; its `version` counts finished writes.
+
+    What streams still have to do with it is recorded by events: `writer_event` is (stream key, event,
+    sequence) of the last write on a stream lane, `reader_events` maps stream keys to (event,
+    sequence) of the reads since. An event has `wait()`, which makes the current stream wait, and
+    `synchronize()`, which makes the host wait.
+
+    Attributes:
+        name: Serves messages and reports.
+        owner: The scheduler's mark: an engine knows its own variables by it.
+        version: Writes that are done, failed and skipped ones included.
+        error: What poisons it: tasks that touch it are skipped. None if it is sound.
+        is_deleted: Nothing may touch it any more.
+    """
+
+    __slots__ = (
+        "error", "is_deleted", "name", "owner", "pushed_writes", "queue", "reader_events", "readers",
+        "version", "waiters", "writer", "writer_event",
+    )  # fmt: skip
+
+    def __init__(self, name: str, owner: object = None) -> None:
+        self.name = name
+        self.owner = owner
+        self.queue: deque[tuple[EngineTask, bool]] = deque()
+        self.readers = 0
+        self.writer: EngineTask | None = None
+        self.version = 0
+        self.pushed_writes = 0
+        self.waiters: list[tuple[int, threading.Lock]] = []
+        self.error: BaseException | None = None
+        self.is_deleted = False
+        self.writer_event: Any = None
+        self.reader_events: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        state = ", deleted" if self.is_deleted else ", poisoned" if self.error else ""
+        return f"Variable({self.name}, version {self.version}, {len(self.queue)} queued{state})"
+
+    def append(self, task: "EngineTask", *, is_write: bool) -> bool:
+        """Queue an access; True when it has to wait, False when it may begin at once."""
+        if is_write:
+            self.pushed_writes += 1
+            if self.writer is not None or self.readers or self.queue:
+                self.queue.append((task, True))
+                return True
+            self.writer = task
+        else:
+            # Behind a waiting writer a reader waits as well: it was pushed later and has to see that write.
+            if self.writer is not None or self.queue:
+                self.queue.append((task, False))
+                return True
+            self.readers += 1
+        return False
+
+    def release_read(self) -> bool:
+        """End a read; True when others may be let in."""
+        self.readers -= 1
+        return bool(self.queue)
+
+    def release_write(self) -> bool:
+        """End the write and wake who waits for it; True when others may be let in."""
+        self.writer = None
+        self.version += 1
+        if self.waiters:
+            self.wake()
+        return bool(self.queue)
+
+    def wake(self) -> None:
+        """Release those that wait for a version that is reached; again after an interrupt, if need be."""
+        for target, gate in self.waiters:
+            if target <= self.version and gate.locked():
+                gate.release()
+        # After the gates were opened: an interrupt in between must leave them listed.
+        self.waiters = [waiter for waiter in self.waiters if waiter[0] > self.version]
+
+    def unfinished_writes(self, last: int) -> "list[EngineTask]":
+        """The tasks whose writes, up to the version `last`, are still to come."""
+        writers = [] if self.writer is None else [self.writer]
+        writers.extend(task for task, is_write in self.queue if is_write)
+        return writers[: last - self.version]
+
+    def begin(self) -> "list[EngineTask]":
+        """Let in who is next: one writer, or all readers up to the next writer."""
+        begun: list[EngineTask] = []
+        queue = self.queue
+        while queue and self.writer is None:
+            task, wants_write = queue[0]
+            if wants_write:
+                if self.readers:
+                    break
+                self.writer = task
+            else:
+                self.readers += 1
+            queue.popleft()
+            begun.append(task)
+        return begun
+
+    def forget_events(self) -> None:
+        """The next user need not wait for any stream."""
+        self.writer_event = None
+        self.reader_events.clear()
+
+
+class LaneRunner(Protocol):
+    """What the engine needs of a lane.
+
+    A task whose `error` is set when it is started must not run: `finish(task, None)` is all it needs.
+    Any other runs by `call`, which notes when it began and who pushes from inside it.
+    """
+
+    runs_inline: bool
+
+    def enqueue(self, task: "EngineTask") -> None:
+        """A task was pushed; called in push order, under the engine's lock, before it may be ready."""
+
+    def forget(self, task: "EngineTask") -> None:
+        """The push of the task did not come about; called under the engine's lock if `keeps_order`."""
+
+    def start(self, task: "EngineTask") -> None:
+        """All the task waits for is done: run it and call `finish`.
+
+        After an interrupt it is called again for tasks that no thread has taken (`is_taken`).
+        """
+
+    def close(self) -> None:
+        """No task will come any more; end the lane's threads."""
+
+
+class LaneRecord:
+    """One lane of one engine.
+
+    Attributes:
+        is_inline: Its tasks run in the thread that pushes.
+        keeps_order: Its runner has to be notified of every push.
+        is_control: It is that of the engine's own tasks, which delete variables and clear errors.
+        busy_ns: Time of its tasks so far, summed over its threads.
+    """
+
+    __slots__ = (
+        "busy_ns",
+        "index",
+        "is_control",
+        "is_inline",
+        "keeps_order",
+        "kind",
+        "name",
+        "runner",
+    )
+
+    def __init__(
+        self, name: str, kind: Lane, index: int, runner: LaneRunner, *, keeps_order: bool
+    ) -> None:
+        self.name = name
+        self.kind: Lane = kind
+        self.index = index
+        self.runner = runner
+        self.is_inline = runner.runs_inline
+        self.keeps_order = keeps_order
+        self.is_control = False
+        self.busy_ns = 0
 
 
 class EngineTask:
@@ -45,9 +216,9 @@ class EngineTask:
     def __init__(
         self,
         fn: Callable[[], Any],
-        reads: tuple["Variable", ...],
-        writes: tuple["Variable", ...],
-        record: "LaneRecord",
+        reads: tuple[Variable, ...],
+        writes: tuple[Variable, ...],
+        record: LaneRecord,
         name: str,
         priority: int,
         num_bytes: int,
@@ -117,51 +288,8 @@ class EngineTask:
         return f"EngineTask({self.name} on {self.lane}, {state})"
 
 
-class Agenda(deque[EngineTask]):
-    """Tasks that a thread will start once it has started the present one.
-
-    Attributes:
-        task: The task whose function ran when it was made, or None.
-        outer: The agenda to which the thread comes back afterwards, or None.
-    """
-
-    def __init__(
-        self, ready: list[EngineTask], task: EngineTask | None, outer: "Agenda | None"
-    ) -> None:
-        super().__init__(ready)
-        self.task = task
-        self.outer = outer
-
-
-class Here(threading.local):
-    """What the present thread is doing for engines.
-
-    Attributes:
-        task: The task whose function runs, or None.
-        agenda: The innermost one, or None.
-    """
-
-    task: EngineTask | None = None
-    agenda: Agenda | None = None
-
-
-here = Here()
-
-
-def closed_gate() -> threading.Lock:
-    """A lock that is held: acquiring it sleeps until another thread releases it."""
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
-
-
-def open_gates(gates: list[threading.Lock]) -> None:
-    """Wake those who sleep at these gates, which are forgotten; again after an interrupt, if need be."""
-    for gate in gates:
-        # It may be open already, where an interrupt came in between and this runs again.
-        if gate.locked():
-            gate.release()
-    gates.clear()
+Finish = Callable[[EngineTask, BaseException | None], Any]
+"""`finish(task, error)`: the engine's callback; may be called from any thread, outside locks."""
 
 
 def line_of(code: CodeType, offset: int) -> int:
@@ -170,7 +298,3 @@ def line_of(code: CodeType, offset: int) -> int:
         if start <= offset < stop and line is not None:
             return line
     return code.co_firstlineno
-
-
-def nothing() -> None:
-    """What is left of a function that ran."""

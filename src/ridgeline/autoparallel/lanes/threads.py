@@ -21,7 +21,7 @@ from ridgeline.autoparallel.lanes.issue import IssuedPiece, pieces
 from ridgeline.autoparallel.scheduling.schedule import Schedule
 from ridgeline.autoparallel.scheduling.validity import check_schedule
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.variable import Variable
+from ridgeline.engine.task import Variable
 from ridgeline.errors import EngineError
 from ridgeline.timeline import Timeline
 from ridgeline.workers.host_threads import set_threads

@@ -5,46 +5,15 @@ from collections.abc import Callable, Mapping
 
 from ridgeline.engine.apart import apart
 from ridgeline.engine.arguments import check_factories, check_lane
-from ridgeline.engine.lanes.lanes import ControlLane, Finish, InlineLane, LaneRunner
+from ridgeline.engine.lanes.lanes import ControlLane, InlineLane
 from ridgeline.engine.lanes.threads import FinishAndNext, Recover, ThreadLane
 from ridgeline.engine.process import Process
+from ridgeline.engine.task import Finish, LaneRecord, LaneRunner
 from ridgeline.errors import EngineError
 from ridgeline.timeline import LANES, Lane
 
 INLINE = ("host", "compute")
 """Lanes that run in the pushing thread unless threads are asked for."""
-
-
-class LaneRecord:
-    """One lane of one engine.
-
-    Attributes:
-        is_inline: Its tasks run in the thread that pushes.
-        keeps_order: Its runner has to be notified of every push.
-        is_control: It is that of the engine's own tasks, which delete variables and clear errors.
-        busy_ns: Time of its tasks so far, summed over its threads.
-    """
-
-    __slots__ = (
-        "busy_ns",
-        "index",
-        "is_control",
-        "is_inline",
-        "keeps_order",
-        "kind",
-        "name",
-        "runner",
-    )
-
-    def __init__(self, name: str, kind: Lane, index: int, runner: LaneRunner) -> None:
-        self.name = name
-        self.kind: Lane = kind
-        self.index = index
-        self.runner = runner
-        self.is_inline = runner.runs_inline
-        self.keeps_order = not isinstance(runner, InlineLane | ThreadLane)
-        self.is_control = False
-        self.busy_ns = 0
 
 
 class LaneTable:
@@ -87,7 +56,7 @@ class LaneTable:
         self._lock = threading.RLock()  # see `Scheduler.lock`
         self._is_closed = False
         self.records: dict[str, LaneRecord] = {}
-        self.control = LaneRecord("engine", "host", 0, ControlLane(finish))
+        self.control = _record("engine", "host", 0, ControlLane(finish))
         self.control.is_control = True
         for name, num_threads in threads.items():
             parse_lane(name, "Engine(threads=...)")
@@ -100,7 +69,7 @@ class LaneTable:
             kind, index = parse_lane(name, "Engine(lanes=...)")
             runner = make(finish)
             check_lane(runner, name)
-            self.records[name] = LaneRecord(name, kind, index, runner)
+            self.records[name] = _record(name, kind, index, runner)
 
     def make(self, name: str, where: str) -> LaneRecord:
         """The lane of this name, made unless it is there.
@@ -140,7 +109,7 @@ class LaneTable:
                 if name in self.records:  # made meanwhile, for a finalizer's push
                     runner.close()
                     return
-            self.records[name] = LaneRecord(name, kind, index, runner)
+            self.records[name] = _record(name, kind, index, runner)
 
     def owns(self, record: LaneRecord) -> bool:
         """The lane is of this engine."""
@@ -157,6 +126,11 @@ class LaneTable:
             name,
             num_threads=num_threads or 1,
         )
+
+
+def _record(name: str, kind: Lane, index: int, runner: LaneRunner) -> LaneRecord:
+    keeps_order = not isinstance(runner, InlineLane | ThreadLane)
+    return LaneRecord(name, kind, index, runner, keeps_order=keeps_order)
 
 
 def parse_lane(name: str, where: str) -> tuple[Lane, int]:

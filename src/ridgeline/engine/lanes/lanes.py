@@ -10,7 +10,6 @@ import abc
 import threading
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
@@ -18,37 +17,10 @@ from typing import Any, Protocol, runtime_checkable
 from ridgeline.engine.arguments import UNBEGUN, check_ran
 from ridgeline.engine.lanes.returning import Returning
 from ridgeline.engine.middle import runs_tasks
-from ridgeline.engine.task import EngineTask, here
+from ridgeline.engine.present import here
+from ridgeline.engine.task import EngineTask, Finish
 from ridgeline.engine.variable import events_before, touches_streams
 from ridgeline.errors import EngineError
-
-Finish = Callable[[EngineTask, BaseException | None], Any]
-"""`finish(task, error)`: the engine's callback; may be called from any thread, outside locks."""
-
-
-class LaneRunner(Protocol):
-    """What the engine needs of a lane.
-
-    A task whose `error` is set when it is started must not run: `finish(task, None)` is all it needs.
-    Any other runs by `call`, which notes when it began and who pushes from inside it.
-    """
-
-    runs_inline: bool
-
-    def enqueue(self, task: EngineTask) -> None:
-        """A task was pushed; called in push order, under the engine's lock, before it may be ready."""
-
-    def forget(self, task: EngineTask) -> None:
-        """The push of the task did not come about; called under the engine's lock if `keeps_order`."""
-
-    def start(self, task: EngineTask) -> None:
-        """All the task waits for is done: run it and call `finish`.
-
-        After an interrupt it is called again for tasks that no thread has taken (`is_taken`).
-        """
-
-    def close(self) -> None:
-        """No task will come any more; end the lane's threads."""
 
 
 @runtime_checkable

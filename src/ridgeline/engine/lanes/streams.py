@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from ridgeline.engine.lanes.lanes import Finish, InOrderLane, call
-from ridgeline.engine.task import EngineTask
-from ridgeline.engine.variable import Variable
+from ridgeline.engine.lanes.lanes import InOrderLane, call
+from ridgeline.engine.task import EngineTask, Finish, Variable
 from ridgeline.errors import EngineError
 
 

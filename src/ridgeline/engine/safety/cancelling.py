@@ -1,20 +1,16 @@
 """How a task is kept from running."""
 
-from typing import TYPE_CHECKING
-
 from ridgeline.engine import failures
 from ridgeline.engine.apart import apart
 from ridgeline.engine.lanes.threads import ThreadLane
 from ridgeline.engine.middle import check_unlocked, own
 from ridgeline.engine.safety.mending import mend
+from ridgeline.engine.safety.repaired import Repaired
 from ridgeline.engine.task import EngineTask
-
-if TYPE_CHECKING:
-    from ridgeline.engine.scheduler import Scheduler
 
 
 @own
-def cancel(scheduler: "Scheduler", task: EngineTask) -> bool:
+def cancel(scheduler: Repaired, task: EngineTask) -> bool:
     """Keep a task from running unless it has begun; see `Engine.cancel`."""
     error = failures.cancellation(task)
     check_unlocked(scheduler, "cancel")

@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from ridgeline.engine.lanes.lane_table import LaneRecord
 from ridgeline.engine.lanes.threads import ThreadLane
-from ridgeline.engine.task import Agenda, EngineTask
-from ridgeline.engine.variable import Variable
+from ridgeline.engine.present import Agenda
+from ridgeline.engine.task import EngineTask, LaneRecord, Variable
 from ridgeline.errors import EngineError
 
 

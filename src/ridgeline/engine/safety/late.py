@@ -4,17 +4,29 @@ import threading
 from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ridgeline.engine.apart import apart
 from ridgeline.engine.middle import makes_late_pushes
+from ridgeline.engine.process import Process
 from ridgeline.engine.task import EngineTask
-
-if TYPE_CHECKING:
-    from ridgeline.engine.scheduler import Scheduler
 
 LATE = -1
 """Number of a task that was taken and will be registered, whatever the bounds and whoever closes by then."""
+
+
+class Registers(Protocol):
+    """What late pushes need of a scheduler."""
+
+    process: Process
+
+    def register(self, task: EngineTask) -> int:
+        """Queue a task; how many of its variables it waits for."""
+        ...
+
+    def start(self, task: EngineTask, waits: int) -> None:
+        """Start a task that was registered, if that is its pusher's."""
+        ...
 
 
 class LatePushes:
@@ -24,7 +36,7 @@ class LatePushes:
         tasks: Which are not registered yet, in the order of their pushes.
     """
 
-    def __init__(self, scheduler: "Scheduler") -> None:
+    def __init__(self, scheduler: Registers) -> None:
         self._scheduler = scheduler
         self.process = scheduler.process
         self.tasks: deque[EngineTask] = deque()

@@ -4,19 +4,15 @@ The unfinished tasks in the order of their pushes are the one record that holds 
 variables and counts is made again from them. Everything here runs apart.
 """
 
-from typing import TYPE_CHECKING
-
 from ridgeline.engine import failures
 from ridgeline.engine.lanes.lanes import InlineLane
-from ridgeline.engine.task import EngineTask, nothing, open_gates
-
-if TYPE_CHECKING:
-    from ridgeline.engine.pacing import Pacing
-    from ridgeline.engine.scheduler import Scheduler
-    from ridgeline.engine.variable import Variable
+from ridgeline.engine.pacing import Pacing
+from ridgeline.engine.present import nothing, open_gates
+from ridgeline.engine.safety.repaired import Repaired
+from ridgeline.engine.task import EngineTask, Variable
 
 
-def mend(scheduler: "Scheduler") -> None:
+def mend(scheduler: Repaired) -> None:
     """Undo or complete the change that an interrupt cut short, if there is one."""
     dropped = None
     with scheduler.lock:
@@ -27,7 +23,7 @@ def mend(scheduler: "Scheduler") -> None:
     del dropped  # without the lock: what a user's function holds may push when it goes
 
 
-def undo_push(scheduler: "Scheduler", task: EngineTask) -> None:
+def undo_push(scheduler: Repaired, task: EngineTask) -> None:
     """The task was being registered: it has not been pushed."""
     if task.record.keeps_order:
         task.record.runner.forget(task)
@@ -36,7 +32,7 @@ def undo_push(scheduler: "Scheduler", task: EngineTask) -> None:
 
 
 def complete(
-    scheduler: "Scheduler", task: EngineTask, error: BaseException | None
+    scheduler: Repaired, task: EngineTask, error: BaseException | None
 ) -> tuple[object, ...]:
     """The task was being released: do the rest. What becomes ready is left to `settle`.
 
@@ -59,7 +55,7 @@ def complete(
     return fn, cleared
 
 
-def settle(scheduler: "Scheduler", pushed: EngineTask | None) -> None:
+def settle(scheduler: Repaired, pushed: EngineTask | None) -> None:
     """Repair, then start what no other thread will start.
 
     Args:
@@ -90,7 +86,7 @@ def settle(scheduler: "Scheduler", pushed: EngineTask | None) -> None:
         scheduler.start_all(idle)
 
 
-def restore(pacing: "Pacing", task: EngineTask, *, was_pushed: bool) -> None:
+def restore(pacing: Pacing, task: EngineTask, *, was_pushed: bool) -> None:
     """Make the state of all variables again from the unfinished tasks; called under the engine's lock.
 
     Who holds a variable and who waits for it follows from the order of the pushes: the first write

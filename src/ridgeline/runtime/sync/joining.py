@@ -8,8 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.engine import Engine
-from ridgeline.engine.lanes.lanes import Finish, LaneRunner, WorkLane
+from ridgeline.engine.lanes.lanes import WorkLane
 from ridgeline.engine.lanes.streams import StreamLane
+from ridgeline.engine.task import Finish, LaneRunner
 from ridgeline.errors import WorkloadError
 from ridgeline.history import Outage
 from ridgeline.plan import Plan

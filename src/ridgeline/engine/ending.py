@@ -8,8 +8,8 @@ from typing import Any
 
 from ridgeline.engine import failures
 from ridgeline.engine.lanes.threads import ThreadLane
-from ridgeline.engine.present import closed_gate
 from ridgeline.engine.scheduler import Scheduler
+from ridgeline.engine.task import closed_gate
 from ridgeline.errors import EngineError
 
 

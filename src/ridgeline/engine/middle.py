@@ -10,9 +10,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
-from ridgeline.engine.present import here
 from ridgeline.engine.process import Process
-from ridgeline.engine.task import EngineTask
+from ridgeline.engine.task import EngineTask, here
 from ridgeline.errors import EngineError
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -9,8 +9,7 @@ import time
 from collections import deque
 
 from ridgeline.engine.arguments import whole_number
-from ridgeline.engine.present import closed_gate, open_gates
-from ridgeline.engine.task import EngineTask
+from ridgeline.engine.task import EngineTask, closed_gate, open_gates
 
 RECHECK_S = 0.005
 """A blocked push looks by itself after this time; woken for every finished task it would cost more."""

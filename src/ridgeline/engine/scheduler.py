@@ -24,12 +24,22 @@ from ridgeline.engine.middle import (
     own,
 )
 from ridgeline.engine.pacing import RECHECK_S, Pacing
-from ridgeline.engine.present import Agenda, closed_gate, here, nothing, open_gates
 from ridgeline.engine.process import Process
 from ridgeline.engine.safety.late import LATE, LatePushes
 from ridgeline.engine.safety.mending import complete, inherit_error, mend, settle, undo_push
 from ridgeline.engine.safety.waiting import blocked_by, has_no_end, pushed
-from ridgeline.engine.task import EngineTask, Finish, LaneRecord, LaneRunner, Variable
+from ridgeline.engine.task import (
+    Agenda,
+    EngineTask,
+    Finish,
+    LaneRecord,
+    LaneRunner,
+    Variable,
+    closed_gate,
+    here,
+    nothing,
+    open_gates,
+)
 from ridgeline.engine.variable import check_all_alive
 from ridgeline.errors import EngineError
 

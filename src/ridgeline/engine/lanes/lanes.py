@@ -17,8 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from ridgeline.engine.arguments import UNBEGUN, check_ran
 from ridgeline.engine.lanes.returning import Returning
 from ridgeline.engine.middle import runs_tasks
-from ridgeline.engine.present import here
-from ridgeline.engine.task import EngineTask, Finish
+from ridgeline.engine.task import EngineTask, Finish, here
 from ridgeline.engine.variable import events_before, touches_streams
 from ridgeline.errors import EngineError
 

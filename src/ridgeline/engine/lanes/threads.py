@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from ridgeline.engine.lanes.lanes import call, call_on_host
 from ridgeline.engine.middle import own
-from ridgeline.engine.present import closed_gate, open_gates
 from ridgeline.engine.process import Process, end_child
-from ridgeline.engine.task import EngineTask
+from ridgeline.engine.task import EngineTask, closed_gate, open_gates
 
 FinishAndNext = Callable[[EngineTask, BaseException | None], EngineTask | None]
 """Like `Finish`; returns a task of the same lane that became ready by it, which is then not started."""

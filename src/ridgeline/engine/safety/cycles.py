@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ridgeline.engine.lanes.threads import ThreadLane
-from ridgeline.engine.present import Agenda
-from ridgeline.engine.task import EngineTask, LaneRecord, Variable
+from ridgeline.engine.task import Agenda, EngineTask, LaneRecord, Variable
 from ridgeline.errors import EngineError
 
 

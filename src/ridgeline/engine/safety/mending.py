@@ -7,9 +7,8 @@ variables and counts is made again from them. Everything here runs apart.
 from ridgeline.engine import failures
 from ridgeline.engine.lanes.lanes import InlineLane
 from ridgeline.engine.pacing import Pacing
-from ridgeline.engine.present import nothing, open_gates
 from ridgeline.engine.safety.repaired import Repaired
-from ridgeline.engine.task import EngineTask, Variable
+from ridgeline.engine.task import EngineTask, Variable, nothing, open_gates
 
 
 def mend(scheduler: Repaired) -> None:

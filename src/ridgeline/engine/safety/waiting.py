@@ -11,11 +11,10 @@ from contextlib import ExitStack
 
 from ridgeline.engine.apart import apart
 from ridgeline.engine.middle import check_can_sleep, check_unlocked
-from ridgeline.engine.present import closed_gate, here
 from ridgeline.engine.safety.cycles import Blocked, Need, check_ends, find_cycle, version_of
 from ridgeline.engine.safety.mending import mend
 from ridgeline.engine.safety.repaired import Repaired
-from ridgeline.engine.task import EngineTask, Variable
+from ridgeline.engine.task import EngineTask, Variable, closed_gate, here
 from ridgeline.engine.variable import check_alive
 from ridgeline.errors import EngineError
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -38,10 +38,8 @@ from ridgeline.lint.child_worker import (
     last_lines,
     read_report,
 )
+from ridgeline.lint.lint import WrittenStep
 from ridgeline.plan import Plan
-
-if TYPE_CHECKING:
-    from ridgeline.runtime.steps.body.body import StepBody
 
 LIMIT_S = 300.0
 """A start takes seconds, compiling a large model minutes."""
@@ -106,7 +104,7 @@ def try_in_child(
 
 
 def try_step_in_child(
-    body: "StepBody", batch: Any, plan: Plan, *, steps: int = STEPS, limit_s: float = LIMIT_S
+    body: WrittenStep, batch: Any, plan: Plan, *, steps: int = STEPS, limit_s: float = LIMIT_S
 ) -> TrialOutcome:
     """Run some training steps under `plan` in a child process, on copies of model, optimizer and batch.
 

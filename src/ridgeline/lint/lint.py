@@ -9,10 +9,11 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ridgeline.capture.capturing import told_of_capture
@@ -30,6 +31,7 @@ from ridgeline.lint.lint_rules import FROM_HOST, Finding, finding
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.optimizers.capturable import make_capturable
+from ridgeline.plan import Plan
 from ridgeline.reach.generators import random_state_kept
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import Undo
@@ -38,9 +40,6 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.state.snapshot import Snapshot
 from ridgeline.tensors.batch import split
 from ridgeline.tensors.copies import own_copy
-
-if TYPE_CHECKING:  # a step makes its form, a form lints a model: at run time that would be a circle
-    from ridgeline.runtime.steps.body.body import StepBody
 
 __all__ = [
     "FROM_HOST",
@@ -68,7 +67,30 @@ class Lint(NamedTuple):
     idle_draws: tuple[IdleDraw, ...] = ()
 
 
-def inspect_step(body: "StepBody", batch: Any, *, device: str | torch.device) -> Lint:
+class WrittenStep(Protocol):
+    """What is inspected: a training step, whose form is made of what is found here."""
+
+    model: nn.Module
+    loss_fn: Callable[..., Any]
+    optimizer: Optimizer
+    plan: Plan
+    clip_norm: float | None
+
+    @property
+    def synchronizer(self) -> object:
+        """Makes the workers' gradients one; None for a worker alone."""
+        ...
+
+    def __call__(self, batch: Any, recorder: Recorder) -> Tensor:
+        """One step; its loss."""
+        ...
+
+    def as_written(self) -> contextlib.AbstractContextManager[None]:
+        """Steps inside run the user's code operator by operator."""
+        ...
+
+
+def inspect_step(body: WrittenStep, batch: Any, *, device: str | torch.device) -> Lint:
     """Run a training step twice, as written and operator by operator, and watch the second time.
 
     The first run fills what programs make once (caches, optimizer state). Parameters, buffers, optimizer
@@ -216,7 +238,7 @@ def as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
         yield
 
 
-def _compute_gradients(body: "StepBody", batch: Any, recorder: Recorder) -> None:
+def _compute_gradients(body: WrittenStep, batch: Any, recorder: Recorder) -> None:
     """Loss and gradients of the first micro-batch; gradients are returned, not accumulated."""
     part, _ = split(batch, body.plan.accumulate)[0]
     recorder.mark("forward")

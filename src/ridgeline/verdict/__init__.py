@@ -1,8 +1,8 @@
 """The verdict: prediction against measurement, where the time went, and what to do next."""
 
-from ridgeline.verdict.verify import FrameError as FrameError
-from ridgeline.verdict.verify import LaneError as LaneError
-from ridgeline.verdict.verify import Verdict as Verdict
+from ridgeline.verdict.verdict import FrameError as FrameError
+from ridgeline.verdict.verdict import LaneError as LaneError
+from ridgeline.verdict.verdict import Verdict as Verdict
 from ridgeline.verdict.verify import step_drift as step_drift
 from ridgeline.verdict.verify import step_spread as step_spread
 from ridgeline.verdict.verify import verify as verify

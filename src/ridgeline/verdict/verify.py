@@ -2,123 +2,17 @@
 
 import math
 import statistics
-from typing import ClassVar
 
-from ridgeline.codec import Noun, Value
 from ridgeline.errors import VerificationError
 from ridgeline.machine import Machine
-from ridgeline.simulator.replay import Replay, replayed
+from ridgeline.simulator.replay import replayed
 from ridgeline.timeline import LANES, Lane, Timeline
-from ridgeline.verdict.text import verdict_lines
-from ridgeline.verdict.waterfall import Part, is_fed, waterfall
-from ridgeline.verdict.words import counted_words, outlook_words, replay_words, words_for
+from ridgeline.verdict.verdict import FrameError, LaneError, Verdict
+from ridgeline.verdict.waterfall import is_fed, waterfall
+from ridgeline.verdict.words import counted_words, words_for
 from ridgeline.workload import Workload
 
 _LEAST_HALF = 4
-
-
-class FrameError(Value, frozen=True, kw_only=True):
-    """One frame in both timelines; None where a timeline lacks it."""
-
-    name: str
-    lane: Lane
-    predicted_ns: int | None
-    measured_ns: int | None
-
-    @property
-    def error(self) -> float | None:
-        """Predicted over measured, minus 1; None when either is missing or nothing was measured."""
-        if self.predicted_ns is None or not self.measured_ns:
-            return None
-        return self.predicted_ns / self.measured_ns - 1.0
-
-
-class LaneError(Value, frozen=True, kw_only=True):
-    """Time in which a lane was busy, in both timelines."""
-
-    lane: Lane
-    predicted_ns: int
-    measured_ns: int
-
-    @property
-    def error(self) -> float | None:
-        """Predicted over measured, minus 1; None when nothing was measured."""
-        return self.predicted_ns / self.measured_ns - 1.0 if self.measured_ns else None
-
-
-class Verdict(Noun, frozen=True, kw_only=True):
-    """What came of a prediction, where the step's time went, and what to do next.
-
-    `error` is what was expected when training began, over measured, minus 1: negative when the step was
-    slower. That is the prediction, corrected by the plan's trial where there was one; `error_before` is then
-    the error of the prediction before any trial.
-    `waterfall` adds up to `measured_ns` exactly. `share_of_ceiling` is the physical limit over the
-    measured step, `overhead_fraction` Ridgeline's own time over it; None where that is unknown.
-    `hides_overhead` says that this time passed on the host while the device worked, so that it is no
-    part of the step. `notes` begin with what the run could not do as planned and what it counted.
-    """
-
-    kind: ClassVar[str] = "verdict"
-
-    title: str
-    workers: int
-    predicted_ns: int
-    measured_ns: int
-    num_steps: int
-    spread: float
-    """Distance of the quartiles of the measured steps over their median."""
-    error: float
-    tolerance: float
-    passed: bool
-    frames: tuple[FrameError, ...]
-    lanes: tuple[LaneError, ...]
-    waterfall: tuple[Part, ...]
-    share_of_ceiling: float | None
-    overhead_fraction: float | None
-    verdict: str
-    why: str
-    next: str
-    notes: tuple[str, ...] = ()
-    hides_overhead: bool = False
-    expected_ns: int | None = None
-    """The step as expected after the plan's trial; None where no trial corrected the prediction."""
-    error_before: float | None = None
-    drift: float | None = None
-    """The machine's own: second half of the measured steps over the first, minus 1; None for few steps."""
-    replay: Replay | None = None
-    """What the clock makes of the measured durations; None where no step was recorded frame by frame."""
-
-    @property
-    def missing(self) -> tuple[FrameError, ...]:
-        """Frames that were predicted but not measured."""
-        return tuple(frame for frame in self.frames if frame.measured_ns is None)
-
-    @property
-    def extra(self) -> tuple[FrameError, ...]:
-        """Frames that were measured but not predicted."""
-        return tuple(frame for frame in self.frames if frame.predicted_ns is None)
-
-    @property
-    def outlook(self) -> str:
-        """What was expected when training began, what was predicted before any trial, and how far off."""
-        return outlook_words(
-            measured_ns=self.measured_ns,
-            predicted_ns=self.predicted_ns,
-            expected_ns=self.expected_ns,
-        )
-
-    @property
-    def replay_outlook(self) -> str:
-        """What the clock makes of the measured step, and how far off that is; empty where that is unknown."""
-        return "" if self.replay is None else replay_words(self.replay)
-
-    @property
-    def text(self) -> str:
-        """The verdict for people: at most 80 columns wide."""
-        return "\n".join(verdict_lines(self))
-
-    def __repr__(self) -> str:
-        return self.text
 
 
 def verify(

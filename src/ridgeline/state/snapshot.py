@@ -4,8 +4,8 @@ Trials, warm-up and equivalence checks run real steps; a snapshot makes them lea
 """
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,20 @@ from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import ValueChange, has_changed
 from ridgeline.tensors.copies import overlaps
 
-if TYPE_CHECKING:
-    from ridgeline.runtime.sync.synchronizer import Synchronizer
-
 Name = tuple[int, str]
 """The number of a network, the model first, and a path in it."""
+
+
+class Remembering(Protocol):
+    """What makes the workers' gradients one, as far as it has to be put back."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What it remembers from step to step."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Remember that instead."""
+        ...
 
 
 class Snapshot:
@@ -45,7 +54,7 @@ class Snapshot:
         model: nn.Module,
         optimizer: Optimizer,
         loss_fn: Callable[..., Any] | None = None,
-        synchronizer: "Synchronizer | None" = None,
+        synchronizer: Remembering | None = None,
     ) -> None:
         self._synchronizer = synchronizer
         self._remembered = {} if synchronizer is None else _copy(synchronizer.state_dict())

@@ -93,9 +93,7 @@ def offer(
 
 
 def offer_halves(
-    halves: Halves,
-    args: tuple[Any, ...],
-    offer_for: Callable[[Program, tuple[Any, ...]], Offer],
+    halves: Halves, args: tuple[Any, ...], offer_for: Callable[[Program, tuple[Any, ...]], Offer]
 ) -> Offer:
     """The ways for forward and backward together: of the same name where both have it, else serially.
 
@@ -242,10 +240,7 @@ def _pinned(program: Program, devices: Sequence[torch.device]) -> dict[int, int]
 
 
 def _without_moves(
-    program: Program,
-    costs: Sequence[NodeCost],
-    links: LinkSeconds,
-    devices: Sequence[torch.device],
+    program: Program, costs: Sequence[NodeCost], links: LinkSeconds, devices: Sequence[torch.device]
 ) -> list[NodeCost]:
     """The costs, where moves to the CPU occupy their link and not the CPU.
 

@@ -36,12 +36,7 @@ from ridgeline.runtime.steps.step_identity import step_identity
 from ridgeline.simulator.compiler.compile_time import compile_seconds
 from ridgeline.timeline import Timeline
 from ridgeline.tracing.opaque import opaque_timings
-from ridgeline.workers.agree import (
-    failing_together,
-    largest_of_workers,
-    share_bytes,
-    share_text,
-)
+from ridgeline.workers.agree import failing_together, largest_of_workers, share_bytes, share_text
 from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 

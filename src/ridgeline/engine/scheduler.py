@@ -3,9 +3,8 @@
 One lock guards variables, counts and gates; it is held for a few microseconds per task, and neither
 tasks nor lanes run under it. The thread that ends the last thing that a task waits for starts it.
 
-An interrupt may come anywhere. One that comes while the state changes leaves a note of what is half done;
-the next change has that repaired first; `settle` then starts what no other thread will start. Both happen
-apart.
+An interrupt may come anywhere. One that comes while the state changes leaves a note of what is half done; the
+next change has that repaired first; `settle` then starts what no other thread will start. Both happen apart.
 """
 
 import threading
@@ -19,11 +18,7 @@ from ridgeline.engine.apart import apart
 from ridgeline.engine.failures import Failures
 from ridgeline.engine.lanes.lane_table import LaneRecord, LaneTable
 from ridgeline.engine.lanes.lanes import Finish, LaneRunner
-from ridgeline.engine.middle import (
-    check_outside,
-    is_pushed_in_the_middle,
-    own,
-)
+from ridgeline.engine.middle import check_outside, is_pushed_in_the_middle, own
 from ridgeline.engine.pacing import RECHECK_S, Pacing
 from ridgeline.engine.process import Process
 from ridgeline.engine.safety.late import LATE, LatePushes

@@ -19,9 +19,8 @@ PushStack = tuple[tuple[CodeType, int], ...]
 class EngineTask:
     """One pushed function: its lane, its variables, and whether it is done.
 
-    It remembers the three innermost frames of its push, `depth` frames above the body of
-    the constructor: enough to leave a helper or two. Only code and offset are kept, for frames would
-    keep their variables.
+    It remembers the three innermost frames of its push, `depth` frames above the body of the constructor:
+    enough to leave a helper or two. Only code and offset are kept, for frames would keep their variables.
 
     Attributes:
         name: Span name.

@@ -5,10 +5,7 @@ import msgspec
 from ridgeline.machine import Ceiling, Collective, Dispatch, Machine, Quantity, Setting, SizePoint
 from ridgeline.synchronisation import bucket_operations
 
-FLOPS = {
-    "cpu": {"float32": 5e10},
-    "cuda": {"float32": 4e13, "bfloat16": 4e14, "float16": 4e14},
-}
+FLOPS = {"cpu": {"float32": 5e10}, "cuda": {"float32": 4e13, "bfloat16": 4e14, "float16": 4e14}}
 """Of products, by dtype. By data sheets an A100 makes 20 and 310 TFLOP/s, an H100 67 and 990."""
 BYTES_PER_S = {"cpu": 1e10, "cuda": 2e12}
 """Two cores of a CPU, and a GPU of a data centre, in their order of magnitude."""

@@ -22,22 +22,14 @@ from ridgeline.planner.knobs import (
     num_changes,
 )
 from ridgeline.planner.labels import label
-from ridgeline.planner.preparation import (
-    COMPILED_ERROR,
-    compile_budget_s,
-    is_compiled,
-)
+from ridgeline.planner.preparation import COMPILED_ERROR, compile_budget_s, is_compiled
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.reasons import make_choices, why
 from ridgeline.planner.trials.other_exchange import with_other_exchanges
 from ridgeline.planner.trials.readings import as_read
 from ridgeline.planner.trials.run_off import NUM_TRIALS, run_off
 from ridgeline.planner.trials.trial_loop import Allowance, Trial, since_now, tried_in_turn
-from ridgeline.planner.trials.trials import (
-    MOST_TRIAL_SHARE,
-    has_failed_alike,
-    num_tries,
-)
+from ridgeline.planner.trials.trials import MOST_TRIAL_SHARE, has_failed_alike, num_tries
 from ridgeline.planner.trials.untimed import ASSUMED_ERROR, with_doubt
 from ridgeline.simulator.step import simulate
 from ridgeline.synchronisation import ALGORITHMS, LEAST_GAIN

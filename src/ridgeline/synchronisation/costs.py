@@ -34,11 +34,7 @@ _SAMPLE_BYTES, _SAMPLE_WORKERS = 1 << 20, 4
 
 
 def wire_bytes(
-    sync: "Sync",
-    num_elements: int,
-    element_bytes: int,
-    workers: int,
-    shapes: Sequence[Shape] = (),
+    sync: "Sync", num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
 ) -> int:
     """Bytes of what a worker sends of one bucket, encoded; a worker alone sends nothing.
 
@@ -122,11 +118,7 @@ def why_losing(
 
 
 def traffic_of(
-    sync: "Sync",
-    num_elements: int,
-    element_bytes: int,
-    workers: int,
-    shapes: Sequence[Shape] = (),
+    sync: "Sync", num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
 ) -> tuple[CollectiveTraffic, ...]:
     """The collectives that one bucket costs: the algorithm's, of what the compression leaves.
 

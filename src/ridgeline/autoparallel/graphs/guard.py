@@ -144,7 +144,4 @@ def _spec(leaf: Any) -> Any:
 
 def _settings() -> tuple[Any, ...]:
     """What decides which operators run, besides the function."""
-    return (
-        *casting(),
-        torch.are_deterministic_algorithms_enabled(),
-    )
+    return (*casting(), torch.are_deterministic_algorithms_enabled())

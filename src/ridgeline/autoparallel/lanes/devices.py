@@ -33,8 +33,7 @@ class DeviceProgram:
 
     Args:
         program: Its inputs and state are on some of the devices.
-        placement: Made for the program's dag; an update in place stays on the device of what it
-            updates.
+        placement: Made for the program's dag; an update in place stays on the device of what it updates.
         devices: Device i of the placement.
         lanes: What carries it out; default: streams of the devices.
 
@@ -43,8 +42,7 @@ class DeviceProgram:
         copies: What is copied in a call.
 
     Raises:
-        ScheduleError: the placement is for another program, lacks a device, or moves an update in
-            place.
+        ScheduleError: the placement is for another program, lacks a device, or moves an update in place.
     """
 
     def __init__(

@@ -32,9 +32,8 @@ class IssuedPiece(NamedTuple):
 def pieces(schedule: Schedule) -> tuple[IssuedPiece, ...]:
     """The pieces of a schedule, in an order in which the host can issue them.
 
-    A node that waits begins a piece, and a node that others wait for ends one. So a piece only ever
-    depends on pieces whose last node comes before its own first node, and the order of first nodes
-    will do.
+    A node that waits begins a piece, and a node that others wait for ends one. So a piece only ever depends
+    on pieces whose last node comes before its own first node, and the order of first nodes will do.
     """
     waits, signals = schedule.waits(), schedule.signals()
     found: list[tuple[int, list[int]]] = []
@@ -57,8 +56,7 @@ def pieces(schedule: Schedule) -> tuple[IssuedPiece, ...]:
 class Lanes(Protocol):
     """What carries out pieces: CUDA streams, or something that only takes notes.
 
-    A call is `fork`, then for each piece `enter`, its waits, the work, `signal`, and finally
-    `join`.
+    A call is `fork`, then for each piece `enter`, its waits, the work, `signal`, and finally `join`.
     """
 
     def fork(self) -> None:

@@ -28,11 +28,7 @@ class Bounds(Value, frozen=True, kw_only=True):
 
 
 def find_bounds(
-    dag: Dag,
-    costs: Sequence[NodeCost],
-    *,
-    num_devices: int = 1,
-    transfers: Iterable[Transfer] = (),
+    dag: Dag, costs: Sequence[NodeCost], *, num_devices: int = 1, transfers: Iterable[Transfer] = ()
 ) -> Bounds:
     """The bounds of any schedule of `dag`.
 

@@ -18,12 +18,7 @@ MOST_TRIED = 24
 
 
 def merge_lanes(
-    dag: Dag,
-    assignment: Assignment,
-    costs: Sequence[NodeCost],
-    *,
-    most_lanes: int,
-    sync_s: float,
+    dag: Dag, assignment: Assignment, costs: Sequence[NodeCost], *, most_lanes: int, sync_s: float
 ) -> Assignment:
     """Joins two lanes at a time, as long as the predicted makespan does not grow.
 

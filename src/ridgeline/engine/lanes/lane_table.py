@@ -151,11 +151,7 @@ class LaneTable:
         if self._is_serial or (num_threads is None and name in INLINE):
             return InlineLane(self._finish)
         return ThreadLane(
-            self._finish_and_next,
-            self._recover,
-            self._process,
-            name,
-            num_threads=num_threads or 1,
+            self._finish_and_next, self._recover, self._process, name, num_threads=num_threads or 1
         )
 
 

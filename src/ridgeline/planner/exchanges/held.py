@@ -19,13 +19,7 @@ from ridgeline.planner.ranking import Candidate
 from ridgeline.simulator.model import rows_beside
 from ridgeline.simulator.pricing.pieces import bucket_gradients
 from ridgeline.simulator.step import simulate
-from ridgeline.synchronisation import (
-    DEFAULT_ALGORITHM,
-    HELD,
-    UNCOMPRESSED,
-    holds,
-    num_held,
-)
+from ridgeline.synchronisation import DEFAULT_ALGORITHM, HELD, UNCOMPRESSED, holds, num_held
 from ridgeline.workload import CLIPPING, Workload
 
 LEAST_HELD_GAIN = 0.02

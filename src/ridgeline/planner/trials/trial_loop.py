@@ -111,11 +111,7 @@ def tried_in_turn(
             tried, has_obstacles = attempted(candidates[index], candidates, trial, request.fixed)
         except OutOfTimeError as error:  # so nothing else is tried either
             stopped = f"{label(candidates[index].plan)} was not tried to the end: {error}"
-            return candidates, [
-                *notes,
-                stopped,
-                *_untried(candidates, room, allowance),
-            ]
+            return candidates, [*notes, stopped, *_untried(candidates, room, allowance)]
         spent = allowance.clock() - begin
         # A trial that failed may have ended anywhere, so its seconds say nothing of an overhead.
         if tried.measured is not None:
@@ -176,10 +172,7 @@ def _holds_alike(plan: Plan, tried: Plan, device: str) -> bool:
 
 
 def attempted(
-    candidate: Candidate,
-    candidates: Sequence[Candidate],
-    trial: Trial,
-    fixed: Mapping[str, object],
+    candidate: Candidate, candidates: Sequence[Candidate], trial: Trial, fixed: Mapping[str, object]
 ) -> tuple[Candidate, bool]:
     """The candidate with what its trial measured, or why that failed; whether graphs cannot hold the step.
 

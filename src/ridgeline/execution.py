@@ -226,10 +226,6 @@ def is_checked(name: Execution) -> bool:
 def check_plan(plan: Plan, device: str) -> None:
     """Refuse a plan for a training step that cannot be honoured, be it to run it or to predict it.
 
-    Args:
-        plan: How the step is to run.
-        device: `cpu` or `cuda`.
-
     Raises:
         PlanError: names the field, what it may be, and what to do.
     """
@@ -301,11 +297,6 @@ def rows_refusal(plan: Plan, device: str, name: str) -> RowsRefusal | None:
     """Why workers of a plan could not exchange a gradient of sparse rows, be it to run it or to predict it.
 
     Workers that train alone exchange parameters, and a store takes rows: None, as for a worker alone.
-
-    Args:
-        plan: How the step is to run.
-        device: `cpu` or `cuda`.
-        name: Of the parameter.
     """
     sync, dense = plan.sync, "make its layer with sparse=False"
     if plan.workers == 1 or trains_apart(sync):

@@ -270,11 +270,6 @@ def _constant(value: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
 class CapturedProgram:
     """A scheduled program as one CUDA graph; gradients that the function sets are set after each replay.
 
-    Args:
-        program: All of it on one CUDA device.
-        schedule: Made for the program's dag.
-        args: Example arguments.
-
     Raises:
         CaptureError: an operator cannot be captured.
 

@@ -19,10 +19,6 @@ MOST_TRACING_SHARE = 0.5
 class Budget:
     """The seconds of a choice, which run from when this is made.
 
-    Args:
-        seconds: That were given; None for no limit.
-        world: This worker's place.
-
     Attributes:
         seconds: That were given, or infinite.
     """

@@ -37,10 +37,7 @@ MOST_CHECKING_SHARE = 0.1
 def measured_here(workload: Workload, plan: Plan, world: World) -> Machine:
     """The profile for a plan that is given, measured where the saved one has gaps.
 
-    Args:
-        workload: The traced step.
-        plan: Tells whether gradients are encoded.
-        world: This worker's place; all of its workers call this.
+    All workers of the world call this.
 
     Raises:
         LaunchError: a measuring process failed.
@@ -100,12 +97,7 @@ class Profiling:
     def choose(
         self, rank: Callable[[Machine], Ranking], again: str = ""
     ) -> tuple[Machine, Ranking]:
-        """The machine and the ranking by it; see `staleness.choose_by_profile`.
-
-        Args:
-            rank: The plans by a machine.
-            again: From `why_again`.
-        """
+        """The machine and the ranking by it; see `staleness.choose_by_profile`."""
         is_alone = self.world.size == 1  # several workers measure in place
         # Ahead of the trace: interpreters and torch start while the step is traced.
         with stand_by(self.world.setting) if is_alone else contextlib.nullcontext() as group:

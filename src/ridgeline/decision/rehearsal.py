@@ -32,12 +32,8 @@ if TYPE_CHECKING:
 class Rehearsals:
     """What plans ask of the user's own code, tried once by each of several workers alone.
 
-    Args:
-        model: Put back afterwards, as is all that the step can reach.
-        loss_fn: The user's.
-        optimizer: The user's.
-        world: This worker's place; nothing is rehearsed in a world of one.
-        forms: Receive what is compiled for it, for the trials.
+    Model and optimizer, and all else that the step can reach, are put back afterwards. Nothing is rehearsed
+    in a world of one. `forms` receive what is compiled for it, for the trials.
     """
 
     def __init__(

@@ -16,9 +16,7 @@ class Revisions:
 
     Never where workers train alone between exchanges.
 
-    Args:
-        choice: How the plan in force was chosen; it holds a batch until this is over.
-        ranking: What was chosen.
+    The choice holds a batch until this is over.
     """
 
     def __init__(self, choice: PlanChoice, ranking: Ranking) -> None:

@@ -64,12 +64,6 @@ def for_many_shapes(
 ) -> Ranking:
     """The ranking with the plan first that is the fastest on batches of several shapes.
 
-    Args:
-        ranking: For one shape.
-        trial: Runs a plan on several.
-        heartbeat: Says meanwhile what is under way.
-        tell: Takes the lines.
-
     Raises:
         AbsentWorkerError: another worker is missing.
         SideEffectError: the step cannot be tried.

@@ -43,10 +43,6 @@ def runs_tasks(function: F) -> F:
 def is_in_the_middle(scheduler: "Scheduler", begin: FrameType | None) -> bool:
     """Whether a thread is inside of an engine's own work, and not of a task that this runs.
 
-    Args:
-        scheduler: The engine's.
-        begin: The innermost frame to look at.
-
     Cost: About 50 ns for each frame; asked only by who is about to sleep.
     """
     frame = begin
@@ -64,9 +60,7 @@ def is_in_the_middle(scheduler: "Scheduler", begin: FrameType | None) -> bool:
 def is_pushed_in_the_middle(scheduler: "Scheduler", push: CodeType) -> bool:
     """Whether the present push is that of a signal handler or finalizer, whose thread has to go on.
 
-    Args:
-        scheduler: The engine's.
-        push: The code of the push, which is inside of the engine by itself.
+    `push` is the code of the push, which is inside of the engine by itself.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to know who calls
     while frame is not None and frame.f_code is not push:

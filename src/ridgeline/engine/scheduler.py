@@ -268,11 +268,7 @@ class Scheduler:
             gate.acquire()
 
     def shut(self, *, waits: bool = True) -> None:
-        """Refuse pushes from outside, finish what is pending, end the threads; safe to call twice.
-
-        Args:
-            waits: For the threads, too.
-        """
+        """Refuse pushes from outside, finish what is pending, end the threads; safe to call twice."""
         if self.process.is_forked:
             self._limit = 0
             return

@@ -165,9 +165,6 @@ def _settings_of(optimizer: Optimizer) -> tuple[Settings, ...]:
 class WatchedSettings:
     """The settings that a capture bakes in, watched before every step.
 
-    Args:
-        optimizer: As it was captured.
-
     Attributes:
         are_frozen: None of them can change in place.
     """

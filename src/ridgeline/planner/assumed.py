@@ -18,10 +18,7 @@ _SIZES = (1 << 10, 1 << 20, 1 << 30)
 def with_assumed_rates(machine: Machine, setting: Setting, why: str) -> Machine:
     """The machine, with assumed rates for what a prediction at this setting needs and that was not measured.
 
-    Args:
-        machine: As far as it was measured.
-        setting: How the devices are shared.
-        why: Why it was not measured; the first of its warnings then.
+    `why` it was not measured is the first of its warnings then.
     """
     device = setting.device
     has_ceilings = any(c.setting == setting for c in machine.ceilings)

@@ -49,10 +49,6 @@ def suspicion(machine: Machine, ranking: Ranking) -> str:
     """How trials of plain plans contradict a profile by far, all in one direction; empty where they do not.
 
     Other plans may be off by what is thought of compilers and captures; see `Machine.suspect`.
-
-    Args:
-        machine: Whose profile the ranking rests on.
-        ranking: With trials.
     """
     plain = [each for each in ranking.candidates if each.measured is not None and _is_plain(each)]
     errors = [_error(each) for each in plain]

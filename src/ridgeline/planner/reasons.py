@@ -32,12 +32,7 @@ def make_choices(
 ) -> tuple[Choice, ...]:
     """One choice a knob, in the order of `KNOBS`; then those that follow from others, where they are set.
 
-    Args:
-        best: The chosen candidate.
-        candidates: All that were compared.
-        fixed: Knobs that the user set.
-        error: Fraction below which differences decide nothing.
-        steps: Steps of the run, if known: then whole runs are compared.
+    Differences below the fraction `error` decide nothing; with known `steps`, whole runs are compared.
     """
     set_ = [knob for knob in GIVEN if knob in fixed or getattr(best.plan.sync, knob)]
     knobs = (*KNOBS, *set_)
@@ -54,13 +49,8 @@ def why(
 ) -> str:
     """Why a candidate stands where it stands, in a sentence.
 
-    Args:
-        candidate: The candidate in question.
-        best: The chosen one.
-        fastest: The one with the least time, which differs where a simpler plan is as good.
-        margin: Fraction below which differences decide nothing.
-        candidates: All that were compared.
-        steps: Steps of the run, if known: then it says `total = compile + steps x step`.
+    `fastest` has the least time, and is another than `best` where a simpler plan is as good; differences
+    below the fraction `margin` decide nothing. With known `steps` it says `total = compile + steps x step`.
     """
     if candidate.failure:
         return f"failed when tried: {candidate.failure}"

@@ -113,11 +113,6 @@ def _outside(field: str, range_: str, option: Option, value: object) -> PlanErro
 def check_sync(sync: "Sync", workers: int, device: str) -> None:
     """Refuse what this release does not run, be it to train or to predict.
 
-    Args:
-        sync: Of a plan, so that its words are known.
-        workers: Data-parallel workers.
-        device: `cpu` or `cuda`.
-
     Raises:
         PlanError: names the field, what it may be, and what to do.
     """

@@ -24,12 +24,7 @@ SPARSE_ROWS = "sparse_rows"
 
 
 def frame_names(plan_or_sync: "Plan | Sync", num_buckets: int) -> tuple[str, ...]:
-    """The frames in which the buckets are reduced, in launch order.
-
-    Args:
-        plan_or_sync: Its algorithm names them.
-        num_buckets: How many there are.
-    """
+    """The frames in which the buckets are reduced, in launch order."""
     # By attribute: importing `Plan` would close a circle, since plans check their words by this package.
     sync: Any = getattr(plan_or_sync, "sync", plan_or_sync)
     head = ALGORITHMS[sync.algorithm].frame

@@ -105,9 +105,7 @@ def check_rhythm(sync: "Sync", workers: int) -> None:
 def cut_fragments(sizes: Sequence[int], num_fragments: int) -> tuple[tuple[int, ...], ...]:
     """Which tensors make each fragment: neighbours, of about as many bytes in each.
 
-    Args:
-        sizes: Bytes of each tensor.
-        num_fragments: Some are empty where there are fewer tensors.
+    Some are empty where there are fewer tensors.
     """
     fragments: list[list[int]] = [[] for _ in range(num_fragments)]
     total, before = sum(sizes), 0
@@ -127,10 +125,7 @@ def due_fragment(step: int, every: int, fragments: int = 1) -> int | None:
     Each is exchanged once in `every` steps, in the same order on all workers, as far apart as whole steps
     allow; the last one in steps that are multiples of `every`.
 
-    Args:
-        step: Counted from 1.
-        every: Steps between two exchanges of one fragment.
-        fragments: At most `every`.
+    Steps are counted from 1; there are at most `every` fragments.
     """
     # Counted from 1 to `every`, so that the last step of a period is the one that divides it.
     place = (step - 1) % every + 1
@@ -153,11 +148,7 @@ def fragments_on_their_way(step: int, every: int, fragments: int, delay: int) ->
 
 
 def outer_values(options: Mapping[str, OptionValue]) -> tuple[float, float]:
-    """Learning rate and Nesterov momentum of the outer optimizer; averaging is (1, 0).
-
-    Args:
-        options: Values of the plan's options; see `values_of`.
-    """
+    """Learning rate and Nesterov momentum of the outer optimizer; averaging is (1, 0)."""
     if options[OUTER.name] == AVERAGE:
         return 1.0, 0.0
     rate, momentum = (options[option.name] for option in NESTEROV_OPTIONS)

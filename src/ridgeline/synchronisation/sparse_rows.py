@@ -36,9 +36,7 @@ def rows_bytes(gradients: Sequence[RowsToSend]) -> int:
 def rows_traffic(gradients: Sequence[RowsToSend], workers: int) -> tuple[CollectiveTraffic, ...]:
     """The collectives of a step: how many rows there are, their numbers, the rows, and what is dense.
 
-    Args:
-        gradients: Of each worker, who have as many rows.
-        workers: Data-parallel workers; one alone sends nothing.
+    All workers have as many rows; one alone sends nothing.
     """
     if workers == 1 or not gradients:
         return ()

@@ -214,9 +214,6 @@ class Attendance:
     def close(self, *, wait: bool = True) -> None:
         """Say that this worker leaves, and end the thread. Safe to call twice.
 
-        Args:
-            wait: Here it changes nothing.
-
         Cost: Up to `PATIENCE_S` twice where the network to the store is gone.
         """
         if self._is_over.is_set():

@@ -84,15 +84,7 @@ def absent(
 def absence_text(
     what: str, mine: Row, absences: Sequence[Absence], rows: Mapping[int, Row], size: int
 ) -> str:
-    """The message for a worker that waited in vain.
-
-    Args:
-        what: The collective, and where.
-        mine: Of the worker that waited.
-        absences: At least one; see `absent`.
-        rows: By rank.
-        size: Number of workers.
-    """
+    """The message for a worker that waited in vain."""
     got = "; ".join(f"none from rank {a.rank}: {a.what}" for a in absences[:4])
     if len(absences) > 4:
         got += f"; and none from {len(absences) - 4} more"

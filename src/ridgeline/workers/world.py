@@ -122,9 +122,6 @@ class World:
         """The group of those that train together, or of those among them along one axis with this worker.
 
         A worker alone must not ask.
-
-        Args:
-            axis: None for all of them.
         """
         group = (
             self.process_group if self.mesh is None or axis is None else self.mesh.get_group(axis)
@@ -151,11 +148,7 @@ class World:
         return self.mesh.get_local_rank(axis)
 
     def ranks(self, axis: Axis | None = None) -> tuple[int, ...]:
-        """Ranks in the job, by position, of all that train together or of those along an axis.
-
-        Args:
-            axis: None for all of them.
-        """
+        """Ranks in the job, by position, of all that train together or of those along an axis."""
         if self.mesh is None:
             return tuple(range(self.size))
         part = self.mesh if axis is None or self.mesh.ndim == 1 else self.mesh[axis]

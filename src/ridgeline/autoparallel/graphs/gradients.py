@@ -45,10 +45,7 @@ class Halves(NamedTuple):
 def trace_halves(fn: Call, args: tuple[Any, ...], program: Program) -> Halves:
     """Trace a function together with the backward pass of its results.
 
-    Args:
-        fn: Function or module.
-        args: Example arguments.
-        program: The function as it was traced alone, which says what state it uses.
+    `program` is the function as it was traced alone, which says what state it uses.
 
     Raises:
         CaptureError: a result is an argument or state itself, or backward cannot be traced.
@@ -194,13 +191,7 @@ def _program(
 
 
 class Differentiable:
-    """Forward and backward in one way each, called like the function; autograd goes through it.
-
-    Args:
-        halves: The programs.
-        forward: What runs the first.
-        backward: What runs the second.
-    """
+    """Forward and backward in one way each, called like the function; autograd goes through it."""
 
     def __init__(self, halves: Halves, forward: Call, backward: Call) -> None:
         self.halves = halves

@@ -40,15 +40,7 @@ def read_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Guards:
 
 
 class Guard:
-    """Distinguishes calls that a traced program can serve from those that the function itself has to.
-
-    Args:
-        fn: The function as written.
-        guards: What it reads, see `read_function`.
-        program: What was traced from it just now.
-        args: The example arguments.
-        serves_gradients: Results can be differentiated.
-    """
+    """Distinguishes calls that a traced program can serve from those that the function itself has to."""
 
     def __init__(
         self,

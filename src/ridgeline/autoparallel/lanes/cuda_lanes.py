@@ -28,10 +28,6 @@ class CudaLanes:
 
     Lanes of their own are forked from the caller's current stream on their device and joined to it, so a call
     is ordered like a single operator. Under capture the same calls record the branches of one CUDA graph.
-
-    Args:
-        routes: Where each lane works.
-        num_nodes: Nodes 0 .. `num_nodes` - 1 can signal.
     """
 
     def __init__(self, routes: Sequence[Route], num_nodes: int) -> None:

@@ -30,11 +30,7 @@ def fill_of(row_s: float, side_by_side_s: float, branches: int) -> float:
 
 
 class GraphClock:
-    """Times what is enqueued on one GPU.
-
-    Args:
-        device: The GPU.
-    """
+    """Times what is enqueued on one GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -80,10 +80,7 @@ def carry_out(
 ) -> None:
     """One call: every piece on its lane, after what it waits for.
 
-    Args:
-        lanes: What carries it out.
-        work: Pieces in an order in which they can be issued, with what each does.
-        values: Given to every piece.
+    `work` has the pieces in an order in which they can be issued, with what each does to the values.
     """
     lanes.fork()
     try:

@@ -60,9 +60,6 @@ class ThreadProgram:
 
     Raises:
         ScheduleError: the schedule does not keep an edge of the program, or is for another one.
-
-    Attributes:
-        schedule: As given.
     """
 
     def __init__(self, program: Program, schedule: Schedule, *, threads: int = 1) -> None:

@@ -49,10 +49,6 @@ def share_lanes(dag: Dag, assignment: Assignment) -> Assignment:
     Independent nodes still never share a lane, and the syncs of `assign_chains` stay as they are: only an
     edge between the two lanes could save one, and it would have been matched.
 
-    Args:
-        dag: What was assigned.
-        assignment: Lanes that are chains of the order.
-
     Source: Dilworth's theorem by matching (Fulkerson 1956), on the order "ends before the other begins".
         The fewest lanes for these chains; other chains with as few syncs may need fewer.
     """

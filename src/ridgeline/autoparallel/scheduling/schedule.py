@@ -78,11 +78,6 @@ def serial_schedule(dag: Dag, *, kind: str = "compute") -> Schedule:
 def needed_syncs(dag: Dag, lane_of: Sequence[int], order: Sequence[int]) -> tuple[Edge, ...]:
     """The fewest syncs that, with the order on each lane, imply every edge of `dag`.
 
-    Args:
-        dag: What is scheduled.
-        lane_of: For each node its lane.
-        order: All nodes in the order of issue.
-
     Raises:
         ScheduleError: the order issues a node before one that it waits for.
 

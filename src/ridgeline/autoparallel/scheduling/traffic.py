@@ -5,13 +5,7 @@ from typing import NamedTuple
 
 
 class Copy(NamedTuple):
-    """A value copied between devices, once for each device that needs it.
-
-    Attributes:
-        slot: The value.
-        source: Device it is on.
-        target: Device it goes to.
-    """
+    """A value copied between devices, once for each device that needs it."""
 
     slot: int
     source: int

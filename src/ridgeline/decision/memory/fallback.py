@@ -8,12 +8,7 @@ from ridgeline.planner.labels import label
 
 
 def without_best(ranking: Ranking | None, error: RidgelineError) -> Ranking | None:
-    """The ranking with the best of the other plans that were tried in front; None where none was.
-
-    Args:
-        ranking: Whose best plan failed; None where nothing was ranked.
-        error: How.
-    """
+    """The ranking with the best of the other plans that were tried in front; None where none was."""
     if ranking is None:
         return None
     failed = msgspec.structs.replace(ranking.best, measured=None, failure=str(error))

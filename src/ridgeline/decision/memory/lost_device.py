@@ -44,10 +44,7 @@ def refuse_if_lost(place: Place | None, plan: Plan) -> None:
 def raise_if_lost(place: Place | None, plan: Plan, error: Exception) -> None:
     """Remember a plan whose trial cost this process its device.
 
-    Args:
-        place: Where; None remembers nothing.
-        plan: What was tried.
-        error: How it failed.
+    Without a place nothing is remembered.
 
     Raises:
         DeviceLostError: the device does not answer any more.

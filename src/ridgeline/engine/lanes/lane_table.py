@@ -50,15 +50,6 @@ class LaneRecord:
 class LaneTable:
     """The lanes of one engine by name; those without a factory are made when first used.
 
-    Args:
-        lanes: Factories of special lanes.
-        finish: What a lane calls at the end of a task.
-        finish_and_next: Likewise for lanes of threads.
-        recover: What their threads call when an exception reached them outside of a task.
-        process: That of the engine.
-        threads: Worker threads by lane.
-        serial: Lanes without a factory run in the pushing thread.
-
     Attributes:
         control: The lane of the engine's own tasks.
 

@@ -62,11 +62,6 @@ def wait_for(scheduler: "Scheduler", variable: Variable) -> None:
 def blocked_by(scheduler: "Scheduler", what: str, *, all_of_them: bool = True) -> Iterator[None]:
     """Meanwhile the present task, if one runs, sleeps until tasks of an engine are done.
 
-    Args:
-        scheduler: Of another engine than the task.
-        what: The call, for the message.
-        all_of_them: Or else one of them, at least.
-
     Raises:
         EngineError: they would wait for it.
     """

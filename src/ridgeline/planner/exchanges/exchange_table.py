@@ -80,12 +80,8 @@ def exchange_table(
     Then the step that holds buckets, with the number of them that is predicted to be fastest, and the rhythms
     that a search compares.
 
-    Args:
-        machine: Its size tables price the exchanges.
-        workloads: The step of one worker, by number of workers.
-        plan: Its other knobs stay as they are; several workers.
-        allow: Changes of the maths that may be chosen.
-        error: Fraction of a step below which a prediction decides nothing.
+    The plan is of several workers; its other knobs stay as they are. Below `error`, a fraction of a step, a
+    prediction decides nothing.
 
     Raises:
         PlanError: the plan is of a worker alone.

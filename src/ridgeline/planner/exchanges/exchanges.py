@@ -43,12 +43,6 @@ def exchanges(
     compressions that are offered and exact, or allowed. What the user fixed stands alone. Left out is what
     does not have the user's options, or takes more workers; for a worker alone, who exchanges nothing, all
     but one.
-
-    Args:
-        fixed: Knobs that the user set; of these the fields of `Sync`.
-        allow: Changes of the maths that may be made.
-        device: `cpu` or `cuda`.
-        workers: Data-parallel workers.
     """
     # What the user names is used wherever it runs, be it slow.
     slower = () if "algorithm" in fixed else tuple(unsearched(device, workers))
@@ -64,9 +58,7 @@ def exchanges(
 def may_encode(allow: Collection[str], plan: Plan | None = None) -> bool:
     """Whether gradients may be encoded, so that what this takes has to be known.
 
-    Args:
-        allow: Changes of the maths that may be made, where a plan is searched.
-        plan: The plan that is given; None: it is searched.
+    Without a plan it is searched, and what is allowed counts.
     """
     return PERMISSION in allow if plan is None else bool(COMPRESSIONS[plan.sync.compression].codec)
 
@@ -76,11 +68,7 @@ def uncompared(
 ) -> list[str]:
     """Which algorithms are not simulated that could be run, and why, in a sentence; none where all are.
 
-    Args:
-        fixed: Knobs that the user set.
-        device: `cpu` or `cuda`.
-        workers: The largest number that is compared.
-        tried: Algorithms that were tried all the same.
+    `workers` is the largest number that is compared; algorithms in `tried` were tried all the same.
     """
     if "algorithm" in fixed or workers == 1:
         return []
@@ -157,13 +145,7 @@ def _named(fixed: Mapping[str, Any], allow: Collection[str], device: str) -> lis
 
 
 def refusal(sync: Sync, workers: int, device: str) -> str:
-    """Why a way to exchange gradients or parameters is not taken; empty where it is.
-
-    Args:
-        sync: The way.
-        workers: Data-parallel workers.
-        device: `cpu` or `cuda`.
-    """
+    """Why a way to exchange gradients or parameters is not taken; empty where it is."""
     # Both checks: words of a plan made here were never checked by a plan's own constructor.
     try:
         check_words(sync)

@@ -44,11 +44,7 @@ def held_plans(
 ) -> list[Plan]:
     """For each number of workers at most one plan that holds buckets.
 
-    Args:
-        machine: Predicts.
-        workloads: The step of one worker, by number of workers.
-        fixed: Knobs that the user set.
-        plans: Those that wait, with every cut of buckets that is compared.
+    `plans` are those that wait, with every cut of buckets that is compared.
 
     Cost: Some tens of simulations of milliseconds.
     """
@@ -79,11 +75,7 @@ def fastest_held(
 ) -> Plan | None:
     """The plan with the number of held buckets, and the cut of them, that is predicted to be fastest.
 
-    Args:
-        machine: Predicts.
-        workload: The step of one worker.
-        plan: That waits; its other knobs stay as they are.
-        cuts: Limits of buckets that are compared.
+    The plan given waits; its other knobs stay as they are.
 
     Returns:
         None where no cut leaves two buckets.
@@ -100,12 +92,7 @@ def fastest_held(
 
 
 def why_not_held(workload: Workload, plan: Plan) -> str:
-    """What keeps a step from holding buckets, as far as its trace tells; empty where nothing does.
-
-    Args:
-        workload: The step of one worker.
-        plan: Its workers count.
-    """
+    """What keeps a step from holding buckets, as far as its trace tells; empty where nothing does."""
     if workload.device == "cuda":
         return "over NCCL it was never run"
     update = workload.phase("optimizer")
@@ -148,13 +135,7 @@ def is_due_beside(candidate: Candidate, candidates: Sequence[Candidate]) -> bool
 
 
 def uncompared_held(fixed: Mapping[str, Any], device: str, workers: Collection[int]) -> list[str]:
-    """A note where steps that hold buckets are not compared though they could be faster.
-
-    Args:
-        fixed: Knobs that the user set.
-        device: `cpu` or `cuda`.
-        workers: Numbers of workers that are compared.
-    """
+    """A note where steps that hold buckets are not compared though they could be faster."""
     is_open = (
         "options" not in fixed and fixed.get("algorithm", DEFAULT_ALGORITHM) == DEFAULT_ALGORITHM
     )

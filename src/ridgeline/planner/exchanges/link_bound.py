@@ -10,10 +10,7 @@ from ridgeline.planner.ranking import Candidate
 def least_share(candidate: Candidate, computing: float, exchanging: float) -> float:
     """What share of the expected step is left at least.
 
-    Args:
-        candidate: Its predicted timeline is read.
-        computing: Share of its computing that is left at least.
-        exchanging: Share of its exchanges that is left at least.
+    `computing` and `exchanging` are the shares of these that are left at least.
 
     Source: collectives that follow each other without a gap, on one lane, with nothing but computing before
         the first and behind the last.

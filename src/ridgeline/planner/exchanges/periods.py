@@ -85,11 +85,7 @@ def period_steps(sync: Sync, least: int, step_s: float, longest_s: float) -> int
 
     The first `delay` steps count apart: in what follows them as many exchanges end as begin.
 
-    Args:
-        sync: The plan's.
-        least: Steps that the median wants.
-        step_s: Seconds of a step without exchange.
-        longest_s: That the steps may take.
+    Arguments as in `sampling`.
     """
     if not trains_apart(sync):
         return least
@@ -104,10 +100,6 @@ def over_periods(measured: Timeline, sync: Sync) -> Timeline:
     """A measured timeline whose steps are the means of whole periods, the last ones of those recorded.
 
     It stays as it is where no whole period was recorded, or every step has its exchange.
-
-    Args:
-        measured: Of one worker; the last steps of a trial.
-        sync: The plan's.
     """
     steps = measured.steps_ns
     # No exchange ends within the first `delay` steps.
@@ -151,13 +143,7 @@ def has_exchange(measured: Timeline, sync: Sync) -> bool:
 
 
 def with_share(measured: Timeline, predicted: Timeline, sync: Sync) -> Timeline:
-    """A trial's timeline in which every step has its share of an exchange, as far as it is not measured.
-
-    Args:
-        measured: By `over_periods` or `over_parts`, where so much was recorded.
-        predicted: The simulated step of the same plan.
-        sync: The plan's.
-    """
+    """A trial's timeline in which every step has its share of an exchange, as far as it is not measured."""
     if has_exchange(measured, sync):
         return measured
     share = sum(span.duration_ns for span in predicted.frames if is_exchange_frame(span.name))

@@ -70,11 +70,7 @@ def losing(
 
     None where the user named one.
 
-    Args:
-        workload: Its gradients count as one bucket, which compressions favour.
-        plan: Its workers count.
-        fixed: Knobs that the user set.
-        allow: Changes of the maths that may be made.
+    The gradients count as one bucket, which compressions favour.
     """
     if "compression" in fixed or PERMISSION not in allow:
         return {}

@@ -64,12 +64,7 @@ def expected(predicted: Timeline, trial: Timeline | None) -> Timeline:
 
 
 def as_told(predicted: Timeline, told: Timeline) -> Timeline:
-    """A predicted timeline with its operators, whose frames last as long as in an earlier prediction.
-
-    Args:
-        predicted: Of the simulator, by a profile that was not held against the step, say.
-        told: Of the same plan, without operators.
-    """
+    """A predicted timeline with its operators, whose frames last as long as in an earlier prediction."""
     return msgspec.structs.replace(expected(predicted, told), notes=told.notes)
 
 

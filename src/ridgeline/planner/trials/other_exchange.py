@@ -42,14 +42,6 @@ def with_other_exchanges(
 ) -> tuple[list[Candidate], list[str]]:
     """The candidates with those that were tried here, and the algorithms of these.
 
-    Args:
-        request: What is planned for.
-        candidates: Some of them tried.
-        trial: Runs a plan.
-        simulated: Candidates of plans.
-        steps: Of the run, if known.
-        left_s: Seconds that are left.
-
     Raises:
         OutOfTimeError, AbsentWorkerError, SideEffectError: see `attempted`.
 

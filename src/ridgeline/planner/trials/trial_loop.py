@@ -90,12 +90,7 @@ def tried_in_turn(
 ) -> tuple[list[Candidate], list[str]]:
     """The candidates with what the trials measured, one trial after the other, and what was left out.
 
-    Args:
-        request: What is planned for.
-        candidates: All that were simulated.
-        allowance: What trials may take.
-        trial: Runs a plan.
-        more: Further candidates where no graph can hold the step; called once at most.
+    `more` makes further candidates where no graph can hold the step; it is called once at most.
     """
     num_tried = 0
     notes: list[str] = []

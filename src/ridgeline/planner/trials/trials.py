@@ -100,14 +100,7 @@ class Room(NamedTuple):
 def next_trial(
     candidates: Sequence[Candidate], room: Room, *, device: str, steps: int | None = None
 ) -> int | None:
-    """Index of the candidate to try next; None when none could win, or there is no room.
-
-    Args:
-        candidates: Some of them tried; all with what is expected of them now.
-        room: See `Room`.
-        device: `cpu` or `cuda`.
-        steps: Steps of the run, if known.
-    """
+    """Index of the candidate to try next; None when none could win, or there is no room."""
     if room.tries < 1:
         return None
     open_ = [

@@ -162,11 +162,7 @@ def offered(purpose: Purpose, device: str) -> tuple[Execution, ...]:
 
 
 def check_offered(name: str, purpose: Purpose, device: str) -> Mode:
-    """The mode of that name.
-
-    Raises:
-        PlanError: it is not offered for the purpose on the device; lists those that are.
-    """
+    """The mode of that name; a PlanError that lists the others where it is not offered there."""
     names = offered(purpose, device)
     for candidate in names:
         if candidate == name:
@@ -179,11 +175,7 @@ def check_offered(name: str, purpose: Purpose, device: str) -> Mode:
 
 
 def check_alone(name: Execution, workers: int) -> None:
-    """Refuse several workers where gradients are exchanged by nothing, or all at the very end.
-
-    Raises:
-        PlanError: there are several workers, and the mode is one program or replays the model alone.
-    """
+    """Raise a PlanError for several workers in a mode that exchanges nothing before its very end."""
     if MODES[name].replays_model and workers > 1:
         raise PlanError(
             f"wanted workers=1 for execution={name!r}, got workers={workers} in the plan; this release "
@@ -224,11 +216,7 @@ def is_checked(name: Execution) -> bool:
 
 
 def check_plan(plan: Plan, device: str) -> None:
-    """Refuse a plan for a training step that cannot be honoured, be it to run it or to predict it.
-
-    Raises:
-        PlanError: names the field, what it may be, and what to do.
-    """
+    """Raise a PlanError for a plan of a training step that can neither be run nor predicted here."""
     # A CUDA machine offers every precision there is, so its words are all that are known.
     known = PRECISIONS["cuda"]
     if plan.precision not in known:

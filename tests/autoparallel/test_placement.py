@@ -11,7 +11,7 @@ from ridgeline.autoparallel.scheduling.bounds import find_bounds
 from ridgeline.autoparallel.scheduling.list_schedule import list_schedule
 from ridgeline.autoparallel.scheduling.makespan import NodeCost, run_schedule
 from ridgeline.autoparallel.scheduling.placement import Placement, place
-from ridgeline.autoparallel.scheduling.validity import check_schedule
+from ridgeline.autoparallel.scheduling.schedule import check_schedule
 from ridgeline.errors import ScheduleError
 
 DIAMOND = Dag.of(4, [(0, 1), (0, 2), (1, 3), (2, 3)])

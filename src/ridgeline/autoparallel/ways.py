@@ -23,6 +23,7 @@ from ridgeline.autoparallel.scheduling.makespan import NodeCost, run_schedule
 from ridgeline.autoparallel.scheduling.placement import place
 from ridgeline.autoparallel.scheduling.schedule import Schedule, serial_schedule
 from ridgeline.autoparallel.selection import MOST_STREAMS, SERIAL, candidates
+from ridgeline.callables.calls.graph import CallGraph
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.state.saved_state import preserved
@@ -34,11 +35,8 @@ MOST_THREADS = 4
 class ProgramWay(NamedTuple):
     """One way to run a program.
 
-    Attributes:
-        name: `serial`, or how it is parallel.
-        schedule: Who runs where.
-        predicted_s: Seconds of a call on the virtual clock.
-        make: Makes the callable, which has the arguments of the function.
+    `predicted_s` are seconds of a call on the virtual clock; `make` makes the callable, which has the
+    arguments of the function.
     """
 
     name: str
@@ -137,7 +135,7 @@ def _on_threads(program: Program, costs: Sequence[NodeCost], lanes: int) -> Offe
     # Lanes do not share what they compute with, as streams of one device do.
     costs = [cost._replace(fill=1.0 / lanes) for cost in costs]
     sync_s = measure_sync_s() if lanes > 1 else 0.0
-    found = candidates(program, costs, lanes, sync_s=sync_s)
+    found = candidates(program.dag, costs, lanes, sync_s=sync_s)
     seconds = [cost.seconds for cost in costs]
     for count in dict.fromkeys((2, lanes)) if lanes > 1 else ():
         listed = list_schedule(program.dag, seconds, count, sync_s=sync_s)
@@ -177,7 +175,7 @@ def _on_streams(
             )
         return ProgramWay(name, schedule, predicted, lambda: StreamProgram(program, schedule))
 
-    found = candidates(program, costs, lanes, sync_s=sync_s)
+    found = candidates(program.dag, costs, lanes, sync_s=sync_s)
     ways = tuple(way(name, schedule) for name, schedule in found.items())
     return Offer(ways, find_bounds(program.dag, costs), str(device), *_size(program))
 
@@ -281,7 +279,7 @@ class CapturedProgram:
         # Assigning `.grad` is Python, which a replay does not do again.
         streams = StreamProgram(program.returning_grads() if program.grads else program, schedule)
         with preserved(list(program.state.values())):
-            self._graph = streams.capture(args)
+            self._graph = CallGraph(streams, args)
 
     def __call__(self, *args: Any) -> Any:
         """The result for these arguments."""

@@ -51,20 +51,10 @@ if TYPE_CHECKING:
 class PlanChoice:
     """How the step of a script is chosen.
 
-    Attributes:
-        world: This worker's place.
-        model: Trained by the step.
-        loss_fn: Its loss.
-        optimizer: Over its parameters.
-        make: The step of a plan, sharing compiled forms.
-        describe: Traces the step, once; the same workload on all workers. Takes what `trace` is to check.
-        allow: Changes of the maths that may be made.
-        steps: That will be trained, if known.
-        seconds: That the choice may take; None: see `choose`.
-        machine: The user's profile, or what was measured.
-        say: Takes lines of progress, on rank 0.
-        forms: Compiled by trials, for the step that is kept.
-        notes: What went otherwise than planned.
+    `make` makes the step of a plan, sharing compiled `forms`, which trials fill for the step that is kept.
+    `describe` traces the step, once, and takes what `trace` is to check; all workers have the same workload.
+    `seconds` as of `choose`; `machine` is the user's profile, or what was measured; `notes` say what went
+    otherwise than planned.
     """
 
     world: World

@@ -113,9 +113,8 @@ class Rehearsals:
         except SideEffectError as error:
             return f"writes {error}"
         except Exception as error:  # noqa: BLE001 - of any kind: the others must hear of it
-            if (
-                type(error).__name__ == "OutOfMemoryError"
-            ):  # a compiled or captured step may need less
+            # A compiled or captured step may need less.
+            if type(error).__name__ == "OutOfMemoryError":
                 return ""
             return f"fails {type(error).__name__}: {first_line(error)}"
         return ""

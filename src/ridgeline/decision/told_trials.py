@@ -43,11 +43,7 @@ class ToldTrials:
         self._announced: set[tuple[str, ...]] = set()
 
     def __call__(self, plan: Plan) -> Timeline:
-        """The measured timeline of the plan.
-
-        Raises:
-            Exception: what the trial raises, after its first line was reported.
-        """
+        """The measured timeline of the plan; what the trial raises passes through, its first line told."""
         words, left_s = f"{self._words} {label(plan)}", self._left()
         compiling_s = self._compiling_s(plan)
         if compiling_s:

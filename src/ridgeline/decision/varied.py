@@ -32,11 +32,7 @@ REASON = (
 
 
 class ShapeWatch:
-    """The shapes of the first batches.
-
-    Attributes:
-        examples: A batch of each shape, `MANY_SHAPES` at most.
-    """
+    """The shapes of the first batches, with an example of each, `MANY_SHAPES` at most."""
 
     def __init__(self) -> None:
         self.examples: list[Any] = []

@@ -26,9 +26,8 @@ from ridgeline.engine.variable import Variable, check_owner, check_variables
 from ridgeline.errors import EngineError
 from ridgeline.timeline import Span, Timeline
 
-_NO_VARIABLES: tuple[
-    Variable, ...
-] = ()  # Python has one empty tuple: a comparison by `is` costs no call
+# Python has one empty tuple: a comparison by `is` costs no call.
+_NO_VARIABLES: tuple[Variable, ...] = ()
 
 
 class Engine:
@@ -127,9 +126,8 @@ class Engine:
         """
         scheduler = self._scheduler
         if not name:
-            name = getattr(
-                fn, "__name__", ""
-            )  # functools.partial has none; others mean something else by it
+            # `functools.partial` has none; others mean something else by it.
+            name = getattr(fn, "__name__", "")
             if name.__class__ is not str or not name:
                 name = type(fn).__name__
         elif name.__class__ is not str:
@@ -150,17 +148,7 @@ class Engine:
             check_variables(reads, name, scheduler.owner)
             read = tuple([v for v in dict.fromkeys(reads) if v not in written]) if reads else ()
         task = EngineTask(fn, read, written, record, name, priority, num_bytes, 2)
-        try:
-            scheduler.push(task)
-        except EngineError:
-            pushed()
-            if task.sequence:  # not of this push: of a signal handler that came meanwhile
-                start_new_thread(settle, (scheduler, task))
-            raise
-        except BaseException:
-            start_new_thread(settle, (scheduler, task))
-            pushed()
-            raise
+        self._register(task)
         return task
 
     def wait(self, variable: Variable) -> None:
@@ -350,6 +338,11 @@ class Engine:
         scheduler = self._scheduler
         check_owner(variable, name, scheduler.owner)
         task = EngineTask(action, (), (variable,), scheduler.lanes.control, name, 0, 0, 3)
+        self._register(task)
+
+    def _register(self, task: EngineTask) -> None:
+        """Push a task; what an exception leaves half done is settled apart."""
+        scheduler = self._scheduler
         try:
             scheduler.push(task)
         except EngineError:

@@ -71,31 +71,19 @@ def is_pushed_in_the_middle(scheduler: "Scheduler", push: CodeType) -> bool:
 
 
 def check_unlocked(scheduler: "Scheduler", what: str) -> None:
-    """Refuse a call that changes or awaits the engine's state while this very thread changes it.
-
-    Raises:
-        EngineError: it holds the lock.
-    """
+    """Raise an EngineError where this very thread changes the engine's state, which the call would, too."""
     if scheduler.owns_lock():
         raise _refusal(what)
 
 
 def check_can_sleep(scheduler: "Scheduler", what: str) -> None:
-    """Refuse to sleep until something is done that this very thread may have left to do.
-
-    Raises:
-        EngineError: it is in the middle of the engine's own work.
-    """
+    """Raise an EngineError where this very thread may have left to do what it would sleep for."""
     if is_in_the_middle(scheduler, sys._getframe(1)):  # noqa: SLF001 - the caller
         raise _refusal(what)
 
 
 def check_outside(scheduler: "Scheduler", what: str) -> None:
-    """Refuse what a task could wait for only forever, and who is in the middle of the engine's own work.
-
-    Raises:
-        EngineError: a task of this engine calls, or a signal handler or finalizer.
-    """
+    """Raise an EngineError in a task, which would wait for itself, and amid the engine's own work."""
     if scheduler.is_inside():
         task = here.task
         raise EngineError(

@@ -140,8 +140,9 @@ class Scheduler:
         record = task.record
         if not waits:
             record.runner.start(task)
-        elif task.gate is not None:
-            self._pass_gate(task, task.gate)
+        elif (gate := task.gate) is not None:  # runs in this thread as soon as it may
+            gate.acquire()
+            record.runner.start(task)
         if self._is_serial and not record.is_inline and not self.is_inside():
             self.drain()
 
@@ -238,12 +239,7 @@ class Scheduler:
         return ready
 
     def recover(self, task: EngineTask | None, error: BaseException) -> None:
-        """An exception reached a lane's thread in the engine's own code: end its task, go on with the rest.
-
-        Args:
-            task: What it had begun, if anything.
-            error: What was raised.
-        """
+        """An exception reached a lane's thread in the engine's own code: end its task, then go on."""
         if task is not None and not task.is_done:
             self.finish(task, error)
         settle(self, None)
@@ -287,11 +283,7 @@ class Scheduler:
         return False
 
     def _admits(self, task: EngineTask) -> bool:
-        """Whether there is room for the task; called under the lock.
-
-        Raises:
-            EngineError: the engine is closed.
-        """
+        """Whether there is room for the task, under the lock; an EngineError where the engine is closed."""
         if task.sequence or self.is_inside():  # it would wait for its own end
             return True
         self._check_open(task)
@@ -303,11 +295,6 @@ class Scheduler:
                 f"wanted an open engine for task {task.name!r} ({task.origin}), got a closed one; "
                 "push before close() or make a new Engine"
             )
-
-    def _pass_gate(self, task: EngineTask, gate: threading.Lock) -> None:
-        """Run a task in this thread as soon as it may run."""
-        gate.acquire()
-        task.record.runner.start(task)
 
     @own
     def start_all(self, ready: list[EngineTask]) -> None:

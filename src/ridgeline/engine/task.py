@@ -119,9 +119,7 @@ class EngineTask:
 class Agenda(deque[EngineTask]):
     """Tasks that a thread will start once it has started the present one.
 
-    Attributes:
-        task: The task whose function ran when it was made, or None.
-        outer: The agenda to which the thread comes back afterwards, or None.
+    It was made while the function of `task` ran, if any; the thread comes back to `outer` afterwards.
     """
 
     def __init__(
@@ -133,12 +131,7 @@ class Agenda(deque[EngineTask]):
 
 
 class Here(threading.local):
-    """What the present thread is doing for engines.
-
-    Attributes:
-        task: The task whose function runs, or None.
-        agenda: The innermost one, or None.
-    """
+    """What the present thread is doing for engines: the task whose function runs, the innermost agenda."""
 
     task: EngineTask | None = None
     agenda: Agenda | None = None

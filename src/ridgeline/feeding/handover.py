@@ -25,9 +25,6 @@ class Handover:
     """Whether batches come from a loading thread; shared by the feeds of a run, which follow each other.
 
     Serves loaders that any thread may iterate, as those of a map-style data set.
-
-    Attributes:
-        uses_thread: Whether the next batch is to come from a loading thread.
     """
 
     def __init__(self) -> None:

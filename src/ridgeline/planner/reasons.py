@@ -174,6 +174,8 @@ def _too_little(best: Candidate, other: Candidate, error: float) -> str:
 
 def _default_reason(knob: str, best: Candidate) -> str:
     plan = best.plan
+    if plan.workers == 1 and knob in ("algorithm", "compression", "every", "bucket_bytes"):
+        return "no gradients are exchanged"
     if knob == "accumulate":
         if plan.accumulate > 1:
             return f"the whole batch does not fit in memory; {plan.accumulate} micro-batches do"
@@ -194,22 +196,14 @@ def _default_reason(knob: str, best: Candidate) -> str:
         "random": "compiled programs may draw their own, and another order of memory may place them"
         if plan.random != "as-is"
         else "those that the eager step draws",
-        "algorithm": "no gradients are exchanged"
-        if plan.workers == 1
-        else "no other exact algorithm is known to be faster here (see the notes)",
-        "compression": "no gradients are exchanged"
-        if plan.workers == 1
-        else "exact: no loss was allowed, or no compression is offered here "
+        "algorithm": "no other exact algorithm is known to be faster here (see the notes)",
+        "compression": "exact: no loss was allowed, or no compression is offered here "
         f"(possible: {PERMISSION})",
-        "every": "no gradients are exchanged"
-        if plan.workers == 1
-        else "exact: workers were not allowed to train alone in between, or cannot here "
+        "every": "exact: workers were not allowed to train alone in between, or cannot here "
         f"(possible: {APART_PERMISSION})",
         "options": "they are set with the interval"
         if plan.sync.every > 1
         else "they are set with the algorithm, or the compression",
-        "bucket_bytes": "no gradients are exchanged"
-        if plan.workers == 1
-        else "no other cut makes sense for these gradients",
+        "bucket_bytes": "no other cut makes sense for these gradients",
         "depth": "two batches ahead hide loading that is faster than a step",
     }[knob]

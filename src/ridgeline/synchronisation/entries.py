@@ -116,7 +116,7 @@ class Algorithm(NamedTuple):
     label: str
     frame: str
     transport: str = ""
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
     traffic: Callable[[int, int], tuple[CollectiveTraffic, ...]] = one_all_reduce
     uses_kernels: bool = True
     shards_update: bool = False
@@ -161,7 +161,6 @@ class Compression(NamedTuple):
             all payloads and adds these up, and all gather the encoded means. `gather`: every worker gathers
             all payloads and decodes each.
         is_exact: Whether what arrives is what was sent.
-        has_state: Whether it remembers something from one step to the next, such as what it left out.
         state_bytes: (elements, bytes of each, options) to the bytes that it remembers.
         options: What `Sync.options` may set.
         rounds: Collectives, one after the other, among which `sum` divides a payload.
@@ -173,11 +172,10 @@ class Compression(NamedTuple):
     wire_bytes: WireBytes
     shaped_bytes: ShapedBytes | None = None
     codec: str = ""
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
     codec_passes: MemoryPasses = MemoryPasses(0.0, 0.0)
     exchange: ExchangeKind = "sum"
     is_exact: bool = False
-    has_state: bool = False
     state_bytes: Callable[[int, int, Options], int] = no_state
     options: tuple[Option, ...] = ()
     rounds: int = 1
@@ -190,6 +188,11 @@ class Compression(NamedTuple):
         return bool(self.codec) or not self.is_exact or self.codec_passes != (0.0, 0.0)
 
     @property
+    @property
+    def has_state(self) -> bool:
+        """Whether it remembers something from one step to the next, such as what it left out."""
+        return self.state_bytes is not no_state
+
     def runs(self) -> bool:
         """Whether this release carries it out; what encodes nothing needs no codec."""
         return bool(self.codec) or not self.encodes

@@ -56,11 +56,7 @@ def delay_of(sync: "Sync") -> int:
 
 
 def check_option_of_rhythm(sync: "Sync", name: str) -> None:
-    """Refuse an option of another rhythm than the plan's by what it would take; pass over any other name.
-
-    Raises:
-        PlanError: names the option and what it goes with.
-    """
+    """Raise a PlanError for an option of another rhythm than the plan's; pass over any other name."""
     if name not in [option.name for option in ALL_OPTIONS]:
         return
     if not trains_apart(sync):
@@ -75,11 +71,7 @@ def check_option_of_rhythm(sync: "Sync", name: str) -> None:
 
 
 def check_rhythm(sync: "Sync", workers: int) -> None:
-    """Refuse an interval that this number of workers, or the number of fragments, cannot have.
-
-    Raises:
-        PlanError: names the field, what it may be, and what to do.
-    """
+    """Raise a PlanError for an interval that so many workers, or fragments, cannot have."""
     if sync.every < 1:
         raise PlanError(f"wanted sync.every >= 1, got {sync.every!r} in the plan; raise it")
     if not trains_apart(sync):

@@ -123,11 +123,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """The network: tokens int64 [N, T] to logits of the next token [N, T, vocabulary_size].
-
-    Args:
-        config: Its sizes.
-    """
+    """The network: tokens int64 [N, T] to logits of the next token [N, T, vocabulary_size]."""
 
     def __init__(self, config: GPT2Config | None = None) -> None:
         super().__init__()

@@ -146,10 +146,7 @@ def step_workloads(
 ) -> dict[int, Workload]:
     """`step_workload` for several numbers of workers, keyed by them; what fakes cannot do may run.
 
-    Raises:
-        TaskError: the batch has fewer samples than the largest number of workers.
-        DataError: the training data is empty.
-        WorkloadError: the step cannot be traced.
+    Raises as `step_workload`.
     """
     return {
         count: step_workload(

@@ -118,11 +118,7 @@ def _files_of(directory: Path) -> tuple[str, list[bytes]]:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a text file.
-
-    Raises:
-        DataError: it is empty or not UTF-8.
-    """
+    """The bytes of a text file."""
     content = path.read_bytes()
     if not content:
         raise DataError(f"wanted text, got an empty file at {path}; remove it or fill it")

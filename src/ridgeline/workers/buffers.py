@@ -28,10 +28,7 @@ class _Place(NamedTuple):
 
 
 class FlatBuffers:
-    """Copies of the buffers of a model that can be sent.
-
-    Args:
-        model: Its buffers stay what and where they are.
+    """Copies of the buffers of a model that can be sent; the buffers stay what and where they are.
 
     Attributes:
         flats: The copies, [bytes of all buffers and padding] per device; empty when there are no buffers.

@@ -132,11 +132,8 @@ def _absence(rank: int, row: Row | None, silence: str) -> Absence:
         )
     if row.is_waiting:
         what = "it had waited for other workers until its timeout, and left"
-        return Absence(
-            rank=rank,
-            what=what,
-            advice="see its message, or raise the timeout of the process group",
-        )
+        advice = "see its message, or raise the timeout of the process group"
+        return Absence(rank=rank, what=what, advice=advice)
     if row.end:
         return Absence(rank=rank, what=row.end, advice=_BATCHES)
     what, look = f"it runs ({where}), {row.doing}", f"py-spy dump --pid {row.pid}"

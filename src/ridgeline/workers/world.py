@@ -174,11 +174,7 @@ class World:
         return Setting(device=self.kind, workers=self.size, threads=self.threads)
 
     def check_open(self) -> None:
-        """See that the process group of several workers has not been destroyed.
-
-        Raises:
-            PlanError: it has.
-        """
+        """Raise a PlanError where the process group of several workers has been destroyed."""
         if self.size == 1:
             return
         group = self.process_group
@@ -209,11 +205,7 @@ class World:
 
 
 def _kind(device: str | torch.device, local_rank: int) -> str:
-    """`cpu` or `cuda`, of what a user may write for this worker's device.
-
-    Raises:
-        LaunchError: it is something else, or another worker's GPU.
-    """
+    """`cpu` or `cuda`, of what a user may write for this worker's device."""
     try:
         named = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -231,11 +223,7 @@ def _kind(device: str | torch.device, local_rank: int) -> str:
 
 
 def _device(kind: str, local_rank: int) -> torch.device:
-    """The device of a worker, made the current one if it is a GPU.
-
-    Raises:
-        LaunchError: there are fewer GPUs than local workers.
-    """
+    """The device of a worker, made the current one if it is a GPU."""
     if kind == "cpu":
         keep_freed_memory()
     if kind != "cuda":

@@ -32,9 +32,8 @@ def read_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
 def read_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Guards:
     """What a function reads and takes for granted, in the modes of now.
 
-    Raises:
-        UnreadableError: torch's compiler cannot read the function in one piece.
-        WritingError: it changes something in Python.
+    Raises as `settled_guards`: where torch's compiler cannot read it in one piece, or it changes something in
+    Python.
     """
     return settled_guards(read_call, fn, args, name_of(fn), allows=_is_gradient)
 

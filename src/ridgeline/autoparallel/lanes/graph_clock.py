@@ -60,11 +60,7 @@ class GraphClock:
         return self._replay_s(lambda: _repeat(call, count))
 
     def side_by_side_s(self, calls: list[Callable[[], object]], count: int) -> float:
-        """Seconds of a graph that holds a row of `count` calls for each of the calls, side by side.
-
-        Raises:
-            RuntimeError: see `row_s`.
-        """
+        """Seconds of a graph with a row of `count` calls for each of the calls, side by side; see `row_s`."""
         self._fork_and_join(calls, 1)  # libraries make a workspace for each new stream
         return self._replay_s(lambda: self._fork_and_join(calls, count))
 

@@ -16,11 +16,8 @@ Values = TypeVar("Values")
 class IssuedPiece(NamedTuple):
     """Nodes that are issued to one lane without an event between them.
 
-    Attributes:
-        lane: Index of the lane.
-        nodes: What runs, in order.
-        waits: Nodes on other lanes that must be done before the first node begins.
-        signals: Whether other lanes wait for the last node.
+    It begins when the nodes on other lanes in `waits` are done; `signals` says whether others wait for its
+    last node.
     """
 
     lane: int

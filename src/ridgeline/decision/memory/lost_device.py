@@ -26,11 +26,7 @@ class LostDevices(Noun, frozen=True, kw_only=True):
 
 
 def refuse_if_lost(place: Place | None, plan: Plan) -> None:
-    """Refuse a plan in whose trial an earlier start lost the device.
-
-    Raises:
-        PlanError: it did; names the file that remembers it.
-    """
+    """Raise a PlanError, which names the file, for a plan in whose trial an earlier start lost the device."""
     if place is None:
         return
     how = _load(place).plans.get(label(plan))

@@ -50,9 +50,6 @@ class LaneRecord:
 class LaneTable:
     """The lanes of one engine by name; those without a factory are made when first used.
 
-    Attributes:
-        control: The lane of the engine's own tasks.
-
     Raises:
         EngineError: a name is of no kind, or a lane has no threads.
     """
@@ -94,11 +91,7 @@ class LaneTable:
             self.records[name] = LaneRecord(name, kind, index, runner)
 
     def make(self, name: str, where: str) -> LaneRecord:
-        """The lane of this name, made unless it is there.
-
-        Raises:
-            EngineError: there is no such kind of lane, or its threads cannot be started.
-        """
+        """The lane of this name, made unless it is there; an EngineError where it cannot be."""
         kind, index = parse_lane(name, where)
         # An interrupt while a thread starts would leave it half started; see `apart`.
         apart(self._make, name, kind, index)
@@ -147,11 +140,7 @@ class LaneTable:
 
 
 def parse_lane(name: str, where: str) -> tuple[Lane, int]:
-    """Kind and index of `kind` or `kind:index`.
-
-    Raises:
-        EngineError: the kind is unknown or the index is not a number.
-    """
+    """Kind and index of `kind` or `kind:index`; an EngineError for another kind or no whole index."""
     if isinstance(name, str):
         kind, colon, index = name.partition(":")
         for known in LANES:

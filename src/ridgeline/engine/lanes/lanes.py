@@ -232,9 +232,7 @@ def call(task: EngineTask, returned: list[Any] | None = None) -> BaseException |
     """
     if task.error is not None:
         return None
-    thread = (
-        here.__dict__
-    )  # of this thread alone; three accesses through `here` cost a tenth of a task
+    thread = here.__dict__  # of this thread: three accesses through `here` cost a tenth of a task
     outer = thread.get("task")
     try:
         task.outer = outer

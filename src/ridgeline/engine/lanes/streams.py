@@ -102,11 +102,7 @@ class StreamEvent:
             self._event.wait()
 
     def synchronize(self) -> None:
-        """Make the host wait for it.
-
-        Raises:
-            EngineError: it belongs to a capture, in which nothing runs.
-        """
+        """Make the host wait for it; an EngineError if it belongs to a capture, in which nothing runs."""
         if self._fork is not None:
             raise EngineError(
                 "wanted the result of a task on the host, got one that was captured into a CUDA graph, "

@@ -26,9 +26,8 @@ class Need(NamedTuple):
 class Blocked(NamedTuple):
     """What a running task waits for.
 
-    Attributes:
-        need: As things stand when it is asked.
-        agenda: The innermost one of its thread, whose tasks no other thread will start.
+    `need` is as things stand when it is asked; of the innermost agenda of its thread no other thread will
+    start the tasks.
     """
 
     need: Callable[[], Need]
@@ -48,11 +47,7 @@ def check_ends(
     unfinished: Iterable[EngineTask],
     blocked: Mapping[EngineTask, Blocked],
 ) -> None:
-    """Refuse that a task waits for a variable, as `blocked` says already, if that cannot end.
-
-    Raises:
-        EngineError: it cannot.
-    """
+    """Raise an EngineError if a task waits for a variable, as `blocked` says already, and that cannot end."""
     if variable in task.writes:
         raise EngineError(
             f"wanted a wait for what others write, got {variable.name!r}, which the "
@@ -84,7 +79,7 @@ def find_cycle(
         if task not in needs:
             needs[task] = list(known.needs(task))
             reached.extend(other for need in needs[task] for other in need.others)
-    stuck = dict.fromkeys(sorted(needs, key=_sequence))  # until shown otherwise
+    stuck = dict.fromkeys(sorted(needs, key=lambda task: task.sequence))  # until shown otherwise
     num_before = 0
     while len(stuck) != num_before:
         num_before = len(stuck)
@@ -184,7 +179,3 @@ class _Known:
                 else:
                     readers.append(task)
         return before
-
-
-def _sequence(task: EngineTask) -> int:
-    return task.sequence

@@ -18,11 +18,7 @@ LATE = -1
 
 
 class LatePushes:
-    """Those of one engine.
-
-    Attributes:
-        tasks: Which are not registered yet, in the order of their pushes.
-    """
+    """Those of one engine; `tasks` are not registered yet, in the order of their pushes."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler

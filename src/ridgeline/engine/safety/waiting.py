@@ -60,11 +60,7 @@ def wait_for(scheduler: "Scheduler", variable: Variable) -> None:
 
 @contextlib.contextmanager
 def blocked_by(scheduler: "Scheduler", what: str, *, all_of_them: bool = True) -> Iterator[None]:
-    """Meanwhile the present task, if one runs, sleeps until tasks of an engine are done.
-
-    Raises:
-        EngineError: they would wait for it.
-    """
+    """The present task, if one runs, sleeps inside until tasks of an engine are done; else an EngineError."""
     task = here.task
     if task is None:
         yield

@@ -43,17 +43,9 @@ NOTHING_EXCHANGED = "a single worker exchanges nothing"
 class ExchangeRow(Value, frozen=True, kw_only=True):
     """One way to exchange gradients, or parameters, as it would do in a plan.
 
-    Attributes:
-        algorithm: Its word.
-        compression: Its word.
-        every: Steps between two exchanges.
-        options: Of its rhythm.
-        sent_bytes: That a worker hands to the collectives in a step; of exchanges now and then the mean.
-        exchange_s: Seconds of all buckets' exchanges, hidden behind backward or not; of exchanges now and
-            then a step's share, as far as it is not hidden.
-        step_s: The predicted step; None where it cannot be predicted.
-        is_exact: Whether the maths is that of the plain mean.
-        verdict: Whether the planner takes it, and why not.
+    Of exchanges now and then `sent_bytes` (that a worker hands to the collectives) and `exchange_s` (of all
+    buckets; of exchanges now and then, what is not hidden) are a step's share. `step_s` is None where it
+    cannot be predicted. `verdict` says whether the planner takes it, and why not.
     """
 
     algorithm: str

@@ -83,11 +83,7 @@ def uncompared(
 def check_exchanges(
     fixed: Mapping[str, Any], allow: Collection[str], device: str, workers: int
 ) -> None:
-    """Refuse what the user fixed where it leaves no way to exchange gradients over so many workers.
-
-    Raises:
-        PlanError: why the first way is refused.
-    """
+    """Raise a PlanError where what the user fixed leaves so many workers no way to exchange gradients."""
     refusals = [refusal(sync, workers, device) for sync in _named(fixed, allow, device)]
     if all(refusals):
         raise PlanError(refusals[0])

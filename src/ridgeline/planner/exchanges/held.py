@@ -48,9 +48,11 @@ def held_plans(
 
     Cost: Some tens of simulations of milliseconds.
     """
+    if "options" in fixed:
+        return []
     found = []
     for workers, workload in workloads.items():
-        waiting = [p for p in plans if p.workers == workers and _may_hold(p, fixed)]
+        waiting = [p for p in plans if p.workers == workers and _waits_for_all(p)]
         # One plan is enough to ask: what keeps a step from holding is in its trace, not in its knobs.
         if not waiting or why_not_held(workload, waiting[0]):
             continue
@@ -151,7 +153,7 @@ def predicted_s(machine: Machine, workload: Workload, plan: Plan) -> float:
         return math.inf
 
 
-def waits_for_all(plan: Plan) -> bool:
+def _waits_for_all(plan: Plan) -> bool:
     """Whether a plan of several workers could hold buckets, and holds none."""
     sync = plan.sync
     is_plain = (sync.algorithm, sync.compression) == (DEFAULT_ALGORITHM, UNCOMPRESSED)
@@ -163,10 +165,6 @@ def waits_for_all(plan: Plan) -> bool:
         and sync.every == 1
         and not sync.options
     )
-
-
-def _may_hold(plan: Plan, fixed: Mapping[str, Any]) -> bool:
-    return "options" not in fixed and waits_for_all(plan)
 
 
 def _holding(workload: Workload, plan: Plan, bucket_bytes: tuple[int, ...]) -> Iterator[Sync]:

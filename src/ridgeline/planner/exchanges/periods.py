@@ -31,9 +31,8 @@ MOST_KEPT = 200
 class Sampling(NamedTuple):
     """The steps that a trial measures.
 
-    Attributes:
-        steps: All of them.
-        alone: Those before the one exchange that is measured; 0 where whole periods are, or nothing is.
+    Of `steps` in all, `alone` come before the one exchange that is measured; 0 where whole periods are, or
+    nothing is.
     """
 
     steps: int

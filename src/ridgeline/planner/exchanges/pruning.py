@@ -56,11 +56,9 @@ def fitting(machine: Machine, workload: Workload, plan: Plan, *, may_split: bool
 def exchanging(workload: Workload, plan: Plan) -> Pruned | None:
     """Why the workers of a plan could not exchange their gradients; None where they can."""
     refused = rows_refused(workload, plan)
-    return (
-        None
-        if refused is None
-        else Pruned(plan, refused.reason, refused.advice, is_of_workload=True)
-    )
+    if refused is None:
+        return None
+    return Pruned(plan, refused.reason, refused.advice, is_of_workload=True)
 
 
 def losing(

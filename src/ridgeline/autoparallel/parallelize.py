@@ -68,8 +68,7 @@ def parallelize(
             `devices`, or `parallel` is asked of a function with no independent parts.
         ScheduleError: an input or state is on a device on which nothing is computed.
 
-    Cost: Seconds: some hundred calls, and a few milliseconds for every distinct operation. Waits for the
-        device.
+    Cost: Seconds: some hundred calls, and some milliseconds a distinct operation. Waits for the device.
     """
     if mode not in ("auto", "serial", "parallel"):
         raise PlanError(

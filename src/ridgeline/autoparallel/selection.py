@@ -42,11 +42,7 @@ def candidates(
     `serial` is everything on one lane. `concurrent` has a lane for whatever is independent. `2
     lanes` and on are merged from it by predicted cost, which may leave fewer lanes than allowed.
 
-    Args:
-        dag: What is scheduled.
-        costs: For each node what it costs alone.
-        most_lanes: No candidate has more lanes.
-        sync_s: Seconds that a wait for another lane adds.
+    No candidate has more than `most_lanes`; a wait for another lane adds `sync_s` seconds.
 
     Raises:
         ScheduleError: `most_lanes` is below 1, or the costs are those of another program.
@@ -87,9 +83,7 @@ def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> Par
     The gain is beyond the noise where serial is slower in three quarters of the turns, and
     `LEAST_GAIN` times in the median.
 
-    Args:
-        measured: Candidate to seconds of a call, one a turn, the turns in the same order for all.
-        serial: The one to beat.
+    `measured` has seconds of a call, one a turn, the turns in the same order for all candidates.
 
     Raises:
         ScheduleError: the serial one was not measured, or the numbers of turns differ.

@@ -35,8 +35,8 @@ MOST_THREADS = 4
 class ProgramWay(NamedTuple):
     """One way to run a program.
 
-    `predicted_s` are seconds of a call on the virtual clock; `make` makes the callable, which has the
-    arguments of the function.
+    `predicted_s` are seconds of a call on the virtual clock; `make` makes the callable, with the function's
+    arguments.
     """
 
     name: str
@@ -267,9 +267,6 @@ def _constant(value: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
 
 class CapturedProgram:
     """A scheduled program as one CUDA graph; gradients that the function sets are set after each replay.
-
-    Raises:
-        CaptureError: an operator cannot be captured.
 
     Cost: A few calls and a capture, after which state is as it was; waits for the device.
     """

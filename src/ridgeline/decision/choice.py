@@ -53,8 +53,8 @@ class PlanChoice:
 
     `make` makes the step of a plan, sharing compiled `forms`, which trials fill for the step that is kept.
     `describe` traces the step, once, and takes what `trace` is to check; all workers have the same workload.
-    `seconds` as of `choose`; `machine` is the user's profile, or what was measured; `notes` say what went
-    otherwise than planned.
+    `seconds` as of `choose`; `machine` is the user's profile, or what was measured; `notes` say what
+    went otherwise than planned.
     """
 
     world: World
@@ -130,11 +130,7 @@ class PlanChoice:
         self.notes.insert(0, note)  # before what is only to be known of the profile
 
     def rank_for(self, ranking: Ranking, examples: Sequence[Any]) -> Ranking:
-        """A ranking with the plan first that is the fastest on batches of these shapes.
-
-        Raises:
-            RidgelineError: see `varied.for_many_shapes`.
-        """
+        """A ranking with the plan first that is the fastest on batches of these shapes."""
         self._examples = examples
         # What the first choice has left of the seconds; batches are trained on meanwhile.
         self._budget = Budget(self._spare_s, self.world)
@@ -148,11 +144,7 @@ class PlanChoice:
         return found
 
     def rank_with_compiled(self, ranking: Ranking, example: Any) -> Ranking:
-        """A ranking for which what compiles was tried too, in the midst of training (`deferred_compiling`).
-
-        Raises:
-            RidgelineError: see `choose`.
-        """
+        """A ranking for which what compiles was tried too, in the midst of training: `deferred_compiling`."""
         assert self.machine is not None
         self._examples = (example,)
         seconds = deferred_compiling.deferred_s(ranking, device=self.world.kind)

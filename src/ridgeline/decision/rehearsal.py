@@ -2,8 +2,7 @@
 
 An error inside of a step that exchanges gradients leaves the other workers waiting. What the user's code may
 refuse (`.view` in another memory format, a loss in another precision) shows in a step without the others, and
-all of them hear of it. So does a program for CPUs that ruins the process in which it runs: a child runs it
-first.
+all of them hear of it. A program for CPUs can ruin the process that runs it: a child runs it first.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """Batches of many shapes: a plan that was chosen for one of them is chosen again for several.
 
-Captured programs serve one shape or two, and compiled ones serve many by code that is slower than that for
-one.
+Captured programs serve one shape or two, and compiled ones serve many by slower code than one.
 """
 
 from collections.abc import Callable
@@ -59,10 +58,6 @@ def for_many_shapes(
     ranking: Ranking, trial: Trial, heartbeat: Heartbeat, tell: Callable[[str], None]
 ) -> Ranking:
     """The ranking with the plan first that is the fastest on batches of several shapes.
-
-    Raises:
-        AbsentWorkerError: another worker is missing.
-        SideEffectError: the step cannot be tried.
 
     Cost: A trial of each way of execution that takes any shape; compiling, where what was chosen compiles.
     """

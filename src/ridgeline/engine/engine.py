@@ -39,8 +39,7 @@ class Engine:
     interpreter waits for pending tasks, but for collectives.
 
     Args:
-        max_pending: Tasks that may be unfinished; a further push blocks. Keeps a fast producer from
-            filling the memory.
+        max_pending: Tasks that may be unfinished; a further push blocks, so that memory suffices.
         max_bytes: Likewise for the sum of their `num_bytes`; None sets no bound.
         max_batches: Batches that may be unfinished after `end_batch()`.
         threads: Worker threads by lane, which serve it from one queue; also for `host`, `compute`.
@@ -158,10 +157,9 @@ class Engine:
         made to wait for it, on the device.
 
         Raises:
-            EngineError: the variable is poisoned by a task that failed or was cancelled, chained to what
-                that raised; every time, until `clear_error` or `delete`. Or the variable was deleted,
-                is of another engine, or would come only after the task that waits: the message names
-                who waits for whom.
+            EngineError: the variable is poisoned by a task that failed or was cancelled, chained to what that
+                raised; every time, until `clear_error` or `delete`. Or the variable was deleted, is of
+                another engine, or would come only after the task that waits; it says who waits.
         """
         scheduler = self._scheduler
         scheduler.process.check("wait")

@@ -140,9 +140,8 @@ class Scheduler:
         record = task.record
         if not waits:
             record.runner.start(task)
-        elif (gate := task.gate) is not None:  # runs in this thread as soon as it may
-            gate.acquire()
-            record.runner.start(task)
+        elif task.gate is not None:
+            self._pass_gate(task, task.gate)
         if self._is_serial and not record.is_inline and not self.is_inside():
             self.drain()
 
@@ -295,6 +294,11 @@ class Scheduler:
                 f"wanted an open engine for task {task.name!r} ({task.origin}), got a closed one; "
                 "push before close() or make a new Engine"
             )
+
+    def _pass_gate(self, task: EngineTask, gate: threading.Lock) -> None:
+        """Run a task in this thread as soon as it may run."""
+        gate.acquire()
+        task.record.runner.start(task)
 
     @own
     def start_all(self, ready: list[EngineTask]) -> None:

@@ -32,9 +32,8 @@ _MUTABLE: tuple[type[Any], ...] = (list, dict, set)
 def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
     """Change the settings of `optimizer` so that its step can be captured; what was changed.
 
-    The maths stays: `capturable` and `fused` select other kernels of the same update. One fused kernel
-    reads and writes each value once, so it is taken wherever there is one and the user did not ask for
-    another form.
+    The maths stays: `capturable` and `fused` select other kernels of the same update. One fused kernel reads
+    and writes each value once, so it is taken wherever there is one and the user asked for no other.
 
     Raises:
         PlanError: the optimizer has neither a capturable nor a fused implementation for its parameters.

@@ -139,11 +139,7 @@ class Ranking(Noun, frozen=True, kw_only=True):
         raise PlanError(f"wanted a knob out of {known}, got {knob!r}; name one of them")
 
     def explain(self, knob: str) -> str:
-        """A knob's value, who set it, why, and what other values would cost, as text.
-
-        Raises:
-            PlanError: there is no such knob.
-        """
+        """A knob's value, who set it, why, and what other values would cost, as text; see `choice`."""
         choice = self.choice(knob)
         lines = [f"{choice.knob} = {choice.value} (set by {choice.origin})"]
         lines += textwrap.wrap(choice.reason, _WIDTH, initial_indent="  ", subsequent_indent="  ")

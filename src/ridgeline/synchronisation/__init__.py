@@ -8,8 +8,7 @@ To add an algorithm or a compression, write its transport or codec and assign it
 
     from ridgeline.synchronisation import ALGORITHMS, Algorithm
 
-    ALGORITHMS["mine"] = Algorithm(name="mine", label="mine", frame="mine", transport="package.module:Class",
-                                   devices=("cpu", "cuda"))
+    ALGORITHMS["mine"] = Algorithm(name="mine", label="mine", frame="mine", transport="package.module:Class")
 """
 
 from ridgeline.synchronisation.checks import check_sync as check_sync

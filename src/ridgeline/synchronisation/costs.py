@@ -113,8 +113,7 @@ def traffic_of(
 ) -> tuple[CollectiveTraffic, ...]:
     """The collectives that one bucket costs: the algorithm's, of what the compression leaves.
 
-    Encoded payloads that cannot be added up go their own ways, whatever the algorithm; see
-    `Compression.exchange`.
+    Encoded payloads that cannot be added up go their own ways, see `Compression.exchange`.
 
     Arguments as in `wire_bytes`; a worker alone costs nothing.
     """

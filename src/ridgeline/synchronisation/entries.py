@@ -148,8 +148,8 @@ class Compression(NamedTuple):
     Attributes:
         name: Word in plans, and key in `COMPRESSIONS`.
         label: Words for people, to precede "gradients".
-        wire_bytes: (elements of a bucket, bytes of each, workers, options) to the bytes of one worker's
-            encoded payload.
+        wire_bytes: (elements of a bucket, bytes of each, workers, options) to the bytes of a worker's
+            payload.
         shaped_bytes: (shapes of the parameters in a bucket, its elements with what aligns them, options) to
             the same, where it depends on the shapes; `wire_bytes` is then for one parameter, or a guess.
         codec: `"package.module:Class"` of the runtime's class that encodes and decodes; empty where this

@@ -1,8 +1,8 @@
 """Workers that train alone for some steps and exchange their parameters now and then (`Sync.every` > 1).
 
 Every `every` steps the workers exchange how far their parameters have come from the last common ones, as they
-would exchange gradients, and an outer optimizer applies the mean of it to the common parameters, from which
-all continue.
+would exchange gradients, and an outer optimizer applies its mean to the common parameters, from which all go
+on.
 
 Source: local SGD, Stich, ICLR 2019; DiLoCo, Douillard et al., 2023 (an inner optimizer of one's own, SGD with
 Nesterov momentum outside: 0.7 and 0.9); fragments, Douillard et al., "Streaming DiLoCo", 2025.

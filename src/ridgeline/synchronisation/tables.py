@@ -91,8 +91,8 @@ def _residual_and_factor(num_elements: int, element_bytes: int, options: Options
 def _too_dense(workers: int, options: Options) -> str:
     """Why a density moves no fewer bytes than a ring does, of gradients in float32.
 
-    Source: all gather (n - 1) times 8 bytes of each element that is kept; a ring moves 2 (n - 1) / n times 4
-    bytes of every element.
+    Source: all gather (n - 1) times 8 bytes of each element that is kept; a ring, 2 (n - 1) / n
+    times 4 of every one.
     """
     density = float(options["density"])
     if workers < 2 or density * workers < 1.0:

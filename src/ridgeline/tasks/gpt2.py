@@ -46,8 +46,7 @@ class GPT2Config:
         num_blocks: Transformer blocks.
         num_heads: Attention heads of a block.
         width: Features of a token; a multiple of `num_heads`.
-        dropout: Probability that a feature is dropped after the embedding, in attention and before
-            each residual addition.
+        dropout: Probability that a feature is dropped: embedded, in attention, before a residual addition.
     """
 
     vocabulary_size: int = PADDED_VOCABULARY_SIZE

@@ -18,8 +18,7 @@ SPLIT_SEED = 0
 class ImageData(Dataset[tuple[Tensor, Tensor]]):
     """Map-style dataset of (image float32 [1, H, W], label int64 []), scaled to mean 0, deviation 1.
 
-    Pixels stay bytes in memory and are scaled when taken, which needs a quarter of the memory in every
-    worker.
+    Pixels stay bytes in memory and are scaled when taken, which needs a quarter of the memory.
 
     Args:
         images: uint8 [N, H, W].

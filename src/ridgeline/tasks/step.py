@@ -33,8 +33,8 @@ def step_workload(
 
     Args:
         task: Its batch size is that of all workers together.
-        workers: The global batch, or the data where that is less, is divided by this number, rounding down,
-            as in training.
+        workers: The global batch, or the data where that is less, is divided by this, rounding down as in
+            training.
         device: `cpu` or `cuda`; None takes the GPU where there is one. `cuda` on a host without a GPU
             describes the step as well as it can be known here, and notes it.
         precisions: Also trace the step in these, see `trace`.

@@ -113,10 +113,8 @@ def share_tensors(
 ) -> dict[str, Tensor]:
     """The tensors of the first worker, on the CPU of every worker.
 
-    Args:
-        tensors: On the first worker, CPU tensors by name; None elsewhere.
-        specs: Shape and dtype (as torch prints it, without the prefix) by name, on every worker.
-        world: This worker's place.
+    `tensors` are on the first worker's CPU, None elsewhere; `specs` are shape and dtype (as torch prints it,
+    without the prefix) by name, on every worker.
 
     Cost: One broadcast a tensor, through the worker's device.
     """

@@ -1,7 +1,7 @@
 """`within`: a call into a library that may never return, given up after a while.
 
-A store of torch waits for its server without end when the network between them is gone: its time-outs are
-kept by the server.
+A store of torch waits for its server without end when the network between them is gone: the server keeps its
+time-outs.
 """
 
 import threading

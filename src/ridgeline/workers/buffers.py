@@ -65,11 +65,7 @@ class FlatBuffers:
         _copy_all(views, self._present())
 
     def unpack(self) -> None:
-        """Fill the buffers with what arrived.
-
-        Raises:
-            WorkloadError: as for `pack`.
-        """
+        """Fill the buffers with what arrived; raises as `pack`."""
         _copy_all(self._present(), [view for _, view in self._views])
 
     def _present(self) -> list[Tensor]:

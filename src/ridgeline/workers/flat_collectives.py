@@ -93,8 +93,7 @@ def start_messages(
 ) -> tuple[list[dist.Work | None], list[dist.Work | None]]:
     """Start messages over gloo, each a flat tensor and the position of the other worker in the group.
 
-    Receives come in the order in which the other worker sends them, and sends in that in which it receives
-    them.
+    Receives come in the order in which the other worker sends, and sends in that in which it receives.
 
     Returns:
         The works of what is received, and of what is sent; None for empty tensors, which do not travel.

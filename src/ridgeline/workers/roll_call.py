@@ -53,11 +53,8 @@ def absent(
     Those that raised an error of their own are reported alone, being the cause of all else; then those that
     ended or fell silent; then those furthest behind, which others may wait for that are behind themselves.
 
-    Args:
-        mine: Of the worker that asks.
-        rows: The last word of each worker, by rank.
-        ranks: Of all workers that train together, `mine` too.
-        silent: Ranks that give no answer any more, and how that shows.
+    `rows` are the last words of workers, by rank; `silent` ranks give no answer any more, with how that
+    shows.
     """
     others = [rank for rank in ranks if rank != mine.rank]
     raised = [r for r in others if r in rows and rows[r].has_raised]

@@ -31,8 +31,8 @@ JOIN = "RIDGELINE_KVSTORE_JOIN"
 class World:
     """This worker's place: `rank` of `size` workers, `local_rank` on this host, its device.
 
-    The workers are those that train together: where they are some of a job, `rank` is not the rank in the
-    job (see `ranks`).
+    The workers are those that train together: where they are some of a job, `rank` is not that in the job
+    (`ranks`).
 
     Attributes:
         mesh: The workers along named axes; None for a worker alone, outside of any process group.

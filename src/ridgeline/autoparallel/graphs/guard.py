@@ -32,7 +32,7 @@ def read_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
 def read_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Guards:
     """What a function reads and takes for granted, in the modes of now.
 
-    Raises as `settled_guards`: where torch's compiler cannot read it in one piece, or it changes something in
+    Raises as `settled_guards`: torch's compiler cannot read it in one piece, or it changes something in
     Python.
     """
     return settled_guards(read_call, fn, args, name_of(fn), allows=_is_gradient)

@@ -1,8 +1,7 @@
 """Moves to the CPU that a function makes itself (`y.cpu()`), without the host waiting for them.
 
-As written such a move goes into pageable memory, and the host waits for all that the device has to do
-before it. Into pinned memory it merely has to be enqueued; who must then wait for it, and where, is
-decided in `transfers`.
+As written such a move goes into pageable memory, and the host waits for all that the device has to do before
+it. Into pinned memory it is merely enqueued; who must then wait for it, and where, is decided in `transfers`.
 """
 
 from collections.abc import Collection

@@ -27,8 +27,7 @@ class Operation(NamedTuple):
 
     Attributes:
         node: The node of the graph that computes.
-        members: What runs for it, in order: views of inputs that it reads, `node`, items and views of its
-            results.
+        members: What runs for it, in order: views of inputs that it reads, `node`, views of its results.
         reads: Slots that it reads: of inputs, of state, and of what other operations made.
         makes: Slots that it fills.
         device: Where its results are.

@@ -64,8 +64,7 @@ class Program:
         dag: Who must wait for whom: for values, for memory written in place, and for random numbers.
         edge_values: Edge to the slots of the values that it carries; those that only order carry none.
         edge_bytes: Edge to the bytes of these values.
-        in_place: Operations that touch memory which some operation writes in place. They cannot move to
-            another device.
+        in_place: Operations that touch memory which some operation writes in place: bound to their device.
         state: The tensors that the function uses besides its inputs, by name; the very tensors.
         inputs: The tensors of the example inputs, as copies.
         sources: Slots of state and inputs, in this order.

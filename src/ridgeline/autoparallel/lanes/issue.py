@@ -16,8 +16,7 @@ Values = TypeVar("Values")
 class IssuedPiece(NamedTuple):
     """Nodes that are issued to one lane without an event between them.
 
-    It begins when the nodes on other lanes in `waits` are done; `signals` says whether others wait for its
-    last node.
+    It begins when the nodes on other lanes in `waits` are done; `signals`: others wait for its last node.
     """
 
     lane: int

@@ -23,10 +23,7 @@ class StreamProgram:
 
     Calls do not compute gradients: a backward pass is part of the program or takes place elsewhere.
 
-    Args:
-        program: All of it on one device.
-        schedule: Made for the program's dag.
-        lanes: What carries the schedule out; default: streams of the program's device.
+    The program is on one device; without `lanes`, streams of that carry the schedule out.
 
     Raises:
         ScheduleError: the schedule does not keep an edge of the program, or is for another one; or the

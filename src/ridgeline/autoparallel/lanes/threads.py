@@ -50,10 +50,7 @@ class ThreadProgram:
 
     Calls take turns. With one lane everything runs in the calling thread.
 
-    Args:
-        program: All of it on the CPU.
-        schedule: Made for the program's dag.
-        threads: Threads that one operator may use while the lanes run side by side.
+    The program is on the CPU; one operator may use so many `threads` while the lanes run side by side.
 
     Raises:
         ScheduleError: the schedule does not keep an edge of the program, or is for another one.

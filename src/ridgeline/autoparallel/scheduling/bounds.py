@@ -32,12 +32,8 @@ def find_bounds(
 ) -> Bounds:
     """The bounds of any schedule of `dag`.
 
-    Args:
-        dag: What is scheduled.
-        costs: For each node what it costs alone; on devices that differ, on the fastest of them. A node
-            that fills half of a device counts for half of its time as work.
-        num_devices: Devices, or threads, that work can be spread over.
-        transfers: Copies of a given placement; they bound what that placement can reach.
+    A node costs what it does alone on its fastest device; one that fills half of that counts for half of its
+    time as work. `transfers` are copies of a given placement, and bound what that can reach.
     """
     links: dict[tuple[int, int], float] = {}
     for t in transfers:

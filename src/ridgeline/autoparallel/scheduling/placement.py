@@ -61,13 +61,8 @@ def place(
 
     The result is never worse than putting everything that is not pinned on one device of `spread`.
 
-    Args:
-        dag: What to place.
-        costs_by_device: `costs_by_device[device][node]`, seconds.
-        edge_bytes: Size of what travels along an edge; an edge without bytes only orders its ends.
-        link_seconds: Measured seconds of a copy between two devices.
-        pinned: Nodes that must be on a given device: inputs and outputs.
-        spread: Devices for nodes that are not pinned; None: all.
+    `costs_by_device[device][node]` and `link_seconds` are seconds; an edge without bytes only orders its
+    ends. Nodes that are `pinned` must be on a given device, the others on those of `spread`; None: on any.
 
     Raises:
         ScheduleError: there is no device, costs are missing, or a node is pinned to none of the devices.

@@ -25,8 +25,7 @@ class Itinerary(NamedTuple):
         steps: Step i is node i of the schedule.
         routes: For each lane the devices that it reads from and writes to; the same where it computes.
         schedule: Lanes and syncs of the steps.
-        handed: Step to the slots that it reads on other devices without a copy, with the device
-            that has them.
+        handed: Step to the slots, with their device, that it reads on other devices without a copy.
     """
 
     steps: tuple[Step, ...]
@@ -50,12 +49,8 @@ def plan_transfers(
     itself works or waits come only when nothing is left that merely needs to be enqueued. What lands in
     host memory arrives just before it is first read, or at the end if only the caller reads it.
 
-    Args:
-        dag: Who waits for whom.
-        device_of: For each operation its device.
-        traffic: What the operations read and make.
-        hosts: Devices on which the host itself computes.
-        starts: For each operation the second at which the placement starts it; None: order of the program.
+    On `hosts` the host itself computes. `starts` are the seconds at which the placement starts operations;
+    None: the order of the program.
 
     Raises:
         ScheduleError: an operation has no device, or reads what no operation makes.

@@ -38,12 +38,9 @@ def refuse_if_lost(place: Place | None, plan: Plan) -> None:
 
 
 def raise_if_lost(place: Place | None, plan: Plan, error: Exception) -> None:
-    """Remember a plan whose trial cost this process its device.
+    """Remember a plan whose trial cost this process its device, and raise a DeviceLostError.
 
     Without a place nothing is remembered.
-
-    Raises:
-        DeviceLostError: the device does not answer any more.
 
     Cost: Waits for the device.
     """

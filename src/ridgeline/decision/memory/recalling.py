@@ -32,10 +32,6 @@ def tried_again(
 ) -> Ranking | None:
     """The ranking with a new measurement of its best plan; None where it does not hold any more.
 
-    Raises:
-        AbsentWorkerError: another worker is missing.
-        DeviceLostError: the trial cost the process its device.
-
     Cost: One trial.
     """
     best = ranking.best

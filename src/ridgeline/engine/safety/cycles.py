@@ -26,8 +26,7 @@ class Need(NamedTuple):
 class Blocked(NamedTuple):
     """What a running task waits for.
 
-    `need` is as things stand when it is asked; of the innermost agenda of its thread no other thread will
-    start the tasks.
+    `need` is as things stand when it is asked; no other thread starts the tasks of the agenda, the innermost.
     """
 
     need: Callable[[], Need]

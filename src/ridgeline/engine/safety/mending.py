@@ -96,11 +96,8 @@ def restore(pacing: "Pacing", task: EngineTask, *, was_pushed: bool) -> None:
     Who holds a variable and who waits for it follows from the order of the pushes: the first write
     holds it, or all reads before it.
 
-    Args:
-        pacing: Whose `unfinished` holds what is still to come.
-        task: The one at whose push or end the interrupt came.
-        was_pushed: It came at the push, so that the counts of finished writes are right; otherwise
-            those of pushed ones are.
+    The interrupt came at the push or at the end of `task`. Where it was pushed, the counts of finished writes
+    are right, else those of pushed ones.
     """
     variables: dict[Variable, tuple[int, int]] = {}
     for other in (task, *pacing.unfinished.values()):

@@ -69,8 +69,7 @@ def exchange_table(
 ) -> tuple[ExchangeRow, ...]:
     """The rows of all words: each algorithm without compression, each compression by the default algorithm.
 
-    Then the step that holds buckets, with the number of them that is predicted to be fastest, and the rhythms
-    that a search compares.
+    Then the step that holds buckets, as many as are predicted to be fastest, and the rhythms of a search.
 
     The plan is of several workers; its other knobs stay as they are. Below `error`, a fraction of a step, a
     prediction decides nothing.

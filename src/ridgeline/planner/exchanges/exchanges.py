@@ -41,8 +41,7 @@ def exchanges(
 
     Algorithms are compared that are offered and exact and may be faster here (see `uncompared`), and
     compressions that are offered and exact, or allowed. What the user fixed stands alone. Left out is what
-    does not have the user's options, or takes more workers; for a worker alone, who exchanges nothing, all
-    but one.
+    does not have the user's options, or takes more workers; for a worker alone all but one.
     """
     # What the user names is used wherever it runs, be it slow.
     slower = () if "algorithm" in fixed else tuple(unsearched(device, workers))

@@ -32,7 +32,7 @@ class Sampling(NamedTuple):
     """The steps that a trial measures.
 
     Of `steps` in all, `alone` come before the one exchange that is measured; 0 where whole periods are, or
-    nothing is.
+    none.
     """
 
     steps: int
@@ -40,12 +40,7 @@ class Sampling(NamedTuple):
 
 
 class PeriodParts(NamedTuple):
-    """A period measured in parts.
-
-    Attributes:
-        alone: Steps without exchange, the first that were recorded.
-        share: Of the parameters' bytes, what the exchange behind them brought.
-    """
+    """A period measured in parts: steps alone before an exchange, and the share of all bytes it brought."""
 
     alone: int
     share: float
@@ -120,10 +115,8 @@ def over_parts(measured: Timeline, sync: Sync, parts: PeriodParts) -> Timeline:
 
     It stays as it is where the exchange was not measured to its end.
 
-    Args:
-        measured: Of one worker: steps without exchange, then those from the start of one to its end.
-        sync: The plan's.
-        parts: Which these are. The exchange of all parameters takes as much longer as these have more bytes.
+    `measured` has `parts.alone` steps without exchange, then those from the start of one to its end. An
+    exchange of all parameters takes as much longer as these have more bytes.
     """
     alone, others = measured.steps_ns[: parts.alone], measured.steps_ns[parts.alone :]
     # A trial that was cut short ended somewhere inside the exchange.

@@ -84,8 +84,8 @@ class Room(NamedTuple):
         compile_s: Seconds of expected compiling.
         seconds: Seconds in all.
         overhead_s: Seconds that a trial takes besides its steps and their preparation.
-        compile_share: Of the expected compiling, with which a trial is worth beginning: it is stopped when
-            the seconds are over.
+        compile_share: Of the expected compiling, with which a trial is worth beginning; it is stopped in
+            time.
         plain_s: Seconds in all, if more, for what a user would write, see `is_compiled_plainly`.
     """
 

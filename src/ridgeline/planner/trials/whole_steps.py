@@ -57,11 +57,7 @@ class Missed(NamedTuple):
 
 
 def is_long(machine: Machine, workload: Workload, setting: Setting) -> bool:
-    """Whether a step of one worker, by what its operators add up to, takes too long to be made for this.
-
-    Raises:
-        MachineError: see `model_step`.
-    """
+    """Whether a step of one worker, by what its operators add up to, takes too long to be made for this."""
     model = model_step(machine, workload, Plan(workers=1, threads=setting.threads), setting)
     return sum(p.lane_s for held in model.pieces.values() for p in held) > LONG_S
 
@@ -77,9 +73,6 @@ def held_against_step(
 
     The setting is that of the workers that made their steps at once, each alone; `seconds` are the host's,
     for each phase of an eager step that begins with an idle device.
-
-    Raises:
-        MachineError: see `model_step`.
     """
     plan = Plan(workers=1, threads=setting.threads)  # nothing is sent
     model = model_step(machine, workload, plan, setting)

@@ -78,9 +78,7 @@ Source: measured on two busy cores, steps of the `mlp` task with two threads: me
 def thread_variables(threads: int, given: Mapping[str, str]) -> dict[str, str]:
     """Environment variables for a worker of this host that computes with so many threads.
 
-    Args:
-        threads: Torch threads; 0 leaves their number as it is.
-        given: The environment so far; how threads wait is left alone where it says so.
+    Without `threads` their number is left as it is; how they wait, where the environment `given` says so.
     """
     found: dict[str, str] = {}
     if threads:
@@ -100,8 +98,7 @@ def waiting_as_here(given: Mapping[str, str]) -> dict[str, str]:
     Operators that are timed for a step of this very process then take what they take here: EfficientNet on
     two cores takes 5 % longer where threads sleep early.
 
-    Args:
-        given: The environment of this process, as it was when it began.
+    `given` is the environment of this process, as it was when it began.
     """
     # What this process was given, its children inherit.
     return {} if _says_how_to_wait(given) else {"GOMP_SPINCOUNT": USUAL_SPINS}

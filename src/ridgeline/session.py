@@ -15,9 +15,8 @@ from ridgeline.closing import Closing
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.given import check_choice, given_plan
 from ridgeline.decision.heartbeat import to_stderr
-from ridgeline.decision.memory.fallback import without_best
 from ridgeline.decision.profiling import measured_here
-from ridgeline.decision.revisions import Revisions
+from ridgeline.decision.revisions import Revisions, without_best
 from ridgeline.decision.shared_trace import shared_trace
 from ridgeline.errors import CaptureError, EquivalenceError, PlanError, RidgelineError
 from ridgeline.machine import Machine

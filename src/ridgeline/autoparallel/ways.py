@@ -16,10 +16,9 @@ from ridgeline.autoparallel.lanes.devices import DeviceProgram
 from ridgeline.autoparallel.lanes.graph_clock import stream_sync_s
 from ridgeline.autoparallel.lanes.streams import StreamProgram
 from ridgeline.autoparallel.lanes.threads import ThreadProgram, measure_sync_s
-from ridgeline.autoparallel.scheduling.bounds import Bounds, find_bounds
 from ridgeline.autoparallel.scheduling.links import LinkSeconds, link_seconds
 from ridgeline.autoparallel.scheduling.list_schedule import list_schedule
-from ridgeline.autoparallel.scheduling.makespan import NodeCost, run_schedule
+from ridgeline.autoparallel.scheduling.makespan import Bounds, NodeCost, find_bounds, run_schedule
 from ridgeline.autoparallel.scheduling.placement import place
 from ridgeline.autoparallel.scheduling.schedule import Schedule, serial_schedule
 from ridgeline.autoparallel.selection import MOST_STREAMS, SERIAL, candidates

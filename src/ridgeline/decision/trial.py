@@ -171,8 +171,7 @@ def _run(
 ) -> PeriodParts | None:
     """Warm up, then run as many steps as their length and the time that is left allow.
 
-    Returns:
-        What an exchange was measured in parts with; None where all steps exchange, or whole periods ran.
+    Of an exchange that was measured in parts these; None where all steps exchange, or whole periods ran.
     """
     is_limited = math.isfinite(left())
     # A loss may take entries out of its batch: each step has containers of its own, as from a loader.

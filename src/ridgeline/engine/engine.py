@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from ridgeline.engine import failures
+from ridgeline.engine.apart import apart
 from ridgeline.engine.arguments import check_name, check_push
 from ridgeline.engine.ending import end_behind, tell_untold
 from ridgeline.engine.lanes.lanes import Finish, JoinableLane, LaneRunner
-from ridgeline.engine.middle import check_can_sleep, check_outside, check_unlocked
-from ridgeline.engine.safety.cancelling import cancel
-from ridgeline.engine.safety.mending import settle
+from ridgeline.engine.lanes.threads import ThreadLane
+from ridgeline.engine.middle import check_can_sleep, check_outside, check_unlocked, own
+from ridgeline.engine.safety.mending import mend, settle
 from ridgeline.engine.safety.waiting import blocked_by, pushed, wait_for
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.statistics import EngineStatistics
@@ -232,7 +233,7 @@ class Engine:
                 f"wanted a task of this engine to cancel, got {task!r}; cancel it where it was pushed"
             )
         try:
-            return cancel(scheduler, task)
+            return _cancel(scheduler, task)
         except BaseException:
             start_new_thread(settle, (scheduler, None))
             raise
@@ -363,3 +364,28 @@ def _clear_error(variable: Variable) -> BaseException | None:
     """What poisoned it; dropped by the caller, who holds no lock any more."""
     error, variable.error = variable.error, None
     return error
+
+
+@own
+def _cancel(scheduler: Scheduler, task: EngineTask) -> bool:
+    """Keep a task from running unless it has begun; see `Engine.cancel`."""
+    error = failures.cancellation(task)
+    check_unlocked(scheduler, "cancel")
+    while True:
+        with scheduler.lock:
+            if task.is_done or task.error is not None:
+                return False
+            if scheduler.half_done is None:
+                # First: taken out of its queue, it may have to be started again.
+                task.has_starter = False
+                runner = task.record.runner
+                was_ready = not task.waits
+                if was_ready and not (isinstance(runner, ThreadLane) and runner.withdraw(task)):
+                    return False
+                task.is_cancelled = True
+                task.error = error
+                break
+        apart(mend, scheduler)
+    if was_ready:
+        scheduler.finish(task, None)
+    return True

@@ -89,9 +89,7 @@ class HostChannel:
         """Ordinary memory."""
         return torch.empty(numel, dtype=dtype, device="cpu")
 
-    def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Ordinary memory."""
-        return torch.empty(numel, dtype=dtype, device="cpu")
+    empty_device = empty_host
 
     def now(self) -> Moment:
         """The clock."""
@@ -113,8 +111,7 @@ class HostChannel:
     def follow(self, moment: Moment) -> None:
         """It has happened."""
 
-    def wait(self, moment: Moment) -> None:
-        """It has happened."""
+    wait = follow
 
     def is_over(self, moment: Moment) -> bool:
         """Always."""
@@ -129,12 +126,7 @@ class HostChannel:
 
 
 class CudaChannel:
-    """To one GPU, or from it, on a stream of its own; host memory is pinned.
-
-    Args:
-        device: The GPU, with its index.
-        inward: To the GPU; else from it.
-    """
+    """To one GPU, given with its index, or from it, on a stream of its own; host memory is pinned."""
 
     def __init__(self, device: torch.device, *, inward: bool) -> None:
         self._device = device

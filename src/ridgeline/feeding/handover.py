@@ -38,9 +38,7 @@ class Handover:
     def note(self, step_s: float, load_s: float) -> None:
         """A step went by, from batch to batch.
 
-        Args:
-            step_s: Its seconds.
-            load_s: Those in which the caller loaded the batch, or waited for it.
+        `load_s` are seconds of the step in which the caller loaded the batch, or waited for it.
         """
         if self._is_decided:
             return

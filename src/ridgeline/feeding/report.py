@@ -69,9 +69,7 @@ class CopyReport(Value, frozen=True, kw_only=True):
 def covered_s(inner: Sequence[Interval], outer: Sequence[Interval]) -> float:
     """Seconds of `inner` during which some interval of `outer` runs.
 
-    Args:
-        inner: Intervals, each counted by itself.
-        outer: Intervals that may overlap each other.
+    Each interval of `inner` counts by itself; those of `outer` may overlap each other.
     """
     merged = _merge(outer)
     covered = 0.0

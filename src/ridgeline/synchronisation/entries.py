@@ -42,9 +42,7 @@ class Option(NamedTuple):
 class CollectiveTraffic(NamedTuple):
     """One collective that a bucket costs; its size counts as in the machine's size tables.
 
-    Attributes:
-        operation: Collective of a `Machine`'s size tables.
-        num_bytes: Payload; for scattering and gathering ones the whole tensor, not a worker's share.
+    Of scattering and gathering ones that is the whole tensor, not a worker's share.
     """
 
     operation: Operation

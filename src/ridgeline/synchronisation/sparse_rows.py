@@ -12,10 +12,7 @@ NUMBER_BYTES = 8
 class RowsToSend(NamedTuple):
     """What a worker has of one gradient.
 
-    Attributes:
-        num_rows: Different rows.
-        row_bytes: Of one of them.
-        dense_bytes: Of the whole gradient, where it is dense after all; then there are no rows.
+    `dense_bytes` are of the whole gradient, where it is dense after all; then there are no rows.
     """
 
     num_rows: int

@@ -29,9 +29,7 @@ class TextData(Dataset[tuple[Tensor, Tensor]]):
     Windows follow each other without overlap; the last bytes that fill no window are left out. The
     text stays bytes in memory.
 
-    Args:
-        text: uint8 [N].
-        sequence_length: T.
+    The text is uint8 [N].
     """
 
     def __init__(self, text: Tensor, *, sequence_length: int) -> None:

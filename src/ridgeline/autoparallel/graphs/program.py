@@ -32,9 +32,7 @@ def trace_program(fn: Callable[..., Any], example_inputs: Any) -> "Program":
     Nothing runs. Gradients that the function takes by `torch.autograd.grad`, or by `.backward()` into
     parameters whose `.grad` is None, are operations like the others. Tensors may be on several devices.
 
-    Args:
-        fn: Function or module.
-        example_inputs: A tuple of positional arguments (nests of tensors), or the only argument.
+    `example_inputs` are a tuple of positional arguments (nests of tensors), or the only argument.
 
     Raises:
         CaptureError: it depends on the values of tensors, writes into an argument, an input or output is no

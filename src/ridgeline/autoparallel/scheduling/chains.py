@@ -14,10 +14,7 @@ from ridgeline.autoparallel.scheduling.matching import maximum_matching
 class Assignment(NamedTuple):
     """Which node is on which lane; on a lane, nodes run in issue order.
 
-    Attributes:
-        lane_of: For each node its lane; lanes are numbered by their first node.
-        num_lanes: How many lanes there are.
-        syncs: (u, v) where v must wait until u, on another lane, is done.
+    Lanes are numbered by their first node; `syncs` are (u, v) where v must wait until u, elsewhere, is done.
     """
 
     lane_of: tuple[int, ...]

@@ -18,11 +18,8 @@ INLINE = ("host", "compute")
 class LaneRecord:
     """One lane of one engine.
 
-    Attributes:
-        is_inline: Its tasks run in the thread that pushes.
-        keeps_order: Its runner has to be notified of every push.
-        is_control: It is that of the engine's own tasks, which delete variables and clear errors.
-        busy_ns: Time of its tasks so far, summed over its threads.
+    Inline, its tasks run in the thread that pushes; where it keeps the order, its runner is told of every
+    push. Control is that of the engine's own tasks. `busy_ns` sums over its threads.
     """
 
     __slots__ = (

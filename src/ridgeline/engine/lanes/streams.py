@@ -118,10 +118,8 @@ class StreamLane(InOrderLane):
     capture the lane's stream joins it with its first task; `Engine.wait_all` brings it back, which
     every capture needs before it ends.
 
-    Args:
-        finish: The engine's callback.
-        stream: Where the tasks run; None takes the stream that is current at the push.
-        device: Whose current stream counts at the push; None: that of `stream`, or the current one.
+    Without a stream, tasks run on the one that is current at the push. `device`: whose current stream counts
+    there; None: that of `stream`, or the current one.
     """
 
     def __init__(

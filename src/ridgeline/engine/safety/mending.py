@@ -38,11 +38,7 @@ def undo_push(scheduler: "Scheduler", task: EngineTask) -> None:
 def complete(
     scheduler: "Scheduler", task: EngineTask, error: BaseException | None
 ) -> tuple[object, ...]:
-    """The task was being released: do the rest. What becomes ready is left to `settle`.
-
-    Returns:
-        What is to be dropped without the lock.
-    """
+    """The task was being released: do the rest. `settle` starts what is ready; drop the result unlocked."""
     fn, cleared = task.fn, None
     if error is not None or task.error is not None:
         scheduler.fail(task, error)
@@ -62,10 +58,8 @@ def complete(
 def settle(scheduler: "Scheduler", pushed: EngineTask | None) -> None:
     """Repair, then start what no other thread will start.
 
-    Args:
-        scheduler: The engine's.
-        pushed: The task whose push was interrupted. In the pushing thread it would have run: it is
-            cancelled unless it has begun, for its turn may come long after.
+    The task whose push was interrupted would have run in the pushing thread: it is cancelled unless it has
+    begun, for its turn may come long after.
     """
     mend(scheduler)
     for record in (*list(scheduler.lanes.records.values()), scheduler.lanes.control):

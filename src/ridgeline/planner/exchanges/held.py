@@ -79,8 +79,7 @@ def fastest_held(
 
     The plan given waits; its other knobs stay as they are.
 
-    Returns:
-        None where no cut leaves two buckets.
+    None where no cut leaves two buckets.
 
     Raises:
         PlanError: the plan cannot hold buckets otherwise.

@@ -16,7 +16,6 @@ from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.exchanges.held import is_due_beside
-from ridgeline.planner.exchanges.link_bound import least_share
 from ridgeline.planner.knobs import num_changes
 from ridgeline.planner.preparation import is_compiled, is_compiled_plainly
 from ridgeline.planner.ranking import Candidate
@@ -189,7 +188,7 @@ def _at_best_s(
     kept = 1.0 - _doubt(candidate.plan, nearest.plan, device)
     different = differences(candidate.plan, nearest.plan) & EXCHANGING
     exchanging = math.prod(1.0 - DOUBT[name] for name in different)
-    return candidate.cost_s(steps) * max(kept, least_share(candidate, kept, exchanging))
+    return candidate.cost_s(steps) * max(kept, candidate.least_share(kept, exchanging))
 
 
 def has_failed_alike(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:

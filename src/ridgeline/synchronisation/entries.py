@@ -186,11 +186,11 @@ class Compression(NamedTuple):
         return bool(self.codec) or not self.is_exact or self.codec_passes != (0.0, 0.0)
 
     @property
-    @property
     def has_state(self) -> bool:
         """Whether it remembers something from one step to the next, such as what it left out."""
         return self.state_bytes is not no_state
 
+    @property
     def runs(self) -> bool:
         """Whether this release carries it out; what encodes nothing needs no codec."""
         return bool(self.codec) or not self.encodes

@@ -78,9 +78,7 @@ Source: measured on two busy cores, steps of the `mlp` task with two threads: me
 def thread_variables(threads: int, given: Mapping[str, str]) -> dict[str, str]:
     """Environment variables for a worker of this host that computes with so many threads.
 
-    Args:
-        threads: Torch threads; 0 leaves their number as it is.
-        given: The environment so far; how threads wait is left alone where it says so.
+    Without `threads` their number is left as it is; how they wait, where the environment `given` says so.
     """
     found: dict[str, str] = {}
     if threads:
@@ -100,8 +98,7 @@ def waiting_as_here(given: Mapping[str, str]) -> dict[str, str]:
     Operators that are timed for a step of this very process then take what they take here: EfficientNet on
     two cores takes 5 % longer where threads sleep early.
 
-    Args:
-        given: The environment of this process, as it was when it began.
+    `given` is the environment of this process, as it was when it began.
     """
     # What this process was given, its children inherit.
     return {} if _says_how_to_wait(given) else {"GOMP_SPINCOUNT": USUAL_SPINS}
@@ -162,11 +159,7 @@ def offered(purpose: Purpose, device: str) -> tuple[Execution, ...]:
 
 
 def check_offered(name: str, purpose: Purpose, device: str) -> Mode:
-    """The mode of that name.
-
-    Raises:
-        PlanError: it is not offered for the purpose on the device; lists those that are.
-    """
+    """The mode of that name; a PlanError that lists the others where it is not offered there."""
     names = offered(purpose, device)
     for candidate in names:
         if candidate == name:
@@ -179,11 +172,7 @@ def check_offered(name: str, purpose: Purpose, device: str) -> Mode:
 
 
 def check_alone(name: Execution, workers: int) -> None:
-    """Refuse several workers where gradients are exchanged by nothing, or all at the very end.
-
-    Raises:
-        PlanError: there are several workers, and the mode is one program or replays the model alone.
-    """
+    """Raise a PlanError for several workers in a mode that exchanges nothing before its very end."""
     if MODES[name].replays_model and workers > 1:
         raise PlanError(
             f"wanted workers=1 for execution={name!r}, got workers={workers} in the plan; this release "
@@ -224,15 +213,7 @@ def is_checked(name: Execution) -> bool:
 
 
 def check_plan(plan: Plan, device: str) -> None:
-    """Refuse a plan for a training step that cannot be honoured, be it to run it or to predict it.
-
-    Args:
-        plan: How the step is to run.
-        device: `cpu` or `cuda`.
-
-    Raises:
-        PlanError: names the field, what it may be, and what to do.
-    """
+    """Raise a PlanError for a plan of a training step that can neither be run nor predicted here."""
     # A CUDA machine offers every precision there is, so its words are all that are known.
     known = PRECISIONS["cuda"]
     if plan.precision not in known:
@@ -301,11 +282,6 @@ def rows_refusal(plan: Plan, device: str, name: str) -> RowsRefusal | None:
     """Why workers of a plan could not exchange a gradient of sparse rows, be it to run it or to predict it.
 
     Workers that train alone exchange parameters, and a store takes rows: None, as for a worker alone.
-
-    Args:
-        plan: How the step is to run.
-        device: `cpu` or `cuda`.
-        name: Of the parameter.
     """
     sync, dense = plan.sync, "make its layer with sparse=False"
     if plan.workers == 1 or trains_apart(sync):

@@ -139,10 +139,6 @@ def takes_fused_form(optimizer: str, group: Mapping[str, Any]) -> bool:
 
     Where there is another form that can be captured, doubles take that (fused kernels would round their
     learning rate), and so does a user who asked for `foreach`.
-
-    Args:
-        optimizer: Name of the optimizer's class.
-        group: One of its `param_groups`.
     """
     if "fused" not in group or group.get("differentiable"):
         return False

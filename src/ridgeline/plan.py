@@ -169,12 +169,7 @@ ALIGNMENT_BYTES = 64
 
 
 def aligned_elements(num_elements: int, element_bytes: int) -> int:
-    """Elements that a gradient takes in a bucket, whose next one starts at a multiple of `ALIGNMENT_BYTES`.
-
-    Args:
-        num_elements: Of the gradient.
-        element_bytes: Of one element.
-    """
+    """Elements that a gradient takes in a bucket; the next one starts at a multiple of `ALIGNMENT_BYTES`."""
     step = max(1, ALIGNMENT_BYTES // element_bytes)
     return -(-num_elements // step) * step
 

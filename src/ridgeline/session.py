@@ -15,9 +15,8 @@ from ridgeline.closing import Closing
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.given import check_choice, given_plan
 from ridgeline.decision.heartbeat import to_stderr
-from ridgeline.decision.memory.fallback import without_best
 from ridgeline.decision.profiling import measured_here
-from ridgeline.decision.revisions import Revisions
+from ridgeline.decision.revisions import Revisions, without_best
 from ridgeline.decision.shared_trace import shared_trace
 from ridgeline.errors import CaptureError, EquivalenceError, PlanError, RidgelineError
 from ridgeline.machine import Machine
@@ -56,11 +55,10 @@ _NONE_YET = object()
 class TrainStep(Closing):
     """One training step, as fast as the machine allows: `loss = step(batch)`.
 
-    With `plan="auto"` the first batch starts the loop: the machine is measured (or its saved profile
-    used), the step is traced without running it, plans are ranked by simulation, the best few are tried
-    for real, and the winner runs. Model, optimizer and random state are put back after the trials, so
-    the choice leaves no trace in the maths. The same script runs alone, under `torchrun`, and on several
-    machines.
+    With `plan="auto"` the first batch starts the loop: the machine is measured (or its saved profile used),
+    the step is traced without running it, plans are ranked by simulation, the best few are tried for real,
+    and the winner runs. Model, optimizer and random state are put back after the trials, so the choice leaves
+    no trace in the maths. The same script runs alone, under `torchrun`, and on several machines.
 
     Args:
         model: Trained in place; moved to the worker's device.

@@ -9,8 +9,7 @@ from hypothesis import given
 
 from ridgeline.autoparallel.graphs.dag import Dag, Edge, descendants, minimum_equivalent
 from ridgeline.autoparallel.scheduling.chains import Assignment, assign_chains, share_lanes
-from ridgeline.autoparallel.scheduling.schedule import needed_syncs, schedule_of
-from ridgeline.autoparallel.scheduling.validity import check_schedule
+from ridgeline.autoparallel.scheduling.schedule import check_schedule, needed_syncs, schedule_of
 
 
 def assert_is_concurrent(dag: Dag, assignment: Assignment) -> None:

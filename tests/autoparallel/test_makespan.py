@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.autoparallel.graphs.dag import Dag
-from ridgeline.autoparallel.scheduling.bounds import Bounds, find_bounds
 from ridgeline.autoparallel.scheduling.chains import Assignment, assign_chains, share_lanes
-from ridgeline.autoparallel.scheduling.makespan import NodeCost, run_schedule
+from ridgeline.autoparallel.scheduling.makespan import Bounds, NodeCost, find_bounds, run_schedule
 from ridgeline.autoparallel.scheduling.merging import merge_lanes
 from ridgeline.autoparallel.scheduling.placement import Transfer
-from ridgeline.autoparallel.scheduling.schedule import schedule_of, serial_schedule
-from ridgeline.autoparallel.scheduling.validity import check_schedule
+from ridgeline.autoparallel.scheduling.schedule import check_schedule, schedule_of, serial_schedule
 from ridgeline.errors import ScheduleError
 
 PAIR = Dag(2, ())

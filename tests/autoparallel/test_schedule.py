@@ -12,11 +12,11 @@ from ridgeline.autoparallel.graphs.dag import Dag
 from ridgeline.autoparallel.scheduling.chains import Assignment
 from ridgeline.autoparallel.scheduling.schedule import (
     Schedule,
+    check_schedule,
     needed_syncs,
     schedule_of,
     serial_schedule,
 )
-from ridgeline.autoparallel.scheduling.validity import check_schedule
 from ridgeline.errors import ScheduleError
 
 DIAMOND = Dag.of(4, [(0, 1), (0, 2), (1, 3), (2, 3)])

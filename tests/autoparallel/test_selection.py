@@ -1,7 +1,6 @@
 """Candidates by prediction, the choice by measurement."""
 
 import itertools
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -9,29 +8,25 @@ from hypothesis import strategies as st
 
 from ridgeline.autoparallel.graphs.dag import Dag
 from ridgeline.autoparallel.scheduling.makespan import NodeCost
-from ridgeline.autoparallel.scheduling.validity import check_schedule
+from ridgeline.autoparallel.scheduling.schedule import check_schedule
 from ridgeline.autoparallel.selection import candidates, choose
 from ridgeline.errors import ScheduleError
 
 
-class Graph(NamedTuple):
-    dag: Dag
-
-
-def branches(width: int, depth: int) -> Graph:
+def branches(width: int, depth: int) -> Dag:
     """A source, `width` chains of `depth` nodes, and a sink."""
     edges: list[tuple[int, int]] = []
     last = width * depth + 1
     for branch in range(width):
         nodes = [0, *(1 + branch * depth + index for index in range(depth)), last]
         edges += itertools.pairwise(nodes)
-    return Graph(Dag.of(last + 1, edges))
+    return Dag.of(last + 1, edges)
 
 
 def test_independent_parts_that_leave_room_get_lanes() -> None:
     """Six branches of small operations: serial, a lane for each, and fewer by merging, all different."""
     graph = branches(6, 3)
-    costs = [NodeCost(1e-5, 0.2)] * graph.dag.num_nodes
+    costs = [NodeCost(1e-5, 0.2)] * graph.num_nodes
     found = candidates(graph, costs, 8)
     assert next(iter(found)) == "serial"
     assert found["concurrent"].num_lanes == 6
@@ -42,14 +37,14 @@ def test_independent_parts_that_leave_room_get_lanes() -> None:
 def test_no_more_lanes_than_allowed() -> None:
     """`most_lanes` bounds every candidate; one lane leaves the serial one only."""
     graph = branches(6, 3)
-    costs = [NodeCost(1e-5, 0.2)] * graph.dag.num_nodes
+    costs = [NodeCost(1e-5, 0.2)] * graph.num_nodes
     assert max(schedule.num_lanes for schedule in candidates(graph, costs, 3).values()) <= 3
     assert list(candidates(graph, costs, 1)) == ["serial"]
 
 
 def test_a_chain_has_one_candidate() -> None:
     """Where nothing is independent nothing but the serial schedule is measured."""
-    graph = Graph(Dag.of(4, [(0, 1), (1, 2), (2, 3)]))
+    graph = Dag.of(4, [(0, 1), (1, 2), (2, 3)])
     assert list(candidates(graph, [NodeCost(1e-5)] * 4)) == ["serial"]
 
 
@@ -59,10 +54,10 @@ def test_all_candidates_keep_every_edge(count: int, data: st.DataObject) -> None
     """Whatever the graph, each candidate is a valid schedule of it."""
     pairs = [(u, v) for v in range(count) for u in range(v)]
     edges = data.draw(st.sets(st.sampled_from(pairs), max_size=12)) if pairs else set()
-    graph = Graph(Dag.of(count, edges))
+    graph = Dag.of(count, edges)
     fills = data.draw(st.lists(st.floats(0.05, 1.0), min_size=count, max_size=count))
     for schedule in candidates(graph, [NodeCost(1e-5, fill) for fill in fills]).values():
-        check_schedule(graph.dag, schedule)
+        check_schedule(graph, schedule)
 
 
 def test_the_fastest_measured_is_chosen() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from planned_candidates import make_candidate
-from ridgeline.decision.memory.fallback import without_best
+from ridgeline.decision.revisions import without_best
 from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.planner import Ranking
 

@@ -7,7 +7,7 @@ from tiny_cases import sgd, tiny
 from ridgeline.experiments.hybrid.result import break_even
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.experiments.turns import take_turns, times_faster
-from ridgeline.tasks.classification import cross_entropy
+from ridgeline.tasks.images import cross_entropy
 
 
 def test_turns_alternate() -> None:

@@ -19,6 +19,7 @@ from ridgeline.autoparallel.lanes.streams import StreamProgram
 from ridgeline.autoparallel.parallelize import parallelize
 from ridgeline.autoparallel.scheduling.makespan import NodeCost
 from ridgeline.autoparallel.selection import candidates
+from ridgeline.callables.calls.graph import CallGraph
 
 pytestmark = [
     pytest.mark.gpu,
@@ -94,7 +95,7 @@ def cell() -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
 
 def schedules(program: Program) -> dict[str, Any]:
     """All candidates, whatever they gain."""
-    return candidates(program, [NodeCost(1e-5, 0.1)] * len(program.operations), 8)
+    return candidates(program.dag, [NodeCost(1e-5, 0.1)] * len(program.operations), 8)
 
 
 @pytest.mark.quiet
@@ -145,7 +146,7 @@ def test_graphs_with_branches_give_the_results_of_one_stream(
         inputs = [tuple(torch.randn_like(a) for a in args) for _ in range(4)]
         want = [program.run(*each) for each in inputs]
         for found in schedules(program).values():
-            graph = StreamProgram(program, found).capture(args)
+            graph = CallGraph(StreamProgram(program, found), args)
             torch.cuda.synchronize()
             no_hidden_wait()
             got = [graph(*each) for each in inputs]
@@ -221,7 +222,7 @@ def test_measuring_leaves_no_trace_in_state() -> None:
         assert torch.equal(torch.cuda.get_rng_state(), random)
         for name, value in norm.state_dict().items():
             same(value, before[name])
-        graph = StreamProgram(program, list(schedules(program).values())[-1]).capture((x,))
+        graph = CallGraph(StreamProgram(program, list(schedules(program).values())[-1]), (x,))
         norm.load_state_dict(before)
         graph(x)
         after = {name: value.clone() for name, value in norm.state_dict().items()}
@@ -287,13 +288,13 @@ RACE_CHECK = """
     program = trace_program(fn, (x,))
     costs = [NodeCost(1e-5, 0.1)] * len(program.operations)
     enable_cuda_sanitizer()  # not before: it asks tensors without data for their address
-    for schedule in candidates(program, costs, 8).values():
+    for schedule in candidates(program.dag, costs, 8).values():
         run = StreamProgram(program, schedule)
         for _ in range(3):
             loss, *gradients = run(x)
             sum(gradient.sum() for gradient in gradients)
     torch.cuda.synchronize()
-    print("lanes", max(s.num_lanes for s in candidates(program, costs, 8).values()))
+    print("lanes", max(s.num_lanes for s in candidates(program.dag, costs, 8).values()))
 """
 
 

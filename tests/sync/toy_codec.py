@@ -30,7 +30,6 @@ ENTRY = Compression(
     devices=("cpu", "cuda"),
     codec_passes=MemoryPasses(2.25, 1.25),
     exchange="scatter",
-    has_state=True,
     state_bytes=lambda elements, size, options: 4 * elements,
 )
 COMPRESSIONS[ENTRY.name] = ENTRY

@@ -27,7 +27,6 @@ HALF = Compression(
     codec="some.module:Half",
     devices=("cpu",),
     codec_passes=MemoryPasses(2.0, 1.0),
-    has_state=True,
     state_bytes=lambda elements, size, options: elements * size,
 )
 

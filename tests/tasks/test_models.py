@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ridgeline.tasks import load_task
-from ridgeline.tasks.classification import count_correct, cross_entropy
+from ridgeline.tasks.images import count_correct, cross_entropy
 from ridgeline.tasks.mlp import perceptron
 from ridgeline.tasks.resnet18 import ResidualBlock, ResNet18
 

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from ridgeline.autoparallel.graphs.aliasing import is_random, writes
+from ridgeline.autoparallel.graphs.aliasing import is_random, tensors_in, writes
 from ridgeline.autoparallel.graphs.operations import Operation
 from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.autoparallel.graphs.segments import Environment, Segment
@@ -119,7 +119,7 @@ def is_capturable(operation: Operation) -> bool:
     if not isinstance(node.target, OpOverload) or is_random(node):
         return False
     values = [_value(argument) for argument in (*node.all_input_nodes, node)]
-    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+    tensors = tensors_in(values)
     if any(tensor.device.type != "cuda" for tensor in tensors):
         return False
     args, kwargs = map_arg((node.args, node.kwargs), _value)
@@ -128,8 +128,8 @@ def is_capturable(operation: Operation) -> bool:
         tags=node.target.tags,
         args=args,
         kwargs=kwargs,
-        inputs=[leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)],
-        outputs=[leaf for leaf in pytree.tree_leaves(_value(node)) if isinstance(leaf, Tensor)],
+        inputs=tensors_in(args),
+        outputs=tensors_in(_value(node)),
         device="cuda",
         is_constant=_never,
     )

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import torch
 
-from ridgeline.autoparallel.graphs.gradients import differentiated, trace_halves
+from ridgeline.autoparallel.graphs.gradients import close_call, differentiated, trace_halves
 from ridgeline.autoparallel.graphs.guard import Guard, read_function
 from ridgeline.autoparallel.graphs.program import Program, trace_program
 from ridgeline.autoparallel.lanes.devices import with_index
 from ridgeline.autoparallel.report import ParallelReport
 from ridgeline.autoparallel.scheduling.schedule import Schedule
-from ridgeline.autoparallel.search import Mode, close_call, report_of, search
+from ridgeline.autoparallel.search import Mode, report_of, search
 from ridgeline.autoparallel.ways import Offer, ProgramWay, offer, offer_halves
 from ridgeline.capture.flat_program import as_arguments, name_of
 from ridgeline.closing import Closing
@@ -68,8 +68,7 @@ def parallelize(
             `devices`, or `parallel` is asked of a function with no independent parts.
         ScheduleError: an input or state is on a device on which nothing is computed.
 
-    Cost: Seconds: some hundred calls, and a few milliseconds for every distinct operation. Waits for the
-        device.
+    Cost: Seconds: some hundred calls, and some milliseconds a distinct operation. Waits for the device.
     """
     if mode not in ("auto", "serial", "parallel"):
         raise PlanError(
@@ -136,11 +135,7 @@ class Parallel(Closing):
         self._is_closed = False
 
     def __call__(self, *args: Any) -> Any:
-        """The result for these arguments, as the function gives it.
-
-        Raises:
-            PlanError: it was closed.
-        """
+        """The result for these arguments, as the function gives it; a PlanError where it was closed."""
         if self._is_closed:
             raise PlanError(
                 "wanted to call a parallelized function, got one that was closed; keep it open for calls"

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from ridgeline import units
-from ridgeline.autoparallel.scheduling.bounds import Bounds
+from ridgeline.autoparallel.scheduling.makespan import Bounds
 from ridgeline.callables.calls.report import aligned, counted
 from ridgeline.codec import Noun, Value
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from ridgeline.autoparallel.graphs.gradients import close_call
 from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.autoparallel.report import AS_WRITTEN, CandidateRow, ParallelReport
 from ridgeline.autoparallel.selection import SERIAL, ParallelChoice, choose
@@ -40,7 +41,7 @@ def search(
 
     `as_tried` makes of each what is compared and timed: forward and backward, where that is the matter.
     """
-    tried = as_tried or _as_it_is
+    tried: Callable[[Callable[..., Any]], Callable[..., Any]] = as_tried or (lambda call: call)
     ways = {way.name: way for way in offered.ways if mode != "serial" or way.name == SERIAL}
     rows = {AS_WRITTEN: CandidateRow(name=AS_WRITTEN)}
     calls: dict[str, Callable[..., Any]] = {}
@@ -81,7 +82,7 @@ def _choose(
     """The fastest way; as written unless something is gained, or another one was asked for."""
     parallel = {name: own for name, own in measured.items() if name not in (AS_WRITTEN, SERIAL)}
     if mode == "serial" and SERIAL in measured:
-        return ParallelChoice(name=SERIAL, times_faster=1.0, reason="asked for")
+        return ParallelChoice(name=SERIAL, reason="asked for")
     if mode == "parallel":
         if not parallel:
             refused = [row for row in rows.values() if row.note]
@@ -95,27 +96,21 @@ def _choose(
                 "mode='auto', which runs it serially"
             )
         best = min(parallel, key=lambda name: statistics.median(parallel[name]))
-        return ParallelChoice(
-            name=best, times_faster=1.0, reason="requested: the fastest on several lanes"
-        )
+        return ParallelChoice(name=best, reason="requested: the fastest on several lanes")
     if SERIAL not in measured:
-        return ParallelChoice(name=AS_WRITTEN, times_faster=1.0, reason=rows[SERIAL].note)
+        return ParallelChoice(name=AS_WRITTEN, reason=rows[SERIAL].note)
     # In two steps: several lanes must gain over one lane, and the winner over the function as it was written.
     first = choose({name: own for name, own in measured.items() if name != AS_WRITTEN})
     final = choose({name: measured[name] for name in (AS_WRITTEN, first.name)}, AS_WRITTEN)
     if final.name == AS_WRITTEN:
         reason = first.reason if first.name == SERIAL else final.reason
-        return ParallelChoice(name=AS_WRITTEN, times_faster=1.0, reason=reason)
+        return ParallelChoice(name=AS_WRITTEN, reason=reason)
     if first.name == SERIAL:
         reason = (
             f"{first.reason}; traced it runs {final.times_faster:.2f} times faster than as written"
         )
-        return ParallelChoice(name=SERIAL, times_faster=1.0, reason=reason)
+        return ParallelChoice(name=SERIAL, reason=reason)
     return first
-
-
-def _as_it_is(call: Callable[..., Any]) -> Callable[..., Any]:
-    return call
 
 
 def report_of(subject: str, offered: Offer, found: SearchResult) -> ParallelReport:
@@ -144,10 +139,3 @@ def _timed(row: CandidateRow, samples: list[float] | None) -> CandidateRow:
         return row
     found = Quantity.measured(samples, "s")
     return msgspec.structs.replace(row, measured_s=found.value, low_s=found.low, high_s=found.high)
-
-
-def close_call(call: Any) -> None:
-    """End the threads of a way, or give up its graph; plain functions have neither."""
-    close = getattr(call, "close", None)
-    if close is not None:
-        close()

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from ridgeline import units
 from ridgeline.autoparallel.graphs.dag import Dag
@@ -24,46 +23,30 @@ LEAST_GAIN = 1.02
 """Schedules that gain less are not worth several lanes' memory: what one lane frees no other lane can use."""
 
 
-class HasDag(Protocol):
-    """What candidates are made for: a `Program`, or whatever has a dag."""
-
-    @property
-    def dag(self) -> Dag:
-        """Who waits for whom."""
-
-
 class ParallelChoice(Value, frozen=True, kw_only=True):
     """What is used, and why.
 
-    Attributes:
-        name: The candidate.
-        times_faster: Median over the turns of serial seconds over its own; 1.0 for the serial one.
-        reason: One sentence, with the figures.
+    `times_faster` is the median over the turns of serial seconds over its own; 1.0 for the serial one.
     """
 
     name: str
-    times_faster: float
+    times_faster: float = 1.0
     reason: str
 
 
 def candidates(
-    program: HasDag, costs: Sequence[NodeCost], most_lanes: int = 8, *, sync_s: float = 0.0
+    dag: Dag, costs: Sequence[NodeCost], most_lanes: int = 8, *, sync_s: float = 0.0
 ) -> dict[str, Schedule]:
     """Schedules to be measured, by name; of equal ones the first.
 
     `serial` is everything on one lane. `concurrent` has a lane for whatever is independent. `2
     lanes` and on are merged from it by predicted cost, which may leave fewer lanes than allowed.
 
-    Args:
-        program: What is scheduled.
-        costs: For each node what it costs alone.
-        most_lanes: No candidate has more lanes.
-        sync_s: Seconds that a wait for another lane adds.
+    No candidate has more than `most_lanes`; a wait for another lane adds `sync_s` seconds.
 
     Raises:
         ScheduleError: `most_lanes` is below 1, or the costs are those of another program.
     """
-    dag = program.dag
     if len(costs) != dag.num_nodes:
         raise ScheduleError(
             f"wanted one cost for each of {dag.num_nodes} nodes, got {len(costs)} costs; measure the program "
@@ -100,9 +83,7 @@ def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> Par
     The gain is beyond the noise where serial is slower in three quarters of the turns, and
     `LEAST_GAIN` times in the median.
 
-    Args:
-        measured: Candidate to seconds of a call, one a turn, the turns in the same order for all.
-        serial: The one to beat.
+    `measured` has seconds of a call, one a turn, the turns in the same order for all candidates.
 
     Raises:
         ScheduleError: the serial one was not measured, or the numbers of turns differ.
@@ -116,7 +97,7 @@ def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> Par
     base = statistics.median(measured[serial])
     others = [name for name in measured if name != serial]
     if not others:
-        return ParallelChoice(name=serial, times_faster=1.0, reason="no other way was measured")
+        return ParallelChoice(name=serial, reason="no other way was measured")
     best = min(others, key=lambda name: statistics.median(measured[name]))
     own = statistics.median(measured[best])
     ratios = [slow / fast for slow, fast in zip(measured[serial], measured[best], strict=True)]
@@ -133,4 +114,4 @@ def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> Par
             f"the gain of {best} is within the noise: {figures}, {gain:.2f} times, at least {low:.2f} in "
             f"three quarters of {len(ratios)} turns"
         )
-    return ParallelChoice(name=serial, times_faster=1.0, reason=reason)
+    return ParallelChoice(name=serial, reason=reason)

@@ -69,7 +69,7 @@ def take_turns(
     """Seconds of a call of each way, one figure a turn: a change of the machine's speed meets all alike.
 
     Cost: Up to `TURNS` blocks of `BLOCK_S` or one call for each way; about `LIMIT_S` at most. Waits for the
-    device around every block.
+    device.
     """
     devices = sorted({op.device for op in program.operations if op.device.type == "cuda"}, key=str)
     begin = time.perf_counter()

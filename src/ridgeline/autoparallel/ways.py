@@ -16,13 +16,13 @@ from ridgeline.autoparallel.lanes.devices import DeviceProgram
 from ridgeline.autoparallel.lanes.graph_clock import stream_sync_s
 from ridgeline.autoparallel.lanes.streams import StreamProgram
 from ridgeline.autoparallel.lanes.threads import ThreadProgram, measure_sync_s
-from ridgeline.autoparallel.scheduling.bounds import Bounds, find_bounds
 from ridgeline.autoparallel.scheduling.links import LinkSeconds, link_seconds
 from ridgeline.autoparallel.scheduling.list_schedule import list_schedule
-from ridgeline.autoparallel.scheduling.makespan import NodeCost, run_schedule
+from ridgeline.autoparallel.scheduling.makespan import Bounds, NodeCost, find_bounds, run_schedule
 from ridgeline.autoparallel.scheduling.placement import place
 from ridgeline.autoparallel.scheduling.schedule import Schedule, serial_schedule
 from ridgeline.autoparallel.selection import MOST_STREAMS, SERIAL, candidates
+from ridgeline.callables.calls.graph import CallGraph
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.state.saved_state import preserved
@@ -34,11 +34,8 @@ MOST_THREADS = 4
 class ProgramWay(NamedTuple):
     """One way to run a program.
 
-    Attributes:
-        name: `serial`, or how it is parallel.
-        schedule: Who runs where.
-        predicted_s: Seconds of a call on the virtual clock.
-        make: Makes the callable, which has the arguments of the function.
+    `predicted_s` are seconds of a call on the virtual clock; `make` makes the callable, with the function's
+    arguments.
     """
 
     name: str
@@ -93,9 +90,7 @@ def offer(
 
 
 def offer_halves(
-    halves: Halves,
-    args: tuple[Any, ...],
-    offer_for: Callable[[Program, tuple[Any, ...]], Offer],
+    halves: Halves, args: tuple[Any, ...], offer_for: Callable[[Program, tuple[Any, ...]], Offer]
 ) -> Offer:
     """The ways for forward and backward together: of the same name where both have it, else serially.
 
@@ -139,7 +134,7 @@ def _on_threads(program: Program, costs: Sequence[NodeCost], lanes: int) -> Offe
     # Lanes do not share what they compute with, as streams of one device do.
     costs = [cost._replace(fill=1.0 / lanes) for cost in costs]
     sync_s = measure_sync_s() if lanes > 1 else 0.0
-    found = candidates(program, costs, lanes, sync_s=sync_s)
+    found = candidates(program.dag, costs, lanes, sync_s=sync_s)
     seconds = [cost.seconds for cost in costs]
     for count in dict.fromkeys((2, lanes)) if lanes > 1 else ():
         listed = list_schedule(program.dag, seconds, count, sync_s=sync_s)
@@ -179,7 +174,7 @@ def _on_streams(
             )
         return ProgramWay(name, schedule, predicted, lambda: StreamProgram(program, schedule))
 
-    found = candidates(program, costs, lanes, sync_s=sync_s)
+    found = candidates(program.dag, costs, lanes, sync_s=sync_s)
     ways = tuple(way(name, schedule) for name, schedule in found.items())
     return Offer(ways, find_bounds(program.dag, costs), str(device), *_size(program))
 
@@ -242,10 +237,7 @@ def _pinned(program: Program, devices: Sequence[torch.device]) -> dict[int, int]
 
 
 def _without_moves(
-    program: Program,
-    costs: Sequence[NodeCost],
-    links: LinkSeconds,
-    devices: Sequence[torch.device],
+    program: Program, costs: Sequence[NodeCost], links: LinkSeconds, devices: Sequence[torch.device]
 ) -> list[NodeCost]:
     """The costs, where moves to the CPU occupy their link and not the CPU.
 
@@ -275,14 +267,6 @@ def _constant(value: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
 class CapturedProgram:
     """A scheduled program as one CUDA graph; gradients that the function sets are set after each replay.
 
-    Args:
-        program: All of it on one CUDA device.
-        schedule: Made for the program's dag.
-        args: Example arguments.
-
-    Raises:
-        CaptureError: an operator cannot be captured.
-
     Cost: A few calls and a capture, after which state is as it was; waits for the device.
     """
 
@@ -291,7 +275,7 @@ class CapturedProgram:
         # Assigning `.grad` is Python, which a replay does not do again.
         streams = StreamProgram(program.returning_grads() if program.grads else program, schedule)
         with preserved(list(program.state.values())):
-            self._graph = streams.capture(args)
+            self._graph = CallGraph(streams, args)
 
     def __call__(self, *args: Any) -> Any:
         """The result for these arguments."""

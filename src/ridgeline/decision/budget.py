@@ -17,15 +17,7 @@ MOST_TRACING_SHARE = 0.5
 
 
 class Budget:
-    """The seconds of a choice, which run from when this is made.
-
-    Args:
-        seconds: That were given; None for no limit.
-        world: This worker's place.
-
-    Attributes:
-        seconds: That were given, or infinite.
-    """
+    """The seconds of a choice, which run from when this is made."""
 
     def __init__(self, seconds: float | None, world: World) -> None:
         self.seconds = math.inf if seconds is None else seconds
@@ -54,10 +46,7 @@ class Budget:
         return self.seconds if math.isinf(self.seconds) else self.seconds - self.clock()
 
     def check(self, is_variant: bool) -> None:
-        """Ends a trace for which there is no time, by this worker's own clock.
-
-        Args:
-            is_variant: Whether it is one in another precision or memory format.
+        """End a trace for which there is no time, by this worker's own clock; `is_variant`: of another form.
 
         Raises:
             OutOfTimeError: there is none.

@@ -36,12 +36,7 @@ from ridgeline.runtime.steps.step_identity import step_identity
 from ridgeline.simulator.compiler.compile_time import compile_seconds
 from ridgeline.timeline import Timeline
 from ridgeline.tracing.opaque import opaque_timings
-from ridgeline.workers.agree import (
-    failing_together,
-    largest_of_workers,
-    share_bytes,
-    share_text,
-)
+from ridgeline.workers.agree import failing_together, largest_of_workers, share_bytes, share_text
 from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 
@@ -56,20 +51,10 @@ if TYPE_CHECKING:
 class PlanChoice:
     """How the step of a script is chosen.
 
-    Attributes:
-        world: This worker's place.
-        model: Trained by the step.
-        loss_fn: Its loss.
-        optimizer: Over its parameters.
-        make: The step of a plan, sharing compiled forms.
-        describe: Traces the step, once; the same workload on all workers. Takes what `trace` is to check.
-        allow: Changes of the maths that may be made.
-        steps: That will be trained, if known.
-        seconds: That the choice may take; None: see `choose`.
-        machine: The user's profile, or what was measured.
-        say: Takes lines of progress, on rank 0.
-        forms: Compiled by trials, for the step that is kept.
-        notes: What went otherwise than planned.
+    `make` makes the step of a plan, sharing compiled `forms`, which trials fill for the step that is kept.
+    `describe` traces the step, once, and takes what `trace` is to check; all workers have the same workload.
+    `seconds` as of `choose`; `machine` is the user's profile, or what was measured; `notes` say what
+    went otherwise than planned.
     """
 
     world: World
@@ -145,11 +130,7 @@ class PlanChoice:
         self.notes.insert(0, note)  # before what is only to be known of the profile
 
     def rank_for(self, ranking: Ranking, examples: Sequence[Any]) -> Ranking:
-        """A ranking with the plan first that is the fastest on batches of these shapes.
-
-        Raises:
-            RidgelineError: see `varied.for_many_shapes`.
-        """
+        """A ranking with the plan first that is the fastest on batches of these shapes."""
         self._examples = examples
         # What the first choice has left of the seconds; batches are trained on meanwhile.
         self._budget = Budget(self._spare_s, self.world)
@@ -163,11 +144,7 @@ class PlanChoice:
         return found
 
     def rank_with_compiled(self, ranking: Ranking, example: Any) -> Ranking:
-        """A ranking for which what compiles was tried too, in the midst of training (`deferred_compiling`).
-
-        Raises:
-            RidgelineError: see `choose`.
-        """
+        """A ranking for which what compiles was tried too, in the midst of training: `deferred_compiling`."""
         assert self.machine is not None
         self._examples = (example,)
         seconds = deferred_compiling.deferred_s(ranking, device=self.world.kind)

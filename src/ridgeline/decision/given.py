@@ -11,11 +11,7 @@ from ridgeline.runtime.steps.body.requirements import check_seconds
 
 
 def given_plan(plan: Plan | str | Path) -> Plan:
-    """The plan, loaded if it is a path.
-
-    Raises:
-        PlanError: there is no such file.
-    """
+    """The plan, loaded if it is a path; a PlanError where there is no such file."""
     if isinstance(plan, Plan):
         return plan
     if not isinstance(plan, str | Path) or not Path(plan).is_file():
@@ -29,11 +25,7 @@ def given_plan(plan: Plan | str | Path) -> Plan:
 def check_choice(
     allow: Collection[str], machine: object, steps: object, seconds: object, progress: object
 ) -> None:
-    """Refuse what a choice could not go by, before anything is measured.
-
-    Raises:
-        PlanError: names the argument, what it is and what to give.
-    """
+    """Raise a PlanError for what a choice could not go by, before anything is measured."""
     check_allowed(allow)
     check_seconds(seconds)
     if machine is not None and not isinstance(machine, Machine):

@@ -31,9 +31,7 @@ class _Work(NamedTuple):
 class Heartbeat:
     """Says every ten seconds what is under way, from a thread of its own while it is a context.
 
-    Args:
-        say: Takes the lines, in that thread; None says nothing, and there is no thread.
-        clock: Seconds.
+    `say` takes the lines, in that thread; None says nothing, and there is no thread.
 
     Example:
         >>> with Heartbeat(print) as heartbeat, heartbeat.during("compiling", 38.0):  # doctest: +SKIP

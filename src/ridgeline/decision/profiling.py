@@ -37,10 +37,7 @@ MOST_CHECKING_SHARE = 0.1
 def measured_here(workload: Workload, plan: Plan, world: World) -> Machine:
     """The profile for a plan that is given, measured where the saved one has gaps.
 
-    Args:
-        workload: The traced step.
-        plan: Tells whether gradients are encoded.
-        world: This worker's place; all of its workers call this.
+    All workers of the world call this.
 
     Raises:
         LaunchError: a measuring process failed.
@@ -58,15 +55,9 @@ def measured_here(workload: Workload, plan: Plan, world: World) -> Machine:
 class Profiling:
     """Makes the machine that plans are ranked by.
 
-    Attributes:
-        world: This worker's place.
-        seconds: That the choice may take; None for no limit.
-        left: How many of them are left; infinite without a limit.
-        described: The traced step.
-        codecs: Whether plans may send less, so that encoding gradients is timed as well.
-        time_phases: Times a step of an eager plan in so many seconds, see `whole_step.phase_seconds`.
-        heartbeat: Reports what is under way.
-        note: Keeps what went otherwise than planned.
+    `seconds` that the choice may take are None, and those `left` infinite, without a limit. With `codecs`,
+    encoding gradients is timed as well. `time_phases` times a step of an eager plan in so many seconds, see
+    `whole_step.phase_seconds`; `note` keeps what went otherwise than planned.
     """
 
     world: World
@@ -100,12 +91,7 @@ class Profiling:
     def choose(
         self, rank: Callable[[Machine], Ranking], again: str = ""
     ) -> tuple[Machine, Ranking]:
-        """The machine and the ranking by it; see `staleness.choose_by_profile`.
-
-        Args:
-            rank: The plans by a machine.
-            again: From `why_again`.
-        """
+        """The machine and the ranking by it; see `staleness.choose_by_profile`."""
         is_alone = self.world.size == 1  # several workers measure in place
         # Ahead of the trace: interpreters and torch start while the step is traced.
         with stand_by(self.world.setting) if is_alone else contextlib.nullcontext() as group:
@@ -115,7 +101,7 @@ class Profiling:
                 agree=lambda why: share_text(why, self.world),
                 say=self.heartbeat.tell,
                 again=again,
-                doubt=retaking.doubting(self._marked, self._say_and_note),
+                doubt=retaking.doubting(self._marked, self._tell),
             )
 
     def timed(self) -> Machine | None:
@@ -130,18 +116,13 @@ class Profiling:
         """The profile, measured again for a doubt, which is counted; None where there is no time."""
         before = known_machine().machine
         machine = self._profile(group, refresh)
-        if (
-            machine is None or machine.measured_at == before.measured_at
-        ):  # there was no time after all
+        # The same, where there was no time after all.
+        if machine is None or machine.measured_at == before.measured_at:
             return machine
         return self._marked(machine, "", before.retakes + 1)
 
     def _marked(self, machine: Machine, suspect: str, retakes: int) -> Machine:
         return marked(machine, suspect, retakes) if self.world.rank == 0 else machine
-
-    def _say_and_note(self, line: str) -> None:
-        self.heartbeat.tell(line)
-        self.note([line])
 
     def _profile(self, group: Group | None, refresh: bool) -> Machine | None:
         """This machine, measured where its saved profile has gaps, assumed where that cannot be.

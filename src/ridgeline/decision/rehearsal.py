@@ -2,8 +2,7 @@
 
 An error inside of a step that exchanges gradients leaves the other workers waiting. What the user's code may
 refuse (`.view` in another memory format, a loss in another precision) shows in a step without the others, and
-all of them hear of it. So does a program for CPUs that ruins the process in which it runs: a child runs it
-first.
+all of them hear of it. A program for CPUs can ruin the process that runs it: a child runs it first.
 """
 
 import contextlib
@@ -32,12 +31,8 @@ if TYPE_CHECKING:
 class Rehearsals:
     """What plans ask of the user's own code, tried once by each of several workers alone.
 
-    Args:
-        model: Put back afterwards, as is all that the step can reach.
-        loss_fn: The user's.
-        optimizer: The user's.
-        world: This worker's place; nothing is rehearsed in a world of one.
-        forms: Receive what is compiled for it, for the trials.
+    Model and optimizer, and all else that the step can reach, are put back afterwards. Nothing is rehearsed
+    in a world of one. `forms` receive what is compiled for it, for the trials.
     """
 
     def __init__(
@@ -117,9 +112,8 @@ class Rehearsals:
         except SideEffectError as error:
             return f"writes {error}"
         except Exception as error:  # noqa: BLE001 - of any kind: the others must hear of it
-            if (
-                type(error).__name__ == "OutOfMemoryError"
-            ):  # a compiled or captured step may need less
+            # A compiled or captured step may need less.
+            if type(error).__name__ == "OutOfMemoryError":
                 return ""
             return f"fails {type(error).__name__}: {first_line(error)}"
         return ""

@@ -18,9 +18,7 @@ class Due(NamedTuple):
 def due(machine: Machine, listen: Callable[[], HostLoad]) -> Due:
     """Whether a profile is to be measured again now.
 
-    Args:
-        machine: What the cache has.
-        listen: What others take of the host now; asked only where it matters.
+    `listen` says what others take of the host now; it is asked only where it matters.
     """
     why = doubted.why_again(machine)
     if not why:
@@ -38,12 +36,7 @@ def due(machine: Machine, listen: Callable[[], HostLoad]) -> Due:
 def doubting(
     mark: Callable[[Machine, str, int], Machine], tell: Callable[[str], None]
 ) -> Callable[[Machine, Ranking], Machine]:
-    """For `staleness.choose_by_profile`: marks a profile that trials of plain plans contradict by far.
-
-    Args:
-        mark: Keeps what is suspected of a profile, and how often it was measured again.
-        tell: Takes a line that says so.
-    """
+    """For `staleness.choose_by_profile`: marks a profile that trials of plain plans contradict by far."""
 
     def doubt(machine: Machine, ranking: Ranking) -> Machine:
         why = doubted.suspicion(machine, ranking)

@@ -1,11 +1,15 @@
-"""What may change a choice after training began: batches of many shapes, and a run that turns out long."""
+"""What may change a choice after training began: many shapes, a long run, a plan that fails."""
 
 from typing import Any
 
+import msgspec
+
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.varied import ShapeWatch
+from ridgeline.errors import RidgelineError
 from ridgeline.planner import Ranking
 from ridgeline.planner.deferred_compiling import steps_before_compiling
+from ridgeline.planner.labels import label
 from ridgeline.synchronisation import trains_apart
 from ridgeline.workers import attendance
 from ridgeline.workers.agree import largest_of_workers
@@ -16,9 +20,7 @@ class Revisions:
 
     Never where workers train alone between exchanges.
 
-    Args:
-        choice: How the plan in force was chosen; it holds a batch until this is over.
-        ranking: What was chosen.
+    The choice holds a batch until this is over.
     """
 
     def __init__(self, choice: PlanChoice, ranking: Ranking) -> None:
@@ -67,3 +69,23 @@ class Revisions:
 def _watch(ranking: Ranking) -> ShapeWatch | None:
     """A look at the shapes of batches, where the plan has programs that serve some better than others."""
     return None if ranking.best.plan.execution == "eager" else ShapeWatch()
+
+
+def without_best(ranking: Ranking | None, error: RidgelineError) -> Ranking | None:
+    """The ranking with the best of the other plans that were tried in front; None where none was."""
+    if ranking is None:
+        return None
+    failed = msgspec.structs.replace(ranking.best, measured=None, failure=str(error))
+    # Only what was tried: after a failure nothing else is known to run.
+    others = [c for c in ranking.candidates[1:] if c.measured is not None and not c.failure]
+    if not others:
+        return None
+    best = min(others, key=lambda candidate: candidate.cost_s(ranking.steps))
+    rest = (c for c in ranking.candidates[1:] if c is not best)
+    note = (
+        f"trained as {label(best.plan)}, since {label(failed.plan)} failed when training began, though its "
+        f"trial did not: {error}"
+    )
+    return msgspec.structs.replace(
+        ranking, candidates=(best, *rest, failed), notes=(note, *ranking.notes)
+    )

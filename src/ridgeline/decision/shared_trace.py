@@ -11,16 +11,7 @@ from ridgeline.workload import Workload
 
 
 def shared_trace(traced: Callable[[], Workload], world: World) -> Workload:
-    """Worker 0's trace, on all workers.
-
-    Args:
-        traced: Traces the step of this worker.
-        world: Its place.
-
-    Raises:
-        OutOfTimeError: the trace of a worker was ended, since time was up; on all of them.
-        SideEffectError: likewise, the step of one cannot be run again.
-    """
+    """Worker 0's trace, on all workers; what ends that of one, such as time that is up, ends it on all."""
     stopped, mine = None, b""
     try:
         mine = msgspec.json.encode(traced())

@@ -18,12 +18,8 @@ from ridgeline.verdict import step_drift
 class ToldTrials:
     """A trial that is reported before and after it runs.
 
-    Args:
-        run: The trial.
-        compiling_s: Seconds of compiling that are expected of a plan; 0 for one that compiles nothing.
-        heartbeat: Takes the lines, and says meanwhile what is under way.
-        left: Seconds that are left for the choice, the same on all workers; not shown where infinite.
-        words: How the first line begins.
+    `compiling_s` are expected of a plan, 0 where it compiles nothing. The seconds `left` for the choice are
+    the same on all workers, and not shown where infinite.
     """
 
     def __init__(
@@ -43,11 +39,7 @@ class ToldTrials:
         self._announced: set[tuple[str, ...]] = set()
 
     def __call__(self, plan: Plan) -> Timeline:
-        """The measured timeline of the plan.
-
-        Raises:
-            Exception: what the trial raises, after its first line was reported.
-        """
+        """The measured timeline of the plan; what the trial raises passes through, its first line told."""
         words, left_s = f"{self._words} {label(plan)}", self._left()
         compiling_s = self._compiling_s(plan)
         if compiling_s:

@@ -78,18 +78,10 @@ def run_trial(
     timeline. It ends when time is up, with what it has measured by then. A worker alone is stopped whatever
     it does, several between two of their steps, since the others would wait for the one that stops.
 
-    Args:
-        make: The step of a plan.
-        plan: Tried on the examples in turn.
-        model: Trained meanwhile.
-        loss_fn: Other networks that it reads are put back too.
-        optimizer: Put back with its settings.
-        examples: Batches.
-        world: This worker's place.
-        left: Seconds that are left for it, the same on all workers; infinite where none were given.
-        watch: Made before anything of the plan was compiled; what it reads comes with the timeline. None: no
-            programs come.
-        hopeless_s: A step of seconds that takes longer than this is measured once; the same on all workers.
+    The plan is tried on the examples in turn; other networks that the loss reads are put back, too. `left`
+    gives the seconds that are left for it, the same on all workers, infinite where none were given. `watch`
+    was made before anything of the plan was compiled; what it reads comes with the timeline. A step of
+    seconds that takes longer than `hopeless_s`, the same on all workers, is measured once.
 
     Raises:
         OutOfTimeError: no step was measured in that time.
@@ -179,8 +171,7 @@ def _run(
 ) -> PeriodParts | None:
     """Warm up, then run as many steps as their length and the time that is left allow.
 
-    Returns:
-        What an exchange was measured in parts with; None where all steps exchange, or whole periods ran.
+    Of an exchange that was measured in parts these; None where all steps exchange, or whole periods ran.
     """
     is_limited = math.isfinite(left())
     # A loss may take entries out of its batch: each step has containers of its own, as from a loader.
@@ -251,8 +242,8 @@ def _warmed_up(
 ) -> float:
     """Run steps, `least` of them, until the coming ones are like each other; seconds of the last one.
 
-    With limited seconds a step that is still faster than the one before is not waited for, nor where it takes
-    longer than `hopeless_s`.
+    With limited seconds a step that is still faster than the one before is not waited for, nor one
+    of more than `hopeless_s`.
     """
     step_s = spent_s = 0.0
     for number in range(1, max(MOST_WARM_STEPS, least) + 1):

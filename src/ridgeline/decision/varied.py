@@ -1,7 +1,6 @@
 """Batches of many shapes: a plan that was chosen for one of them is chosen again for several.
 
-Captured programs serve one shape or two, and compiled ones serve many by code that is slower than that for
-one.
+Captured programs serve one shape or two, and compiled ones serve many by slower code than one.
 """
 
 from collections.abc import Callable
@@ -32,11 +31,7 @@ REASON = (
 
 
 class ShapeWatch:
-    """The shapes of the first batches.
-
-    Attributes:
-        examples: A batch of each shape, `MANY_SHAPES` at most.
-    """
+    """The shapes of the first batches, with an example of each, `MANY_SHAPES` at most."""
 
     def __init__(self) -> None:
         self.examples: list[Any] = []
@@ -63,16 +58,6 @@ def for_many_shapes(
     ranking: Ranking, trial: Trial, heartbeat: Heartbeat, tell: Callable[[str], None]
 ) -> Ranking:
     """The ranking with the plan first that is the fastest on batches of several shapes.
-
-    Args:
-        ranking: For one shape.
-        trial: Runs a plan on several.
-        heartbeat: Says meanwhile what is under way.
-        tell: Takes the lines.
-
-    Raises:
-        AbsentWorkerError: another worker is missing.
-        SideEffectError: the step cannot be tried.
 
     Cost: A trial of each way of execution that takes any shape; compiling, where what was chosen compiles.
     """

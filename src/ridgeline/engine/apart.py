@@ -4,8 +4,7 @@ Python raises KeyboardInterrupt in the main thread after any call, and Recursion
 Code that repairs what such an exception left half done would meet the next one. So a handler only notes what
 there is to repair, which takes no call, or begins with `start_new_thread`: it is C, and the thread has
 started before anything can come in between. Lanes start their threads apart as well: an interrupt in
-`Thread.start` leaves a thread that is listed but never started, or one that waits for a lock that is never
-released.
+`Thread.start` leaves a thread that is listed but never started, or one that waits for a lock for good.
 """
 
 from _thread import start_new_thread
@@ -15,10 +14,7 @@ from typing import Any
 
 
 def apart(action: Callable[..., None], *arguments: Any) -> None:
-    """Do it in a thread of its own and wait; an interrupt ends the waiting alone.
-
-    Raises:
-        BaseException: what `action` raises.
+    """Do it in a thread of its own and wait; raises what it raises. An interrupt ends the waiting alone.
 
     Cost: About 50 us.
     """

@@ -10,11 +10,7 @@ from ridgeline.errors import EngineError
 
 
 def whole_number(name: str, value: Any, where: str, *, least: int | None = None) -> int:
-    """The value as an int; numpy's integers are taken, booleans and floats are not.
-
-    Raises:
-        EngineError: it is no whole number, or below `least`.
-    """
+    """The value as an int, else an EngineError; numpy's integers are taken, booleans and floats are not."""
     bound = "" if least is None else f" >= {least}"
     wanted = f"wanted {name}{bound}" if least is not None else f"wanted a whole number as {name}"
     try:
@@ -29,21 +25,13 @@ def whole_number(name: str, value: Any, where: str, *, least: int | None = None)
 
 
 def check_name(name: Any, where: str) -> None:
-    """Refuse a name that is no text.
-
-    Raises:
-        EngineError: it is something else.
-    """
+    """Raise an EngineError for a name that is no text."""
     if not isinstance(name, str):
         raise EngineError(f"wanted a name of type str, got {name!r} in {where}(...); give text")
 
 
 def check_factories(threads: Any, lanes: Any) -> None:
-    """Refuse what names no lanes.
-
-    Raises:
-        EngineError: it is no mapping, or a lane's factory cannot be called.
-    """
+    """Raise an EngineError for what is no mapping, and for a lane's factory that cannot be called."""
     for what, given in (("threads", threads), ("lanes", lanes)):
         if not isinstance(given, Mapping):
             raise EngineError(f"wanted {what} by lane, got {given!r} in Engine(...); give a dict")
@@ -60,11 +48,7 @@ _LANE = ("runs_inline", "enqueue", "forget", "start", "close")
 
 
 def check_lane(runner: Any, name: str) -> None:
-    """Refuse what a factory made that is no lane.
-
-    Raises:
-        EngineError: it lacks something.
-    """
+    """Raise an EngineError for what a factory made that lacks something of a lane."""
     lacking = [what for what in _LANE if not hasattr(runner, what)]
     if lacking:
         raise EngineError(
@@ -74,11 +58,7 @@ def check_lane(runner: Any, name: str) -> None:
 
 
 def check_ran(value: Any, name: str) -> None:
-    """Refuse what a task's function returned, one of `UNBEGUN`, if nothing of it has run.
-
-    Raises:
-        EngineError: so it is.
-    """
+    """Raise an EngineError for what a task's function returned, of `UNBEGUN`, if nothing of it has run."""
     if isinstance(value, CoroutineType):
         is_unbegun = inspect.getcoroutinestate(value) == inspect.CORO_CREATED
         value.close()  # Python would warn that nobody awaits it
@@ -96,11 +76,7 @@ def check_ran(value: Any, name: str) -> None:
 
 
 def check_push(fn: Any, name: Any, priority: Any, num_bytes: Any) -> tuple[int, int]:
-    """Refuse what no task can be made of; priority and bytes as ints.
-
-    Raises:
-        EngineError: `fn` cannot be called, or the others are no whole numbers, or bytes are negative.
-    """
+    """Priority and bytes as ints; an EngineError for what no task can be made of."""
     if not callable(fn):
         raise EngineError(
             f"wanted a function to run, got {fn!r} in push(...); give a callable without arguments"

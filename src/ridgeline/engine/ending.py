@@ -35,11 +35,7 @@ def end_behind(scheduler: Scheduler) -> None:
 
 
 def tell_untold(scheduler: Scheduler) -> None:
-    """Report failures that were not raised yet.
-
-    Raises:
-        EngineError: there are some.
-    """
+    """Raise an EngineError if there are failures that were not raised yet."""
     with scheduler.lock:
         untold, num_counted = scheduler.failures.take_untold()
     if untold:

@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from ridgeline.engine import failures
+from ridgeline.engine.apart import apart
 from ridgeline.engine.arguments import check_name, check_push
 from ridgeline.engine.ending import end_behind, tell_untold
 from ridgeline.engine.lanes.lanes import JoinableLane
-from ridgeline.engine.middle import check_can_sleep, check_outside, check_unlocked
-from ridgeline.engine.safety.cancelling import cancel
-from ridgeline.engine.safety.mending import settle
+from ridgeline.engine.lanes.threads import ThreadLane
+from ridgeline.engine.middle import check_can_sleep, check_outside, check_unlocked, own
+from ridgeline.engine.safety.mending import mend, settle
 from ridgeline.engine.safety.waiting import blocked_by, pushed, wait_for
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.statistics import EngineStatistics
@@ -26,9 +27,8 @@ from ridgeline.engine.variable import check_owner, check_variables
 from ridgeline.errors import EngineError
 from ridgeline.timeline import Span, Timeline
 
-_NO_VARIABLES: tuple[
-    Variable, ...
-] = ()  # Python has one empty tuple: a comparison by `is` costs no call
+# Python has one empty tuple: a comparison by `is` costs no call.
+_NO_VARIABLES: tuple[Variable, ...] = ()
 
 
 class Engine:
@@ -40,8 +40,7 @@ class Engine:
     interpreter waits for pending tasks, but for collectives.
 
     Args:
-        max_pending: Tasks that may be unfinished; a further push blocks. Keeps a fast producer from
-            filling the memory.
+        max_pending: Tasks that may be unfinished; a further push blocks, so that memory suffices.
         max_bytes: Likewise for the sum of their `num_bytes`; None sets no bound.
         max_batches: Batches that may be unfinished after `end_batch()`.
         threads: Worker threads by lane, which serve it from one queue; also for `host`, `compute`.
@@ -127,9 +126,8 @@ class Engine:
         """
         scheduler = self._scheduler
         if not name:
-            name = getattr(
-                fn, "__name__", ""
-            )  # functools.partial has none; others mean something else by it
+            # `functools.partial` has none; others mean something else by it.
+            name = getattr(fn, "__name__", "")
             if name.__class__ is not str or not name:
                 name = type(fn).__name__
         elif name.__class__ is not str:
@@ -150,17 +148,7 @@ class Engine:
             check_variables(reads, name, scheduler.owner)
             read = tuple([v for v in dict.fromkeys(reads) if v not in written]) if reads else ()
         task = EngineTask(fn, read, written, record, name, priority, num_bytes, 2)
-        try:
-            scheduler.push(task)
-        except EngineError:
-            pushed()
-            if task.sequence:  # not of this push: of a signal handler that came meanwhile
-                start_new_thread(settle, (scheduler, task))
-            raise
-        except BaseException:
-            start_new_thread(settle, (scheduler, task))
-            pushed()
-            raise
+        self._register(task)
         return task
 
     def wait(self, variable: Variable) -> None:
@@ -170,10 +158,9 @@ class Engine:
         made to wait for it, on the device.
 
         Raises:
-            EngineError: the variable is poisoned by a task that failed or was cancelled, chained to what
-                that raised; every time, until `clear_error` or `delete`. Or the variable was deleted,
-                is of another engine, or would come only after the task that waits: the message names
-                who waits for whom.
+            EngineError: the variable is poisoned by a task that failed or was cancelled, chained to what that
+                raised; every time, until `clear_error` or `delete`. Or the variable was deleted, is of
+                another engine, or would come only after the task that waits; it says who waits.
         """
         scheduler = self._scheduler
         scheduler.process.check("wait")
@@ -246,7 +233,7 @@ class Engine:
                 f"wanted a task of this engine to cancel, got {task!r}; cancel it where it was pushed"
             )
         try:
-            return cancel(scheduler, task)
+            return _cancel(scheduler, task)
         except BaseException:
             start_new_thread(settle, (scheduler, None))
             raise
@@ -350,6 +337,11 @@ class Engine:
         scheduler = self._scheduler
         check_owner(variable, name, scheduler.owner)
         task = EngineTask(action, (), (variable,), scheduler.lanes.control, name, 0, 0, 3)
+        self._register(task)
+
+    def _register(self, task: EngineTask) -> None:
+        """Push a task; what an exception leaves half done is settled apart."""
+        scheduler = self._scheduler
         try:
             scheduler.push(task)
         except EngineError:
@@ -372,3 +364,28 @@ def _clear_error(variable: Variable) -> BaseException | None:
     """What poisoned it; dropped by the caller, who holds no lock any more."""
     error, variable.error = variable.error, None
     return error
+
+
+@own
+def _cancel(scheduler: Scheduler, task: EngineTask) -> bool:
+    """Keep a task from running unless it has begun; see `Engine.cancel`."""
+    error = failures.cancellation(task)
+    check_unlocked(scheduler, "cancel")
+    while True:
+        with scheduler.lock:
+            if task.is_done or task.error is not None:
+                return False
+            if scheduler.half_done is None:
+                # First: taken out of its queue, it may have to be started again.
+                task.has_starter = False
+                runner = task.record.runner
+                was_ready = not task.waits
+                if was_ready and not (isinstance(runner, ThreadLane) and runner.withdraw(task)):
+                    return False
+                task.is_cancelled = True
+                task.error = error
+                break
+        apart(mend, scheduler)
+    if was_ready:
+        scheduler.finish(task, None)
+    return True

@@ -68,10 +68,7 @@ def cancellation(task: EngineTask) -> CancelledError:
 def tell(error: BaseException, others: int = 0, only_counted: int = 0) -> None:
     """Raise what a task raised, as the engine's error.
 
-    Args:
-        error: What a task raised.
-        others: Further errors that are not raised, for the message.
-        only_counted: Of these, the ones that were not kept.
+    The message names `others` further errors that are not raised, of which `only_counted` were not kept.
 
     Raises:
         EngineError: always; chained to `error`, whose traceback is that of the task.

@@ -56,10 +56,6 @@ def runs_tasks(function: F) -> F:
 def is_in_the_middle(scheduler: Interrupted, begin: FrameType | None) -> bool:
     """Whether a thread is inside of an engine's own work, and not of a task that this runs.
 
-    Args:
-        scheduler: The engine's.
-        begin: The innermost frame to look at.
-
     Cost: About 50 ns for each frame; asked only by who is about to sleep.
     """
     frame = begin
@@ -77,9 +73,7 @@ def is_in_the_middle(scheduler: Interrupted, begin: FrameType | None) -> bool:
 def is_pushed_in_the_middle(scheduler: Interrupted, push: CodeType) -> bool:
     """Whether the present push is that of a signal handler or finalizer, whose thread has to go on.
 
-    Args:
-        scheduler: The engine's.
-        push: The code of the push, which is inside of the engine by itself.
+    `push` is the code of the push, which is inside of the engine by itself.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to know who calls
     while frame is not None and frame.f_code is not push:
@@ -90,31 +84,19 @@ def is_pushed_in_the_middle(scheduler: Interrupted, push: CodeType) -> bool:
 
 
 def check_unlocked(scheduler: Interrupted, what: str) -> None:
-    """Refuse a call that changes or awaits the engine's state while this very thread changes it.
-
-    Raises:
-        EngineError: it holds the lock.
-    """
+    """Raise an EngineError where this very thread changes the engine's state, which the call would, too."""
     if scheduler.owns_lock():
         raise _refusal(what)
 
 
 def check_can_sleep(scheduler: Interrupted, what: str) -> None:
-    """Refuse to sleep until something is done that this very thread may have left to do.
-
-    Raises:
-        EngineError: it is in the middle of the engine's own work.
-    """
+    """Raise an EngineError where this very thread may have left to do what it would sleep for."""
     if is_in_the_middle(scheduler, sys._getframe(1)):  # noqa: SLF001 - the caller
         raise _refusal(what)
 
 
 def check_outside(scheduler: Interrupted, what: str) -> None:
-    """Refuse what a task could wait for only forever, and who is in the middle of the engine's own work.
-
-    Raises:
-        EngineError: a task of this engine calls, or a signal handler or finalizer.
-    """
+    """Raise an EngineError in a task, which would wait for itself, and amid the engine's own work."""
     if scheduler.is_inside():
         task = here.task
         raise EngineError(

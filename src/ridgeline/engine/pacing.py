@@ -68,9 +68,8 @@ class Pacing:
         """The gate at which a push waits for room: `gate`, or a new one."""
         if gate is None:
             gate = closed_gate()
-        self.is_watched = (
-            True  # before it is there, so that an interrupt in between loses no wake-up
-        )
+        # Before it is there, so that an interrupt in between loses no wake-up.
+        self.is_watched = True
         if gate not in self._room:
             self._room.append(gate)
         return gate

@@ -22,11 +22,7 @@ class Process:
         _made_here.add(self)
 
     def check(self, what: str) -> None:
-        """Refuse use in a forked child, whose copy of the engine may hold locks for good.
-
-        Raises:
-            EngineError: this is a forked child.
-        """
+        """Raise an EngineError in a forked child, whose copy of the engine may hold locks for good."""
         if self.is_forked:
             raise EngineError(
                 f"wanted {what} in process {self._pid}, which made the engine, got its forked child "

@@ -3,9 +3,8 @@
 One lock guards variables, counts and gates; it is held for a few microseconds per task, and neither
 tasks nor lanes run under it. The thread that ends the last thing that a task waits for starts it.
 
-An interrupt may come anywhere. One that comes while the state changes leaves a note of what is half done;
-the next change has that repaired first; `settle` then starts what no other thread will start. Both happen
-apart.
+An interrupt may come anywhere. One that comes while the state changes leaves a note of what is half done; the
+next change has that repaired first; `settle` then starts what no other thread will start. Both happen apart.
 """
 
 import threading
@@ -18,11 +17,7 @@ from typing import Any
 from ridgeline.engine.apart import apart
 from ridgeline.engine.failures import Failures
 from ridgeline.engine.lanes.lane_table import LaneTable
-from ridgeline.engine.middle import (
-    check_outside,
-    is_pushed_in_the_middle,
-    own,
-)
+from ridgeline.engine.middle import check_outside, is_pushed_in_the_middle, own
 from ridgeline.engine.pacing import RECHECK_S, Pacing
 from ridgeline.engine.process import Process
 from ridgeline.engine.safety.late import LATE, LatePushes
@@ -253,12 +248,7 @@ class Scheduler:
         return ready
 
     def recover(self, task: EngineTask | None, error: BaseException) -> None:
-        """An exception reached a lane's thread in the engine's own code: end its task, go on with the rest.
-
-        Args:
-            task: What it had begun, if anything.
-            error: What was raised.
-        """
+        """An exception reached a lane's thread in the engine's own code: end its task, then go on."""
         if task is not None and not task.is_done:
             self.finish(task, error)
         settle(self, None)
@@ -283,11 +273,7 @@ class Scheduler:
             gate.acquire()
 
     def shut(self, *, waits: bool = True) -> None:
-        """Refuse pushes from outside, finish what is pending, end the threads; safe to call twice.
-
-        Args:
-            waits: For the threads, too.
-        """
+        """Refuse pushes from outside, finish what is pending, end the threads; safe to call twice."""
         if self.process.is_forked:
             self._limit = 0
             return
@@ -306,11 +292,7 @@ class Scheduler:
         return False
 
     def _admits(self, task: EngineTask) -> bool:
-        """Whether there is room for the task; called under the lock.
-
-        Raises:
-            EngineError: the engine is closed.
-        """
+        """Whether there is room for the task, under the lock; an EngineError where the engine is closed."""
         if task.sequence or self.is_inside():  # it would wait for its own end
             return True
         self._check_open(task)

@@ -190,9 +190,8 @@ class LaneRecord:
 class EngineTask:
     """One pushed function: its lane, its variables, and whether it is done.
 
-    It remembers the three innermost frames of its push, `depth` frames above the body of
-    the constructor: enough to leave a helper or two. Only code and offset are kept, for frames would
-    keep their variables.
+    It remembers the three innermost frames of its push, `depth` frames above the body of the constructor:
+    enough to leave a helper or two. Only code and offset are kept, for frames would keep their variables.
 
     Attributes:
         name: Span name.
@@ -303,9 +302,7 @@ def line_of(code: CodeType, offset: int) -> int:
 class Agenda(deque[EngineTask]):
     """Tasks that a thread will start once it has started the present one.
 
-    Attributes:
-        task: The task whose function ran when it was made, or None.
-        outer: The agenda to which the thread comes back afterwards, or None.
+    It was made while the function of `task` ran, if any; the thread comes back to `outer` afterwards.
     """
 
     def __init__(
@@ -317,12 +314,7 @@ class Agenda(deque[EngineTask]):
 
 
 class Here(threading.local):
-    """What the present thread is doing for engines.
-
-    Attributes:
-        task: The task whose function runs, or None.
-        agenda: The innermost one, or None.
-    """
+    """What the present thread is doing for engines: the task whose function runs, the innermost agenda."""
 
     task: EngineTask | None = None
     agenda: Agenda | None = None

@@ -8,11 +8,7 @@ from ridgeline.errors import EngineError
 
 
 def check_variables(given: Sequence[Variable], where: str, owner: object) -> None:
-    """Refuse what is no sequence of variables of this engine.
-
-    Raises:
-        EngineError: it is a variable by itself, or holds something else, or one of another engine.
-    """
+    """Raise an EngineError for what is no sequence of variables of this engine."""
     # Classes are compared first, since `isinstance` with an abstract class costs more than the rest.
     if given.__class__ in (tuple, list) or isinstance(given, Sequence):
         for variable in given:
@@ -29,11 +25,7 @@ def check_variables(given: Sequence[Variable], where: str, owner: object) -> Non
 
 
 def check_owner(variable: Variable, where: str, owner: object) -> None:
-    """Refuse what is no variable, and one of another engine, whose tasks this one does not know.
-
-    Raises:
-        EngineError: it is.
-    """
+    """Raise an EngineError for what is no variable of this engine: it does not know another one's tasks."""
     if variable.__class__ is not Variable:
         raise EngineError(
             f"wanted a variable for {where!r}, got {variable!r}; make one with engine.variable()"
@@ -46,11 +38,7 @@ def check_owner(variable: Variable, where: str, owner: object) -> None:
 
 
 def check_alive(variable: Variable, where: str) -> None:
-    """Refuse a deleted variable.
-
-    Raises:
-        EngineError: it was deleted.
-    """
+    """Raise an EngineError for a deleted variable."""
     if variable.is_deleted:
         raise EngineError(
             f"wanted a variable in use for {where!r}, got {variable.name!r}, which was deleted; "
@@ -59,11 +47,7 @@ def check_alive(variable: Variable, where: str) -> None:
 
 
 def check_all_alive(task: EngineTask) -> None:
-    """Refuse a task that touches a deleted variable.
-
-    Raises:
-        EngineError: it does.
-    """
+    """Raise an EngineError for a task that touches a deleted variable."""
     for variable in task.reads:
         if variable.is_deleted:
             check_alive(variable, task.name)

@@ -71,9 +71,8 @@ class FeedStream(Stream):
         self._closing: weakref.finalize[..., Self] | None = None
         self._is_over = False
         self._is_closed = False
-        self._is_claimed = (
-            False  # by a loop; what `next` began before is continued by the first one
-        )
+        # By a loop; what `next` began before is continued by the first one.
+        self._is_claimed = False
         self._number = 0  # of the present pass
         self._batches = self._batches_before = 0
         self._waited_s = 0.0
@@ -95,15 +94,10 @@ class FeedStream(Stream):
             if not is_continued and (self._has_begun or self._is_claimed):
                 self._begin_again()
             self._is_claimed = True
-            return Pass(self, self._number)
+            return Pass(self.next_of, self._number)
 
     def next_of(self, number: int) -> Any:
-        """The next batch of a pass.
-
-        Raises:
-            PlanError: a later one has begun.
-            Exception: see `feed`.
-        """
+        """The next batch of a pass; a PlanError where a later one has begun; else see `feed`."""
         self._check_asker()
         with self._turn:
             check_pass(number, self._number)

@@ -69,10 +69,7 @@ class Buffer:
     def view(self, layout: TensorLayout, dtype: torch.dtype, capacity: int = 0) -> Tensor:
         """A view of the wanted layout, on new memory if the present is too small.
 
-        Args:
-            layout: What is wanted.
-            dtype: The same at every call.
-            capacity: Elements that new memory has room for, if that is more.
+        The dtype is the same at every call; new memory has room for `capacity` elements, if that is more.
         """
         memory = self.memory
         if memory is None or memory.numel() < layout.numel:

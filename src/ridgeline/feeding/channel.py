@@ -22,61 +22,47 @@ class Channel(Protocol):
     @property
     def device(self) -> torch.device:
         """The device at the other end."""
-        ...
 
     def active(self) -> AbstractContextManager[Any]:
         """Make the device the current one in this thread."""
-        ...
 
     def takes(self, leaf: Tensor) -> bool:
         """Whether this tensor has to travel."""
-        ...
 
     def needs_staging(self, leaf: Tensor) -> bool:
         """Whether it must be copied to pinned memory first."""
-        ...
 
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised host memory, (numel,), that copies can use."""
-        ...
 
     def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised device memory, (numel,), for the channel's stream."""
-        ...
 
     def now(self) -> Moment:
         """What the consumer's current stream has been given so far."""
-        ...
 
     def consumer(self) -> Any:
         """The consumer's current stream."""
-        ...
 
     def copy(
         self, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence[Moment]
     ) -> tuple[Moment, Moment]:
         """Enqueue `target <- source` for all pairs once `after` has happened; begin and end."""
-        ...
 
     def follow(self, moment: Moment) -> None:
         """Make the consumer's current stream wait for a moment."""
-        ...
 
     def wait(self, moment: Moment) -> None:
         """Make the host wait for a moment."""
-        ...
 
     def is_over(self, moment: Moment) -> bool:
         """Whether it has happened."""
-        ...
 
     def seconds(self, begin: Moment, end: Moment) -> float:
         """Time between two moments that are over."""
-        ...
 
     def give_away(self, memory: Tensor, stream: Any) -> None:
         """Other code owns this device memory now, and uses it on `stream`."""
-        ...
 
 
 class HostChannel:
@@ -103,9 +89,7 @@ class HostChannel:
         """Ordinary memory."""
         return torch.empty(numel, dtype=dtype, device="cpu")
 
-    def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Ordinary memory."""
-        return torch.empty(numel, dtype=dtype, device="cpu")
+    empty_device = empty_host
 
     def now(self) -> Moment:
         """The clock."""
@@ -127,8 +111,7 @@ class HostChannel:
     def follow(self, moment: Moment) -> None:
         """It has happened."""
 
-    def wait(self, moment: Moment) -> None:
-        """It has happened."""
+    wait = follow
 
     def is_over(self, moment: Moment) -> bool:
         """Always."""
@@ -143,12 +126,7 @@ class HostChannel:
 
 
 class CudaChannel:
-    """To one GPU, or from it, on a stream of its own; host memory is pinned.
-
-    Args:
-        device: The GPU, with its index.
-        inward: To the GPU; else from it.
-    """
+    """To one GPU, given with its index, or from it, on a stream of its own; host memory is pinned."""
 
     def __init__(self, device: torch.device, *, inward: bool) -> None:
         self._device = device

@@ -25,9 +25,6 @@ class Handover:
     """Whether batches come from a loading thread; shared by the feeds of a run, which follow each other.
 
     Serves loaders that any thread may iterate, as those of a map-style data set.
-
-    Attributes:
-        uses_thread: Whether the next batch is to come from a loading thread.
     """
 
     def __init__(self) -> None:
@@ -41,9 +38,7 @@ class Handover:
     def note(self, step_s: float, load_s: float) -> None:
         """A step went by, from batch to batch.
 
-        Args:
-            step_s: Its seconds.
-            load_s: Those in which the caller loaded the batch, or waited for it.
+        `load_s` are seconds of the step in which the caller loaded the batch, or waited for it.
         """
         if self._is_decided:
             return

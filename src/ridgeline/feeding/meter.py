@@ -32,9 +32,7 @@ class Trace(NamedTuple):
 class Meter:
     """Totals over the batches of one channel.
 
-    Args:
-        channel: Reads the moments.
-        margin: Batches before and after one whose computation its copy may overlap.
+    The copy of a batch may overlap the computation of `margin` batches before and after it.
     """
 
     def __init__(self, channel: Channel, margin: int) -> None:

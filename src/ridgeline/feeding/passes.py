@@ -1,43 +1,25 @@
 """Passes over a feed: one at a time, each from the first batch on, and what is said where there is none."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ridgeline.errors import PlanError
-
-
-class Passing(Protocol):
-    """What a pass needs of its feed."""
-
-    def next_of(self, number: int) -> Any:
-        """The next batch of the pass of that number."""
-        ...
 
 
 class Pass(Iterator[Any]):
     """An iterator over one pass of a feed, which several threads may share."""
 
-    def __init__(self, feed: Passing, number: int) -> None:
-        self._feed, self._number = feed, number
+    def __init__(self, next_of: Callable[[int], Any], number: int) -> None:
+        self._next_of, self._number = next_of, number
 
     def __next__(self) -> Any:
-        """The next batch of this pass.
-
-        Raises:
-            StopIteration: there is none.
-            PlanError: a later pass has begun.
-            Exception: whatever the loader raised.
-        """
-        return self._feed.next_of(self._number)
+        """The next batch of this pass; raises what `FeedStream.next_of` does."""
+        return self._next_of(self._number)
 
 
 def check_pass(number: int, present: int) -> None:
-    """Refuse a pass that is not the present one.
-
-    Raises:
-        PlanError: a later one has begun.
-    """
+    """Raise a PlanError for a pass that is not the present one."""
     if number != present:
         raise PlanError(
             f"wanted the next batch of pass {number + 1}, got a feed in pass {present + 1}, which has one "

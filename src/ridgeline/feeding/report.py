@@ -21,16 +21,14 @@ class CopyReport(Value, frozen=True, kw_only=True):
         device: Where the batches went or the results came from.
         batches: Batches or results handed over.
         num_bytes: Bytes copied between host and device.
-        loading_s: Seconds spent in the loader (and in copying to pinned memory); for results, in the
-            iterable that makes them.
+        loading_s: Seconds spent in the loader (and in copying to pinned memory); for results, in making them.
         copy_s: Seconds during which a copy between host and device ran.
         compute_s: Seconds of the consumer's own work: on a GPU, of its stream; else of its thread.
         waited_s: Seconds during which the host had to wait for a batch or a result.
         hidden: Share (0..1) that computation covered: of `copy_s`, where a GPU takes part; else of
             `loading_s`, namely what no step had to wait for (threads that share a core slow each other
             down, which this does not see). None while there is nothing to hide.
-        given_away: Pieces of memory that a caller still held when their turn came; they were left to
-            it and replaced.
+        given_away: Pieces of memory that a caller still held when their turn came; left to it and replaced.
         bound: The stage that takes longest, and so sets the pace.
     """
 
@@ -71,9 +69,7 @@ class CopyReport(Value, frozen=True, kw_only=True):
 def covered_s(inner: Sequence[Interval], outer: Sequence[Interval]) -> float:
     """Seconds of `inner` during which some interval of `outer` runs.
 
-    Args:
-        inner: Intervals, each counted by itself.
-        outer: Intervals that may overlap each other.
+    Each interval of `inner` counts by itself; those of `outer` may overlap each other.
     """
     merged = _merge(outer)
     covered = 0.0

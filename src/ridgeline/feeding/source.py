@@ -59,11 +59,7 @@ class Source:
             self._loads_in = None
 
     def check_asker(self) -> None:
-        """Refuse that the loader asks for a batch of the feed that it is loading for.
-
-        Raises:
-            PlanError: it does; the feed would wait for it.
-        """
+        """Raise a PlanError where the loader asks for a batch of the feed that it is loading for."""
         if self._loads_in == threading.get_ident():
             raise PlanError(
                 "wanted a loader that does not ask for batches of its own feed, got one that does, in "

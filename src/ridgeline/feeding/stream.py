@@ -22,12 +22,7 @@ class Stream(Closing, Iterator[Any]):
         _streams.add(self)
 
     def __next__(self) -> Any:
-        """The next nest.
-
-        Raises:
-            StopIteration: there is none.
-            Exception: whatever the source raised.
-        """
+        """The next nest; raises StopIteration where there is none, and whatever the source raised."""
         self._check_asker()
         with self._turn:
             return self._next()

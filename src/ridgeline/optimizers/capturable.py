@@ -32,9 +32,8 @@ _MUTABLE: tuple[type[Any], ...] = (list, dict, set)
 def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
     """Change the settings of `optimizer` so that its step can be captured; what was changed.
 
-    The maths stays: `capturable` and `fused` select other kernels of the same update. One fused kernel
-    reads and writes each value once, so it is taken wherever there is one and the user did not ask for
-    another form.
+    The maths stays: `capturable` and `fused` select other kernels of the same update. One fused kernel reads
+    and writes each value once, so it is taken wherever there is one and the user asked for no other.
 
     Raises:
         PlanError: the optimizer has neither a capturable nor a fused implementation for its parameters.
@@ -118,11 +117,7 @@ def _not_fused(number: int, why: str) -> str:
 
 
 def _choose_form(optimizer: Optimizer, group: dict[str, Any]) -> str:
-    """Switch a group to the form that can be captured; its name.
-
-    Raises:
-        PlanError: there is none.
-    """
+    """Switch a group to the form that can be captured; its name."""
     name = type(optimizer).__name__
     is_capturable = "capturable" in group
     why = why_not_fused(optimizer, group)
@@ -163,14 +158,7 @@ def _settings_of(optimizer: Optimizer) -> tuple[Settings, ...]:
 
 
 class WatchedSettings:
-    """The settings that a capture bakes in, watched before every step.
-
-    Args:
-        optimizer: As it was captured.
-
-    Attributes:
-        are_frozen: None of them can change in place.
-    """
+    """The settings that a capture bakes in, watched before every step; frozen ones cannot change in place."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -227,13 +215,13 @@ class LearningRates:
 
     def refresh(self) -> None:
         """Make the captured tensors hold what the optimizer's groups say."""
-        for group, tensor in zip(self._optimizer.param_groups, self._tensors, strict=True):
+        for group, tensor in self.replaced():
             # The replay reads the address of the tensor that was captured, whatever stands in the group.
-            if isinstance(tensor, Tensor) and group["lr"] is not tensor:
-                tensor.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else tensor.fill_(
-                    group["lr"]
-                )
-                group["lr"] = tensor
+            if isinstance(group["lr"], Tensor):
+                tensor.copy_(group["lr"])
+            else:
+                tensor.fill_(group["lr"])
+            group["lr"] = tensor
 
     def scale(self, factor: float) -> None:
         """Multiply all learning rates; tensors in place."""

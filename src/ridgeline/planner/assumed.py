@@ -5,10 +5,7 @@ import msgspec
 from ridgeline.machine import Ceiling, Collective, Dispatch, Machine, Quantity, Setting, SizePoint
 from ridgeline.synchronisation import bucket_operations
 
-FLOPS = {
-    "cpu": {"float32": 5e10},
-    "cuda": {"float32": 4e13, "bfloat16": 4e14, "float16": 4e14},
-}
+FLOPS = {"cpu": {"float32": 5e10}, "cuda": {"float32": 4e13, "bfloat16": 4e14, "float16": 4e14}}
 """Of products, by dtype. By data sheets an A100 makes 20 and 310 TFLOP/s, an H100 67 and 990."""
 BYTES_PER_S = {"cpu": 1e10, "cuda": 2e12}
 """Two cores of a CPU, and a GPU of a data centre, in their order of magnitude."""
@@ -21,10 +18,7 @@ _SIZES = (1 << 10, 1 << 20, 1 << 30)
 def with_assumed_rates(machine: Machine, setting: Setting, why: str) -> Machine:
     """The machine, with assumed rates for what a prediction at this setting needs and that was not measured.
 
-    Args:
-        machine: As far as it was measured.
-        setting: How the devices are shared.
-        why: Why it was not measured; the first of its warnings then.
+    `why` it was not measured is the first of its warnings then.
     """
     device = setting.device
     has_ceilings = any(c.setting == setting for c in machine.ceilings)

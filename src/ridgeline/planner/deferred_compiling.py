@@ -20,12 +20,7 @@ REASON = (
 
 
 def steps_before_compiling(ranking: Ranking, *, device: str) -> int | None:
-    """Steps after which trials of what compiles have their turn; None where none is open, or could win.
-
-    Args:
-        ranking: By trials, for a run of unknown length.
-        device: `cpu` or `cuda`.
-    """
+    """Steps after which trials of what compiles have their turn; None where none is open, or could win."""
     best = ranking.best
     found = _open(ranking.candidates, device)
     # A run of known length has weighed compiling already, whatever it chose.

@@ -5,8 +5,6 @@ young: what is wrong with them is known, and a host that is quiet now will give 
 every start measures, how often that was done already is counted in the profile.
 """
 
-from collections.abc import Sequence
-
 from ridgeline import units
 from ridgeline.machine import Machine
 from ridgeline.planner.exchanges.exchanges import exchange_changes
@@ -49,15 +47,11 @@ def suspicion(machine: Machine, ranking: Ranking) -> str:
     """How trials of plain plans contradict a profile by far, all in one direction; empty where they do not.
 
     Other plans may be off by what is thought of compilers and captures; see `Machine.suspect`.
-
-    Args:
-        machine: Whose profile the ranking rests on.
-        ranking: With trials.
     """
     plain = [each for each in ranking.candidates if each.measured is not None and _is_plain(each)]
     errors = [_error(each) for each in plain]
     # All in one direction: errors on both sides are the model's, not the machine's state.
-    if not errors or not (_are_all_above(errors) or _are_all_above([-error for error in errors])):
+    if not errors or (max(errors) > -FAR and min(errors) < FAR):
         return ""
     worst = max(plain, key=lambda each: abs(_error(each)))
     measured_ns = worst.measured.step_ns if worst.measured is not None else 0
@@ -66,10 +60,6 @@ def suspicion(machine: Machine, ranking: Ranking) -> str:
         f"{units.nanoseconds(worst.timeline.step_ns)} for a plain step whose trial took "
         f"{units.nanoseconds(measured_ns)}"
     )
-
-
-def _are_all_above(errors: Sequence[float]) -> bool:
-    return min(errors) >= FAR
 
 
 def _error(candidate: Candidate) -> float:

@@ -328,11 +328,7 @@ def _threads(request: PlanRequest, workers: int) -> tuple[int, ...]:
 
 
 def check_allowed(allow: Collection[str]) -> None:
-    """Refuse what is not a collection of known changes of the maths.
-
-    Raises:
-        PlanError: names what it is, or the unknown one.
-    """
+    """Raise a PlanError for what is not a collection of known changes of the maths."""
     if isinstance(allow, str):
         raise PlanError(
             f"wanted allow to be a collection of names, got {allow!r}; give allow=({allow!r},)"

@@ -90,6 +90,26 @@ class Candidate(Value, frozen=True, kw_only=True):
             return self.sample_s
         return self.total_s(steps) / (steps * max(self.samples, 1))
 
+    def least_share(self, computing: float, exchanging: float) -> float:
+        """What share of the expected step is left where these shares of its computing and exchanging are.
+
+        A plan that computes otherwise may be faster, by how much is in doubt. Its collectives are not: they
+        send the same bytes over the same link, and over a slow one they are the step.
+
+        Source: collectives that follow each other without a gap, on one lane, with nothing but computing
+            before the first and behind the last.
+        """
+        timeline = self.timeline
+        spans = timeline.lane("communication")
+        # Without collectives nothing bounds the step from below.
+        if not spans or not timeline.step_ns:
+            return 0.0
+        begin = min(span.start_ns for span in spans)
+        window_ns = max(span.end_ns for span in spans) - begin
+        around_ns = max(0, timeline.step_ns - window_ns)
+        busy_ns = timeline.busy_ns("communication")
+        return (exchanging * busy_ns + computing * around_ns) / timeline.step_ns
+
 
 def ratio(mine: Candidate, other: Candidate) -> float:
     """Time per sample over the other's: measured or corrected by trials where both are, else predicted."""
@@ -139,11 +159,7 @@ class Ranking(Noun, frozen=True, kw_only=True):
         raise PlanError(f"wanted a knob out of {known}, got {knob!r}; name one of them")
 
     def explain(self, knob: str) -> str:
-        """A knob's value, who set it, why, and what other values would cost, as text.
-
-        Raises:
-            PlanError: there is no such knob.
-        """
+        """A knob's value, who set it, why, and what other values would cost, as text; see `choice`."""
         choice = self.choice(knob)
         lines = [f"{choice.knob} = {choice.value} (set by {choice.origin})"]
         lines += textwrap.wrap(choice.reason, _WIDTH, initial_indent="  ", subsequent_indent="  ")

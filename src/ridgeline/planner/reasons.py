@@ -32,12 +32,7 @@ def make_choices(
 ) -> tuple[Choice, ...]:
     """One choice a knob, in the order of `KNOBS`; then those that follow from others, where they are set.
 
-    Args:
-        best: The chosen candidate.
-        candidates: All that were compared.
-        fixed: Knobs that the user set.
-        error: Fraction below which differences decide nothing.
-        steps: Steps of the run, if known: then whole runs are compared.
+    Differences below the fraction `error` decide nothing; with known `steps`, whole runs are compared.
     """
     set_ = [knob for knob in GIVEN if knob in fixed or getattr(best.plan.sync, knob)]
     knobs = (*KNOBS, *set_)
@@ -54,13 +49,8 @@ def why(
 ) -> str:
     """Why a candidate stands where it stands, in a sentence.
 
-    Args:
-        candidate: The candidate in question.
-        best: The chosen one.
-        fastest: The one with the least time, which differs where a simpler plan is as good.
-        margin: Fraction below which differences decide nothing.
-        candidates: All that were compared.
-        steps: Steps of the run, if known: then it says `total = compile + steps x step`.
+    `fastest` has the least time, and is another than `best` where a simpler plan is as good; differences
+    below the fraction `margin` decide nothing. With known `steps` it says `total = compile + steps x step`.
     """
     if candidate.failure:
         return f"failed when tried: {candidate.failure}"
@@ -184,6 +174,8 @@ def _too_little(best: Candidate, other: Candidate, error: float) -> str:
 
 def _default_reason(knob: str, best: Candidate) -> str:
     plan = best.plan
+    if plan.workers == 1 and knob in ("algorithm", "compression", "every", "bucket_bytes"):
+        return "no gradients are exchanged"
     if knob == "accumulate":
         if plan.accumulate > 1:
             return f"the whole batch does not fit in memory; {plan.accumulate} micro-batches do"
@@ -204,22 +196,14 @@ def _default_reason(knob: str, best: Candidate) -> str:
         "random": "compiled programs may draw their own, and another order of memory may place them"
         if plan.random != "as-is"
         else "those that the eager step draws",
-        "algorithm": "no gradients are exchanged"
-        if plan.workers == 1
-        else "no other exact algorithm is known to be faster here (see the notes)",
-        "compression": "no gradients are exchanged"
-        if plan.workers == 1
-        else "exact: no loss was allowed, or no compression is offered here "
+        "algorithm": "no other exact algorithm is known to be faster here (see the notes)",
+        "compression": "exact: no loss was allowed, or no compression is offered here "
         f"(possible: {PERMISSION})",
-        "every": "no gradients are exchanged"
-        if plan.workers == 1
-        else "exact: workers were not allowed to train alone in between, or cannot here "
+        "every": "exact: workers were not allowed to train alone in between, or cannot here "
         f"(possible: {APART_PERMISSION})",
         "options": "they are set with the interval"
         if plan.sync.every > 1
         else "they are set with the algorithm, or the compression",
-        "bucket_bytes": "no gradients are exchanged"
-        if plan.workers == 1
-        else "no other cut makes sense for these gradients",
+        "bucket_bytes": "no other cut makes sense for these gradients",
         "depth": "two batches ahead hide loading that is faster than a step",
     }[knob]

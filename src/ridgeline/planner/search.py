@@ -21,11 +21,7 @@ from ridgeline.planner.knobs import (
     num_changes,
 )
 from ridgeline.planner.labels import label
-from ridgeline.planner.preparation import (
-    COMPILED_ERROR,
-    compile_budget_s,
-    is_compiled,
-)
+from ridgeline.planner.preparation import COMPILED_ERROR, compile_budget_s, is_compiled
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.reasons import make_choices, why
 from ridgeline.planner.request import PlanRequest
@@ -33,11 +29,7 @@ from ridgeline.planner.trials.other_exchange import with_other_exchanges
 from ridgeline.planner.trials.readings import as_read
 from ridgeline.planner.trials.run_off import NUM_TRIALS, run_off
 from ridgeline.planner.trials.trial_loop import Allowance, Trial, since_now, tried_in_turn
-from ridgeline.planner.trials.trials import (
-    MOST_TRIAL_SHARE,
-    has_failed_alike,
-    num_tries,
-)
+from ridgeline.planner.trials.trials import MOST_TRIAL_SHARE, has_failed_alike, num_tries
 from ridgeline.planner.trials.untimed import ASSUMED_ERROR, with_doubt
 from ridgeline.simulator.step import simulate
 from ridgeline.synchronisation import ALGORITHMS, LEAST_GAIN
@@ -113,19 +105,19 @@ def choose(
     plans, pruned = enumerate_plans(request)
     if not plans:
         raise _nothing_fits(pruned, request)
-    candidates, notes = _simulated(request, plans, steps)
+    candidates, notes = _simulated(request, plans)
     notes += [f"left out: {label(p.plan)}: {p.reason}" for p in pruned]
     error = ASSUMED_ERROR
     last: list[str] = []
     if trial is not None and candidates:
-        allowance = _allowance(request, candidates, tries, steps, seconds, clock or since_now())
+        allowance = _allowance(request, candidates, tries, seconds, clock or since_now())
         candidates, told, last = _tried(request, candidates, allowance, trial, retrial)
         error = _largest_miss(candidates)
         candidates, untimed = only_timed(candidates)
         notes += [*told, *untimed]
     notes += uncompared_held(request.fixed, request.device, request.workloads)
     notes += uncompared(request.fixed, request.device, max(request.workloads), last)
-    ranking = _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
+    ranking = _ranked(request, candidates, error, notes, is_late=bool(trial and seconds))
     return with_doubt(request, ranking)
 
 
@@ -141,8 +133,7 @@ def _tried(
     Returns:
         The candidates, what to note, and the algorithms that were tried last.
     """
-    steps = allowance.steps
-    more = functools.partial(_model_graphs, request, steps)
+    more = functools.partial(_model_graphs, request)
     candidates, notes = tried_in_turn(request, candidates, allowance, trial, more)
     # Without a second trial nothing tells plans apart that are as close as these.
     names: list[str] = []
@@ -153,8 +144,7 @@ def _tried(
             request,
             candidates,
             trial,
-            lambda plans: _simulated(request, plans, steps)[0],
-            steps=steps,
+            lambda plans: _simulated(request, plans)[0],
             left_s=_time_left(allowance, candidates),
         )
         room = allowance.room(candidates, sum(c.measured is not None for c in candidates), 0.0)
@@ -164,7 +154,7 @@ def _tried(
                 retrial,
                 device=allowance.device,
                 fixed=request.fixed,
-                steps=steps,
+                steps=request.steps,
                 left_s=_time_left(allowance, candidates),
             )
             notes += told
@@ -183,11 +173,11 @@ def _allowance(
     request: PlanRequest,
     candidates: Sequence[Candidate],
     tries: int,
-    steps: int | None,
     seconds: float | None,
     clock: Callable[[], float],
 ) -> Allowance:
     """What the trials of a choice may take; see `choose` for the arguments."""
+    steps = request.steps
     compile_s = compile_budget_s(candidates, steps, device=request.device, share=MOST_TRIAL_SHARE)
     return Allowance(
         tries=num_tries(tries, steps),
@@ -199,9 +189,7 @@ def _allowance(
     )
 
 
-def _simulated(
-    request: PlanRequest, plans: Sequence[Plan], steps: int | None
-) -> tuple[list[Candidate], list[str]]:
+def _simulated(request: PlanRequest, plans: Sequence[Plan]) -> tuple[list[Candidate], list[str]]:
     """Candidates by predicted cost per sample, and what could not be predicted."""
     found: list[Candidate] = []
     notes: list[str] = []
@@ -226,13 +214,13 @@ def _simulated(
     if not found:
         # Every plan lacks something of the profile: the first error tells what to measure.
         raise errors[0]
-    return sorted(found, key=lambda c: (c.cost_s(steps), num_changes(c.plan))), notes
+    return sorted(found, key=lambda c: (c.cost_s(request.steps), num_changes(c.plan))), notes
 
 
-def _model_graphs(request: PlanRequest, steps: int | None) -> list[Candidate]:
+def _model_graphs(request: PlanRequest) -> list[Candidate]:
     """Candidates that replay the model alone, where a GPU cannot replay the whole step."""
     plans = enumerate_model_graphs(request)
-    return _simulated(request, plans, steps)[0] if plans else []
+    return _simulated(request, plans)[0] if plans else []
 
 
 def _largest_miss(candidates: Sequence[Candidate]) -> float:
@@ -248,11 +236,11 @@ def _ranked(
     candidates: Sequence[Candidate],
     error: float,
     notes: Sequence[str],
-    steps: int | None,
     *,
     is_late: bool,
 ) -> Ranking:
     """The ranking of what was tried or, where `is_late` says that time ran out before, of what is plain."""
+    steps = request.steps
     usable = sorted(
         (c for c in candidates if not c.failure),
         key=lambda c: (c.measured is None, c.cost_s(steps), num_changes(c.plan)),
@@ -326,12 +314,7 @@ def _margin(rival: Candidate, fastest: Candidate, error: float) -> float:
 
 
 def _mild(rivals: Sequence[Candidate], steps: int | None) -> list[Candidate]:
-    """Those with no longer intervals than it takes, the fastest first; longer ones must lead by `LEAST_GAIN`.
-
-    Args:
-        rivals: The fastest first; all tried, or none.
-        steps: Of the run, if known.
-    """
+    """Those with no longer intervals than it takes, the fastest first; longer ones lead by `LEAST_GAIN`."""
     enough_s = rivals[0].cost_s(steps) / (1.0 - LEAST_GAIN)
     longest = min(c.plan.sync.every for c in rivals if c.cost_s(steps) <= enough_s)
     return [c for c in rivals if c.plan.sync.every <= longest]

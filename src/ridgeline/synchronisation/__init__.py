@@ -8,180 +8,83 @@ To add an algorithm or a compression, write its transport or codec and assign it
 
     from ridgeline.synchronisation import ALGORITHMS, Algorithm
 
-    ALGORITHMS["mine"] = Algorithm(name="mine", label="mine", frame="mine", transport="package.module:Class",
-                                   devices=("cpu", "cuda"))
+    ALGORITHMS["mine"] = Algorithm(name="mine", label="mine", frame="mine", transport="package.module:Class")
 """
 
-from ridgeline.synchronisation.checks import check_sync, check_words
-from ridgeline.synchronisation.costs import (
-    bucket_operations,
-    codec_bytes,
-    flags_of,
-    gathering_bytes,
-    gathering_of,
-    handed_bytes,
-    link_bytes,
-    num_shards,
-    operations,
-    replaces_update,
-    sends_buffers,
-    serving_bytes,
-    shards_update,
-    state_bytes,
-    state_parts,
-    steps_between_meetings,
-    traffic_of,
-    uses_kernels,
-    why_losing,
-    wire_bytes,
-)
-from ridgeline.synchronisation.entries import (
-    Algorithm,
-    CollectiveTraffic,
-    Compression,
-    ExchangeKind,
-    MemoryPasses,
-    Option,
-    OptionValue,
-)
-from ridgeline.synchronisation.holding import HELD, holds, launch_order, num_held
-from ridgeline.synchronisation.names import (
-    GATHERING,
-    SPARSE_ROWS,
-    algorithm_of,
-    bucket_of,
-    frame_names,
-    is_bucket_frame,
-    is_exchange_frame,
-    words_of,
-)
-from ridgeline.synchronisation.payloads import (
-    factor_rank,
-    kept_elements,
-    share_elements,
-    update_shard_elements,
-)
-from ridgeline.synchronisation.rhythm import (
-    cut_fragments,
-    delay_of,
-    due_fragment,
-    fragments_on_their_way,
-    landing_fragment,
-    outer_bytes,
-    outer_values,
-    trains_apart,
-)
-from ridgeline.synchronisation.searched_rhythms import (
-    LEAST_EXCHANGES,
-    LEAST_GAIN,
-    RHYTHMS,
-    Rhythm,
-    changed_words,
-    rhythm_words,
-)
-from ridgeline.synchronisation.sparse_rows import (
-    RowsToSend,
-    rows_bytes,
-    rows_memory_bytes,
-    rows_traffic,
-)
-from ridgeline.synchronisation.sync import (
-    DEFAULT_ALGORITHM,
-    DEFAULT_BUCKET_BYTES,
-    MIB,
-    UNCOMPRESSED,
-    Sync,
-)
-from ridgeline.synchronisation.tables import (
-    ALGORITHMS,
-    COMPRESSIONS,
-    REHEARSAL,
-    changing_options,
-    is_exact,
-    offered,
-    offered_compressions,
-    tried_last,
-    unsearched,
-    values_of,
-)
-
-__all__ = [
-    "ALGORITHMS",
-    "COMPRESSIONS",
-    "DEFAULT_ALGORITHM",
-    "DEFAULT_BUCKET_BYTES",
-    "GATHERING",
-    "HELD",
-    "LEAST_EXCHANGES",
-    "LEAST_GAIN",
-    "MIB",
-    "REHEARSAL",
-    "RHYTHMS",
-    "SPARSE_ROWS",
-    "UNCOMPRESSED",
-    "Algorithm",
-    "CollectiveTraffic",
-    "Compression",
-    "ExchangeKind",
-    "MemoryPasses",
-    "Option",
-    "OptionValue",
-    "Rhythm",
-    "RowsToSend",
-    "Sync",
-    "algorithm_of",
-    "bucket_of",
-    "bucket_operations",
-    "changed_words",
-    "changing_options",
-    "check_sync",
-    "check_words",
-    "codec_bytes",
-    "cut_fragments",
-    "delay_of",
-    "due_fragment",
-    "factor_rank",
-    "flags_of",
-    "fragments_on_their_way",
-    "frame_names",
-    "gathering_bytes",
-    "gathering_of",
-    "handed_bytes",
-    "holds",
-    "is_bucket_frame",
-    "is_exact",
-    "is_exchange_frame",
-    "kept_elements",
-    "landing_fragment",
-    "launch_order",
-    "link_bytes",
-    "num_held",
-    "num_shards",
-    "offered",
-    "offered_compressions",
-    "operations",
-    "outer_bytes",
-    "outer_values",
-    "replaces_update",
-    "rhythm_words",
-    "rows_bytes",
-    "rows_memory_bytes",
-    "rows_traffic",
-    "sends_buffers",
-    "serving_bytes",
-    "shards_update",
-    "share_elements",
-    "state_bytes",
-    "state_parts",
-    "steps_between_meetings",
-    "traffic_of",
-    "trains_apart",
-    "tried_last",
-    "unsearched",
-    "update_shard_elements",
-    "uses_kernels",
-    "values_of",
-    "why_losing",
-    "wire_bytes",
-    "words_of",
-]
+from ridgeline.synchronisation.checks import check_sync as check_sync
+from ridgeline.synchronisation.checks import check_words as check_words
+from ridgeline.synchronisation.costs import bucket_operations as bucket_operations
+from ridgeline.synchronisation.costs import codec_bytes as codec_bytes
+from ridgeline.synchronisation.costs import flags_of as flags_of
+from ridgeline.synchronisation.costs import gathering_bytes as gathering_bytes
+from ridgeline.synchronisation.costs import gathering_of as gathering_of
+from ridgeline.synchronisation.costs import handed_bytes as handed_bytes
+from ridgeline.synchronisation.costs import link_bytes as link_bytes
+from ridgeline.synchronisation.costs import num_shards as num_shards
+from ridgeline.synchronisation.costs import operations as operations
+from ridgeline.synchronisation.costs import replaces_update as replaces_update
+from ridgeline.synchronisation.costs import sends_buffers as sends_buffers
+from ridgeline.synchronisation.costs import serving_bytes as serving_bytes
+from ridgeline.synchronisation.costs import shards_update as shards_update
+from ridgeline.synchronisation.costs import state_bytes as state_bytes
+from ridgeline.synchronisation.costs import state_parts as state_parts
+from ridgeline.synchronisation.costs import steps_between_meetings as steps_between_meetings
+from ridgeline.synchronisation.costs import traffic_of as traffic_of
+from ridgeline.synchronisation.costs import uses_kernels as uses_kernels
+from ridgeline.synchronisation.costs import why_losing as why_losing
+from ridgeline.synchronisation.costs import wire_bytes as wire_bytes
+from ridgeline.synchronisation.entries import Algorithm as Algorithm
+from ridgeline.synchronisation.entries import CollectiveTraffic as CollectiveTraffic
+from ridgeline.synchronisation.entries import Compression as Compression
+from ridgeline.synchronisation.entries import ExchangeKind as ExchangeKind
+from ridgeline.synchronisation.entries import MemoryPasses as MemoryPasses
+from ridgeline.synchronisation.entries import Option as Option
+from ridgeline.synchronisation.entries import OptionValue as OptionValue
+from ridgeline.synchronisation.holding import HELD as HELD
+from ridgeline.synchronisation.holding import holds as holds
+from ridgeline.synchronisation.holding import launch_order as launch_order
+from ridgeline.synchronisation.holding import num_held as num_held
+from ridgeline.synchronisation.names import GATHERING as GATHERING
+from ridgeline.synchronisation.names import SPARSE_ROWS as SPARSE_ROWS
+from ridgeline.synchronisation.names import algorithm_of as algorithm_of
+from ridgeline.synchronisation.names import bucket_of as bucket_of
+from ridgeline.synchronisation.names import frame_names as frame_names
+from ridgeline.synchronisation.names import is_bucket_frame as is_bucket_frame
+from ridgeline.synchronisation.names import is_exchange_frame as is_exchange_frame
+from ridgeline.synchronisation.names import words_of as words_of
+from ridgeline.synchronisation.payloads import factor_rank as factor_rank
+from ridgeline.synchronisation.payloads import kept_elements as kept_elements
+from ridgeline.synchronisation.payloads import share_elements as share_elements
+from ridgeline.synchronisation.payloads import update_shard_elements as update_shard_elements
+from ridgeline.synchronisation.rhythm import cut_fragments as cut_fragments
+from ridgeline.synchronisation.rhythm import delay_of as delay_of
+from ridgeline.synchronisation.rhythm import due_fragment as due_fragment
+from ridgeline.synchronisation.rhythm import fragments_on_their_way as fragments_on_their_way
+from ridgeline.synchronisation.rhythm import landing_fragment as landing_fragment
+from ridgeline.synchronisation.rhythm import outer_bytes as outer_bytes
+from ridgeline.synchronisation.rhythm import outer_values as outer_values
+from ridgeline.synchronisation.rhythm import trains_apart as trains_apart
+from ridgeline.synchronisation.searched_rhythms import LEAST_EXCHANGES as LEAST_EXCHANGES
+from ridgeline.synchronisation.searched_rhythms import LEAST_GAIN as LEAST_GAIN
+from ridgeline.synchronisation.searched_rhythms import RHYTHMS as RHYTHMS
+from ridgeline.synchronisation.searched_rhythms import Rhythm as Rhythm
+from ridgeline.synchronisation.searched_rhythms import changed_words as changed_words
+from ridgeline.synchronisation.sparse_rows import RowsToSend as RowsToSend
+from ridgeline.synchronisation.sparse_rows import rows_bytes as rows_bytes
+from ridgeline.synchronisation.sparse_rows import rows_memory_bytes as rows_memory_bytes
+from ridgeline.synchronisation.sparse_rows import rows_traffic as rows_traffic
+from ridgeline.synchronisation.sync import DEFAULT_ALGORITHM as DEFAULT_ALGORITHM
+from ridgeline.synchronisation.sync import DEFAULT_BUCKET_BYTES as DEFAULT_BUCKET_BYTES
+from ridgeline.synchronisation.sync import MIB as MIB
+from ridgeline.synchronisation.sync import UNCOMPRESSED as UNCOMPRESSED
+from ridgeline.synchronisation.sync import Sync as Sync
+from ridgeline.synchronisation.tables import ALGORITHMS as ALGORITHMS
+from ridgeline.synchronisation.tables import COMPRESSIONS as COMPRESSIONS
+from ridgeline.synchronisation.tables import REHEARSAL as REHEARSAL
+from ridgeline.synchronisation.tables import changing_options as changing_options
+from ridgeline.synchronisation.tables import is_exact as is_exact
+from ridgeline.synchronisation.tables import offered as offered
+from ridgeline.synchronisation.tables import offered_compressions as offered_compressions
+from ridgeline.synchronisation.tables import tried_last as tried_last
+from ridgeline.synchronisation.tables import unsearched as unsearched
+from ridgeline.synchronisation.tables import values_of as values_of

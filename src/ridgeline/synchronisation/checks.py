@@ -46,11 +46,7 @@ _REPLACED = _Reasons(
 
 
 def check_words(sync: Sync) -> None:
-    """Refuse words that are in no table, and options that those words do not have.
-
-    Raises:
-        PlanError: names the field, what it may be, and what it was.
-    """
+    """Raise a PlanError for words that are in no table, and for options that those words do not have."""
     for field, word, known in (
         ("algorithm", sync.algorithm, tuple(ALGORITHMS)),
         ("compression", sync.compression, tuple(COMPRESSIONS)),
@@ -109,16 +105,7 @@ def _outside(field: str, range_: str, option: Option, value: object) -> PlanErro
 
 
 def check_sync(sync: Sync, workers: int, device: str) -> None:
-    """Refuse what this release does not run, be it to train or to predict.
-
-    Args:
-        sync: Of a plan, so that its words are known.
-        workers: Data-parallel workers.
-        device: `cpu` or `cuda`.
-
-    Raises:
-        PlanError: names the field, what it may be, and what to do.
-    """
+    """Raise a PlanError for what this release does not run, be it to train or to predict."""
     # Entries before their options: objections of one that does not run here would mislead.
     algorithm = ALGORITHMS[sync.algorithm]
     _check_entry("algorithm", algorithm, ALGORITHMS, offered(device), device)
@@ -129,10 +116,12 @@ def check_sync(sync: Sync, workers: int, device: str) -> None:
     if objection := algorithm.objection(workers, values_of(sync)):
         raise PlanError(objection)
     check_rhythm(sync, workers)
-    if delay_of(sync):
-        _check_delayed(sync)
-    if holds(sync):
-        _check_held(sync)
+    if delay_of(sync):  # the host takes part in every other way of exchange
+        wanted = {"algorithm": DEFAULT_ALGORITHM, "compression": UNCOMPRESSED}
+        _check_goes_with(DELAY, sync, wanted, "that does not run during steps")
+    if holds(sync):  # received bucket by bucket, in any order, while the next step has begun
+        alone = {"compression": UNCOMPRESSED, "every": 1}
+        _check_goes_with(HELD, sync, alone, "what is held is the mean of plain gradients")
     if algorithm.shards_update or algorithm.replaces_update:
         _check_updated_elsewhere(sync, workers, _SHARDED if algorithm.shards_update else _REPLACED)
     # One worker exchanges nothing, so a plan for several may be tried alone.
@@ -143,24 +132,13 @@ def check_sync(sync: Sync, workers: int, device: str) -> None:
         )
 
 
-def _check_delayed(sync: Sync) -> None:
-    """Refuse what does not travel by itself: the host takes part in every other way of exchange."""
-    for field, wanted in (("algorithm", DEFAULT_ALGORITHM), ("compression", UNCOMPRESSED)):
-        if (got := getattr(sync, field)) != wanted:
+def _check_goes_with(option: Option, sync: Sync, wanted: Mapping[str, object], why: str) -> None:
+    """Refuse an option where other fields of the plan's `sync` have other values than it goes with."""
+    for field, value in wanted.items():
+        if (got := getattr(sync, field)) != value:
             raise PlanError(
-                f"wanted sync.{field}={wanted!r} for sync.options[{DELAY.name!r}], got {got!r} in the plan; "
-                "that does not run during steps: leave one of them out"
-            )
-
-
-def _check_held(sync: Sync) -> None:
-    """Refuse what cannot be received bucket by bucket, in any order, while the next step has begun."""
-    got = {"compression": (UNCOMPRESSED, sync.compression), "every": (1, sync.every)}
-    for field, (wanted, value) in got.items():
-        if value != wanted:
-            raise PlanError(
-                f"wanted sync.{field}={wanted!r} for sync.options[{HELD.name!r}], got {value!r} in the plan; "
-                "what is held is the mean of plain gradients: leave one of them out"
+                f"wanted sync.{field}={value!r} for sync.options[{option.name!r}], got {got!r} in the plan; "
+                f"{why}: leave one of them out"
             )
 
 

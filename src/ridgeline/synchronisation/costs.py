@@ -31,11 +31,7 @@ _SAMPLE_BYTES, _SAMPLE_WORKERS = 1 << 20, 4
 
 
 def wire_bytes(
-    sync: Sync,
-    num_elements: int,
-    element_bytes: int,
-    workers: int,
-    shapes: Sequence[Shape] = (),
+    sync: Sync, num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
 ) -> int:
     """Bytes of what a worker sends of one bucket, encoded; a worker alone sends nothing.
 
@@ -60,12 +56,8 @@ def handed_bytes(
 ) -> int:
     """Bytes that a worker hands to collectives for one bucket: exactly what a run counts.
 
-    Args:
-        sync: Names the compression and its options.
-        num_elements: Of the bucket, with what aligns its gradients; see `plan.aligned_elements`.
-        element_bytes: Of one element as gradients hold it.
-        workers: Data-parallel workers.
-        shapes: Of all parameters in it.
+    Arguments as in `wire_bytes`, with what aligns the gradients among the elements (see
+    `plan.aligned_elements`) and the shapes of all parameters.
     """
     if shards_update(sync) and workers > 1:  # its part of the parameters, behind the optimizer
         return (
@@ -96,12 +88,7 @@ def why_losing(
 ) -> str:
     """Why a compression cannot pay: it moves no fewer bytes than none; empty where it does, or is none.
 
-    Args:
-        sync: Names algorithm, compression and options.
-        num_elements: Of all gradients.
-        element_bytes: Of one element as gradients hold it.
-        workers: Data-parallel workers.
-        shapes: Of all parameters.
+    Arguments as in `wire_bytes`, of all gradients.
     """
     if not COMPRESSIONS[sync.compression].encodes or workers == 1 or not num_elements:
         return ""
@@ -119,23 +106,13 @@ def why_losing(
 
 
 def traffic_of(
-    sync: Sync,
-    num_elements: int,
-    element_bytes: int,
-    workers: int,
-    shapes: Sequence[Shape] = (),
+    sync: Sync, num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
 ) -> tuple[CollectiveTraffic, ...]:
     """The collectives that one bucket costs: the algorithm's, of what the compression leaves.
 
-    Encoded payloads that cannot be added up go their own ways, whatever the algorithm; see
-    `Compression.exchange`.
+    Encoded payloads that cannot be added up go their own ways, see `Compression.exchange`.
 
-    Args:
-        sync: Names both.
-        num_elements: Of the bucket, on each worker.
-        element_bytes: Of one element as gradients hold it.
-        workers: Data-parallel workers; one alone costs nothing.
-        shapes: Of the parameters in it, where they are known.
+    Arguments as in `wire_bytes`; a worker alone costs nothing.
     """
     if workers == 1:
         return ()
@@ -165,10 +142,6 @@ def flags_of(sync: Sync, num_parameters: int) -> tuple[CollectiveTraffic, ...]:
     """The collective of a step, with its last bucket, that says which gradients workers have.
 
     None where flags travel behind the payloads, which no codec may touch.
-
-    Args:
-        sync: Names the compression, and whether gradients are exchanged.
-        num_parameters: That have gradients.
     """
     if not COMPRESSIONS[sync.compression].encodes or trains_apart(sync) or not num_parameters:
         return ()
@@ -180,11 +153,6 @@ def gathering_of(sync: Sync, num_bytes: int, workers: int) -> tuple[CollectiveTr
     """The collectives that bring the updated parameters of one bucket to all, behind the optimizer.
 
     None where every worker updates all of them.
-
-    Args:
-        sync: Names the algorithm.
-        num_bytes: Of the bucket.
-        workers: Data-parallel workers.
     """
     return ALGORITHMS[sync.algorithm].gathering(num_bytes, workers) if workers > 1 else ()
 
@@ -268,13 +236,7 @@ def codec_bytes(sync: Sync, num_bytes: int, workers: int) -> tuple[int, int]:
 
 
 def state_bytes(sync: Sync, num_elements: int, element_bytes: int) -> int:
-    """Bytes that a worker keeps from step to step for its way to exchange, its compression and its rhythm.
-
-    Args:
-        sync: Names them.
-        num_elements: Of the gradients.
-        element_bytes: Of one element of them.
-    """
+    """Bytes that a worker keeps from step to step for its way to exchange, its compression and its rhythm."""
     compression = COMPRESSIONS[sync.compression]
     kept = compression.state_bytes(num_elements, element_bytes, values_of(sync))
     held = num_elements * element_bytes if replaces_update(sync) else 0  # a copy of the parameters

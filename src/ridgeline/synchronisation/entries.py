@@ -42,9 +42,7 @@ class Option(NamedTuple):
 class CollectiveTraffic(NamedTuple):
     """One collective that a bucket costs; its size counts as in the machine's size tables.
 
-    Attributes:
-        operation: Collective of a `Machine`'s size tables.
-        num_bytes: Payload; for scattering and gathering ones the whole tensor, not a worker's share.
+    Of scattering and gathering ones that is the whole tensor, not a worker's share.
     """
 
     operation: Operation
@@ -116,7 +114,7 @@ class Algorithm(NamedTuple):
     label: str
     frame: str
     transport: str = ""
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
     traffic: Callable[[int, int], tuple[CollectiveTraffic, ...]] = one_all_reduce
     uses_kernels: bool = True
     shards_update: bool = False
@@ -148,8 +146,8 @@ class Compression(NamedTuple):
     Attributes:
         name: Word in plans, and key in `COMPRESSIONS`.
         label: Words for people, to precede "gradients".
-        wire_bytes: (elements of a bucket, bytes of each, workers, options) to the bytes of one worker's
-            encoded payload.
+        wire_bytes: (elements of a bucket, bytes of each, workers, options) to the bytes of a worker's
+            payload.
         shaped_bytes: (shapes of the parameters in a bucket, its elements with what aligns them, options) to
             the same, where it depends on the shapes; `wire_bytes` is then for one parameter, or a guess.
         codec: `"package.module:Class"` of the runtime's class that encodes and decodes; empty where this
@@ -161,7 +159,6 @@ class Compression(NamedTuple):
             all payloads and adds these up, and all gather the encoded means. `gather`: every worker gathers
             all payloads and decodes each.
         is_exact: Whether what arrives is what was sent.
-        has_state: Whether it remembers something from one step to the next, such as what it left out.
         state_bytes: (elements, bytes of each, options) to the bytes that it remembers.
         options: What `Sync.options` may set.
         rounds: Collectives, one after the other, among which `sum` divides a payload.
@@ -173,11 +170,10 @@ class Compression(NamedTuple):
     wire_bytes: WireBytes
     shaped_bytes: ShapedBytes | None = None
     codec: str = ""
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
     codec_passes: MemoryPasses = MemoryPasses(0.0, 0.0)
     exchange: ExchangeKind = "sum"
     is_exact: bool = False
-    has_state: bool = False
     state_bytes: Callable[[int, int, Options], int] = no_state
     options: tuple[Option, ...] = ()
     rounds: int = 1
@@ -188,6 +184,11 @@ class Compression(NamedTuple):
         """Whether the bucket is sent in another form than its own."""
         # A word of which this release knows no codec is still priced by what it would move.
         return bool(self.codec) or not self.is_exact or self.codec_passes != (0.0, 0.0)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it remembers something from one step to the next, such as what it left out."""
+        return self.state_bytes is not no_state
 
     @property
     def runs(self) -> bool:

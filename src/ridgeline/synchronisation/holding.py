@@ -27,11 +27,6 @@ def num_held(sync: Sync, num_buckets: int) -> int:
 
 
 def launch_order(num_buckets: int, held: int) -> tuple[int, ...]:
-    """The order in which buckets leave: as they are filled, then those that are held, the last one first.
-
-    Args:
-        num_buckets: Numbered in the order in which they are filled.
-        held: See `num_held`.
-    """
+    """The order in which buckets leave: as they are filled, then those that are held, the last one first."""
     early = num_buckets - held
     return (*range(early), *reversed(range(early, num_buckets)))

@@ -20,12 +20,7 @@ SPARSE_ROWS = "sparse_rows"
 
 
 def frame_names(sync: Sync, num_buckets: int) -> tuple[str, ...]:
-    """The frames in which the buckets are reduced, in launch order.
-
-    Args:
-        sync: Its algorithm names them.
-        num_buckets: How many there are.
-    """
+    """The frames in which the buckets are reduced, in launch order."""
     head = ALGORITHMS[sync.algorithm].frame
     return tuple(f"{head}/{number}" for number in range(num_buckets))
 

@@ -20,10 +20,7 @@ _PART_ELEMENTS, _PART_BYTES = 16, 64
 def share_elements(num_elements: int, workers: int, block: int = 1) -> int:
     """Elements of each of the equal shares into which a payload is scattered.
 
-    Args:
-        num_elements: Of the payload.
-        workers: As many shares.
-        block: Elements with one scale; shares that are larger are whole blocks.
+    A block has one scale; shares that are larger are whole blocks.
     """
     share = -(-num_elements // workers)
     # A block that lies in two shares would need its scale in both.
@@ -35,11 +32,6 @@ def update_shard_elements(num_elements: int, element_bytes: int, workers: int) -
 
     Parts begin where vectors of an operator on the whole bucket do, so that an update of a part rounds as an
     update of all does: at multiples of 64 bytes, and of 16 elements.
-
-    Args:
-        num_elements: Of the payload, with what aligns its gradients.
-        element_bytes: Of one element.
-        workers: As many parts.
     """
     step = max(_PART_ELEMENTS, _PART_BYTES // element_bytes)
     return -(-num_elements // (workers * step)) * step

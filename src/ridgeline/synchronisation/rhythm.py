@@ -1,8 +1,8 @@
 """Workers that train alone for some steps and exchange their parameters now and then (`Sync.every` > 1).
 
 Every `every` steps the workers exchange how far their parameters have come from the last common ones, as they
-would exchange gradients, and an outer optimizer applies the mean of it to the common parameters, from which
-all continue.
+would exchange gradients, and an outer optimizer applies its mean to the common parameters, from which all go
+on.
 
 Source: local SGD, Stich, ICLR 2019; DiLoCo, Douillard et al., 2023 (an inner optimizer of one's own, SGD with
 Nesterov momentum outside: 0.7 and 0.9); fragments, Douillard et al., "Streaming DiLoCo", 2025.
@@ -54,11 +54,7 @@ def delay_of(sync: Sync) -> int:
 
 
 def check_option_of_rhythm(sync: Sync, name: str) -> None:
-    """Refuse an option of another rhythm than the plan's by what it would take; pass over any other name.
-
-    Raises:
-        PlanError: names the option and what it goes with.
-    """
+    """Raise a PlanError for an option of another rhythm than the plan's; pass over any other name."""
     if name not in [option.name for option in ALL_OPTIONS]:
         return
     if not trains_apart(sync):
@@ -73,11 +69,7 @@ def check_option_of_rhythm(sync: Sync, name: str) -> None:
 
 
 def check_rhythm(sync: Sync, workers: int) -> None:
-    """Refuse an interval that this number of workers, or the number of fragments, cannot have.
-
-    Raises:
-        PlanError: names the field, what it may be, and what to do.
-    """
+    """Raise a PlanError for an interval that so many workers, or fragments, cannot have."""
     if sync.every < 1:
         raise PlanError(f"wanted sync.every >= 1, got {sync.every!r} in the plan; raise it")
     if not trains_apart(sync):
@@ -103,9 +95,7 @@ def check_rhythm(sync: Sync, workers: int) -> None:
 def cut_fragments(sizes: Sequence[int], num_fragments: int) -> tuple[tuple[int, ...], ...]:
     """Which tensors make each fragment: neighbours, of about as many bytes in each.
 
-    Args:
-        sizes: Bytes of each tensor.
-        num_fragments: Some are empty where there are fewer tensors.
+    Some are empty where there are fewer tensors.
     """
     fragments: list[list[int]] = [[] for _ in range(num_fragments)]
     total, before = sum(sizes), 0
@@ -125,10 +115,7 @@ def due_fragment(step: int, every: int, fragments: int = 1) -> int | None:
     Each is exchanged once in `every` steps, in the same order on all workers, as far apart as whole steps
     allow; the last one in steps that are multiples of `every`.
 
-    Args:
-        step: Counted from 1.
-        every: Steps between two exchanges of one fragment.
-        fragments: At most `every`.
+    Steps are counted from 1; there are at most `every` fragments.
     """
     # Counted from 1 to `every`, so that the last step of a period is the one that divides it.
     place = (step - 1) % every + 1
@@ -151,11 +138,7 @@ def fragments_on_their_way(step: int, every: int, fragments: int, delay: int) ->
 
 
 def outer_values(options: Mapping[str, OptionValue]) -> tuple[float, float]:
-    """Learning rate and Nesterov momentum of the outer optimizer; averaging is (1, 0).
-
-    Args:
-        options: Values of the plan's options; see `values_of`.
-    """
+    """Learning rate and Nesterov momentum of the outer optimizer; averaging is (1, 0)."""
     if options[OUTER.name] == AVERAGE:
         return 1.0, 0.0
     rate, momentum = (options[option.name] for option in NESTEROV_OPTIONS)

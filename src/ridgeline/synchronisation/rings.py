@@ -117,9 +117,7 @@ def find_rings(
 class _Search:
     """Backtracking over rings, the widest first; stops at the bound, or when its steps are used up.
 
-    Attributes:
-        best: The rings that carry the most together so far.
-        bound: What no rings exceed, but for rounding.
+    `best` are the rings that carry the most together so far; none exceed the bound, but for rounding.
     """
 
     def __init__(self, graph: _Graph, effort: int, *, is_paired: bool) -> None:

@@ -12,10 +12,7 @@ NUMBER_BYTES = 8
 class RowsToSend(NamedTuple):
     """What a worker has of one gradient.
 
-    Attributes:
-        num_rows: Different rows.
-        row_bytes: Of one of them.
-        dense_bytes: Of the whole gradient, where it is dense after all; then there are no rows.
+    `dense_bytes` are of the whole gradient, where it is dense after all; then there are no rows.
     """
 
     num_rows: int
@@ -36,9 +33,7 @@ def rows_bytes(gradients: Sequence[RowsToSend]) -> int:
 def rows_traffic(gradients: Sequence[RowsToSend], workers: int) -> tuple[CollectiveTraffic, ...]:
     """The collectives of a step: how many rows there are, their numbers, the rows, and what is dense.
 
-    Args:
-        gradients: Of each worker, who have as many rows.
-        workers: Data-parallel workers; one alone sends nothing.
+    All workers have as many rows; one alone sends nothing.
     """
     if workers == 1 or not gradients:
         return ()

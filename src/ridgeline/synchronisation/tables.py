@@ -85,8 +85,8 @@ def _residual_and_factor(num_elements: int, element_bytes: int, options: Options
 def _too_dense(workers: int, options: Options) -> str:
     """Why a density moves no fewer bytes than a ring does, of gradients in float32.
 
-    Source: all gather (n - 1) times 8 bytes of each element that is kept; a ring moves 2 (n - 1) / n times 4
-    bytes of every element.
+    Source: all gather (n - 1) times 8 bytes of each element that is kept; a ring, 2 (n - 1) / n
+    times 4 of every one.
     """
     density = float(options["density"])
     if workers < 2 or density * workers < 1.0:
@@ -120,7 +120,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             label="all-reduce",
             frame="all_reduce",
             transport=f"{_TRANSPORTS}all_reduce:AllReduce",
-            devices=("cpu", "cuda"),
             options=(HELD,),
         ),
         Algorithm(
@@ -128,7 +127,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             label="ring",
             frame="ring",
             transport=f"{_TRANSPORTS}ring:Ring",
-            devices=("cpu", "cuda"),
             options=(PIECES,),
             unsearched=as_the_backend,
         ),
@@ -137,7 +135,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             label="rings",
             frame="rings",
             transport=f"{_TRANSPORTS}rings:Rings",
-            devices=("cpu", "cuda"),
             options=(Option("orders", str, ""), PIECES),
             unsearched=links_are_shared,
         ),
@@ -146,7 +143,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             label="tree",
             frame="tree",
             transport=f"{_TRANSPORTS}tree:Tree",
-            devices=("cpu", "cuda"),
             traffic=_up_and_down,
             unsearched=where_rings_are_short,
         ),
@@ -155,7 +151,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             label="hierarchical",
             frame="hierarchical",
             transport=f"{_TRANSPORTS}hierarchical:Hierarchical",
-            devices=("cpu", "cuda"),
             options=(Option("local", int, 0, least=0), PIECES),
             least_workers=4,
             unsearched=hosts_are_one,
@@ -189,7 +184,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             label="sharded",
             frame="sharded",
             transport=f"{_TRANSPORTS}sharded:Sharded",
-            devices=("cpu", "cuda"),
             traffic=_half_an_all_reduce,
             shards_update=True,
             gathering=_half_an_all_reduce,
@@ -214,7 +208,6 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 REHEARSAL = "ridgeline.runtime.sync.rehearsal:rehearsal"
 """The runtime's function that has a codec do its work without other workers, as the probe times it."""
-_EVERYWHERE = ("cpu", "cuda")
 _CODECS = "ridgeline.runtime.sync.codecs."
 _BLOCK = Option("block", int, 1024, least=256, most=2048)
 
@@ -222,21 +215,15 @@ COMPRESSIONS: dict[str, Compression] = {
     entry.name: entry
     for entry in (
         Compression(
-            name=UNCOMPRESSED,
-            label="uncompressed",
-            wire_bytes=payloads.unchanged,
-            devices=_EVERYWHERE,
-            is_exact=True,
+            name=UNCOMPRESSED, label="uncompressed", wire_bytes=payloads.unchanged, is_exact=True
         ),
         Compression(
             name="fp16",
             label="fp16",
             wire_bytes=payloads.scattered(2, in_blocks=True),
             codec=f"{_CODECS}blocks:Float16",
-            devices=_EVERYWHERE,
             codec_passes=MemoryPasses(16.0, 4.5),
             exchange="scatter",
-            has_state=True,
             state_bytes=_residual,
             options=(_BLOCK,),
         ),
@@ -245,10 +232,8 @@ COMPRESSIONS: dict[str, Compression] = {
             label="bf16",
             wire_bytes=payloads.scattered(2, in_blocks=False),
             codec=f"{_CODECS}bfloat16:BFloat16",
-            devices=_EVERYWHERE,
             codec_passes=MemoryPasses(11.0, 2.5),
             exchange="scatter",
-            has_state=True,
             state_bytes=_residual,
         ),
         Compression(
@@ -256,10 +241,8 @@ COMPRESSIONS: dict[str, Compression] = {
             label="fp8",
             wire_bytes=payloads.scattered(1, in_blocks=True),
             codec=f"{_CODECS}blocks:Float8",
-            devices=_EVERYWHERE,
             codec_passes=MemoryPasses(15.0, 4.0),
             exchange="scatter",
-            has_state=True,
             state_bytes=_residual,
             options=(_BLOCK,),
         ),
@@ -268,10 +251,8 @@ COMPRESSIONS: dict[str, Compression] = {
             label="int8",
             wire_bytes=payloads.scattered(1, in_blocks=True),
             codec=f"{_CODECS}blocks:Int8",
-            devices=_EVERYWHERE,
             codec_passes=MemoryPasses(17.0, 4.0),
             exchange="scatter",
-            has_state=True,
             state_bytes=_residual,
             options=(_BLOCK,),
         ),
@@ -280,10 +261,8 @@ COMPRESSIONS: dict[str, Compression] = {
             label="top-k",
             wire_bytes=payloads.largest,
             codec=f"{_CODECS}topk:TopK",
-            devices=_EVERYWHERE,
             codec_passes=MemoryPasses(14.0, 0.1),
             exchange="gather",
-            has_state=True,
             state_bytes=_residual_and_momentum,
             options=(
                 Option("density", float, 0.01, least=0.0, most=1.0),
@@ -298,9 +277,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.factors,
             shaped_bytes=payloads.factors_of_shapes,
             codec=f"{_CODECS}powersgd:PowerSGD",
-            devices=_EVERYWHERE,
             codec_passes=MemoryPasses(9.0, 1.0),
-            has_state=True,
             state_bytes=_residual_and_factor,
             options=(Option("rank", int, 4, least=1),),
             rounds=2,
@@ -313,10 +290,8 @@ COMPRESSIONS: dict[str, Compression] = {
             options=(Option("block", int, 64, least=32, most=2048),),
             objection=_uneven_block,
             codec=f"{_CODECS}sign:Sign",
-            devices=_EVERYWHERE,
             codec_passes=MemoryPasses(16.0, 11.0),
             exchange="gather",
-            has_state=True,
             state_bytes=_residual,
         ),
     )

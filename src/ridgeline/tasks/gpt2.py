@@ -46,8 +46,7 @@ class GPT2Config:
         num_blocks: Transformer blocks.
         num_heads: Attention heads of a block.
         width: Features of a token; a multiple of `num_heads`.
-        dropout: Probability that a feature is dropped after the embedding, in attention and before
-            each residual addition.
+        dropout: Probability that a feature is dropped: embedded, in attention, before a residual addition.
     """
 
     vocabulary_size: int = PADDED_VOCABULARY_SIZE
@@ -123,11 +122,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """The network: tokens int64 [N, T] to logits of the next token [N, T, vocabulary_size].
-
-    Args:
-        config: Its sizes.
-    """
+    """The network: tokens int64 [N, T] to logits of the next token [N, T, vocabulary_size]."""
 
     def __init__(self, config: GPT2Config | None = None) -> None:
         super().__init__()

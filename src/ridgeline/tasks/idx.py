@@ -8,6 +8,7 @@ Source: the format description at the end of LeCun, Cortes and Burges, The MNIST
 """
 
 import gzip
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -120,9 +121,7 @@ def _read_shape(file: BinaryIO | gzip.GzipFile, path: Path, *, magic: int) -> tu
 
 
 def _read_values(file: BinaryIO | gzip.GzipFile, path: Path, *, shape: tuple[int, ...]) -> Tensor:
-    wanted_bytes = 1
-    for size in shape:
-        wanted_bytes *= size
+    wanted_bytes = math.prod(shape)
     # One byte more than wanted reveals a longer file without reading all of it.
     content = bytearray()
     for chunk in _chunks(file, wanted_bytes + 1):

@@ -1,11 +1,12 @@
-"""Labelled grey images in memory: the bundled handwritten digits, or IDX files from a directory."""
+"""Labelled grey images in memory: the bundled handwritten digits, or IDX files; loss and metric."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from ridgeline.errors import DataError
@@ -18,14 +19,9 @@ SPLIT_SEED = 0
 class ImageData(Dataset[tuple[Tensor, Tensor]]):
     """Map-style dataset of (image float32 [1, H, W], label int64 []), scaled to mean 0, deviation 1.
 
-    Pixels stay bytes in memory and are scaled when taken, which needs a quarter of the memory in every
-    worker.
+    Pixels stay bytes in memory and are scaled when taken, which needs a quarter of the memory.
 
-    Args:
-        images: uint8 [N, H, W].
-        labels: int64 [N].
-        mean: Subtracted from every pixel, in pixel values.
-        deviation: Divides every pixel, in pixel values.
+    Images are uint8 [N, H, W], labels int64 [N]; mean and deviation are in pixel values.
     """
 
     # Samples depend on their indices alone, so that training may take small batches several at once.
@@ -107,10 +103,7 @@ def _digits() -> Images:
 def stratified_mask(labels: Tensor, *, fraction: float, seed: int) -> Tensor:
     """Which samples to hold out: bool [N], `round(fraction * count)` of every class, set by `seed`.
 
-    Args:
-        labels: int64 [N].
-        fraction: Of every class, between 0 and 1.
-        seed: Of the choice within a class.
+    Labels are int64 [N]; the fraction, of every class, is between 0 and 1.
     """
     generator = torch.Generator().manual_seed(seed)
     is_held = torch.zeros(len(labels), dtype=torch.bool)
@@ -137,3 +130,15 @@ def _scaled(
 
 def _size(images: Tensor) -> str:
     return f"{images.shape[1]}x{images.shape[2]}"
+
+
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean cross-entropy of a batch: images [N, C, H, W] float32, labels [N] int64, to a scalar."""
+    images, labels = batch
+    return F.cross_entropy(model(images), labels)
+
+
+def count_correct(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Number of images whose likeliest class is their label, as a scalar int64 tensor."""
+    images, labels = batch
+    return (model(images).argmax(dim=1) == labels).sum()

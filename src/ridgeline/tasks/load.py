@@ -34,10 +34,7 @@ _TASK_FILE = "`def task() -> rl.Task`"
 
 
 def load_task(
-    name_or_path: str | Path,
-    *,
-    data_dir: str | Path | None = None,
-    batch_size: int | None = None,
+    name_or_path: str | Path, *, data_dir: str | Path | None = None, batch_size: int | None = None
 ) -> Task:
     """The task of a built-in name, or of a Python file with `def task() -> rl.Task`.
 
@@ -48,9 +45,8 @@ def load_task(
         batch_size: Samples per step over all workers together; None: the task's default.
 
     Raises:
-        TaskError: The name is unknown, or the file is missing, fails, has no `task`, takes no
-            `data_dir` although one is given, or returns something else than a `Task`; or the batch
-            size is below 1.
+        TaskError: The name is unknown, or the file is missing, fails, has no `task`, takes no `data_dir`
+            although one is given, or returns something else than a `Task`; or the batch size is below 1.
         DataError: The data of a built-in task is missing or damaged.
     """
     if batch_size is not None and batch_size < 1:

@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.runtime.training.task import Task
-from ridgeline.tasks.classification import count_correct, cross_entropy
-from ridgeline.tasks.images import load_images
+from ridgeline.tasks.images import count_correct, cross_entropy, load_images
 
 HIDDEN_SIZES = (256, 128)
 LEARNING_RATE = 0.1
@@ -23,13 +22,7 @@ MOMENTUM = 0.9
 def perceptron(
     in_features: int, num_classes: int, *, hidden_sizes: Sequence[int] = HIDDEN_SIZES
 ) -> nn.Sequential:
-    """Flatten, then linear layers with ReLU between them: [N, ...] float32 to logits [N, num_classes].
-
-    Args:
-        in_features: Values per sample after flattening.
-        num_classes: Classes to distinguish.
-        hidden_sizes: Width of each hidden layer.
-    """
+    """Flatten, then linear layers with ReLU between them: [N, ...] float32 to logits [N, num_classes]."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = in_features
     for hidden_size in hidden_sizes:

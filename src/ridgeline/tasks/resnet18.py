@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from ridgeline.runtime.training.task import Task
-from ridgeline.tasks.classification import count_correct, cross_entropy
-from ridgeline.tasks.images import load_images
+from ridgeline.tasks.images import count_correct, cross_entropy, load_images
 
 CHANNELS = (64, 128, 256, 512)
 """Channels of the four stages. Source: He et al., Deep Residual Learning (2015), table 1."""
@@ -33,10 +32,7 @@ class ResidualBlock(nn.Module):
 
     The shortcut is the identity where the shape stays, else a 1x1 convolution.
 
-    Args:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        stride: Of the first convolution and of the shortcut; height and width shrink by it.
+    The stride is that of the first convolution and of the shortcut; height and width shrink by it.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1) -> None:
@@ -58,12 +54,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """The network: float32 images [N, in_channels, H, W] to logits [N, num_classes].
-
-    Args:
-        num_classes: Classes to distinguish.
-        in_channels: 1 for grey images, 3 for colour.
-    """
+    """The network: float32 images [N, in_channels, H, W] to logits [N, num_classes]."""
 
     def __init__(self, num_classes: int = 10, *, in_channels: int = 1) -> None:
         super().__init__()

@@ -33,8 +33,8 @@ def step_workload(
 
     Args:
         task: Its batch size is that of all workers together.
-        workers: The global batch, or the data where that is less, is divided by this number, rounding down,
-            as in training.
+        workers: The global batch, or the data where that is less, is divided by this, rounding down as in
+            training.
         device: `cpu` or `cuda`; None takes the GPU where there is one. `cuda` on a host without a GPU
             describes the step as well as it can be known here, and notes it.
         precisions: Also trace the step in these, see `trace`.
@@ -146,10 +146,7 @@ def step_workloads(
 ) -> dict[int, Workload]:
     """`step_workload` for several numbers of workers, keyed by them; what fakes cannot do may run.
 
-    Raises:
-        TaskError: the batch has fewer samples than the largest number of workers.
-        DataError: the training data is empty.
-        WorkloadError: the step cannot be traced.
+    Raises as `step_workload`.
     """
     return {
         count: step_workload(

@@ -29,9 +29,7 @@ class TextData(Dataset[tuple[Tensor, Tensor]]):
     Windows follow each other without overlap; the last bytes that fill no window are left out. The
     text stays bytes in memory.
 
-    Args:
-        text: uint8 [N].
-        sequence_length: T.
+    The text is uint8 [N].
     """
 
     def __init__(self, text: Tensor, *, sequence_length: int) -> None:
@@ -118,11 +116,7 @@ def _files_of(directory: Path) -> tuple[str, list[bytes]]:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a text file.
-
-    Raises:
-        DataError: it is empty or not UTF-8.
-    """
+    """The bytes of a text file."""
     content = path.read_bytes()
     if not content:
         raise DataError(f"wanted text, got an empty file at {path}; remove it or fill it")

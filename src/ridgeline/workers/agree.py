@@ -19,10 +19,7 @@ from ridgeline.workers.world import World
 def sum_over_workers(values: Tensor, world: World, axis: Axis | None = None) -> Tensor:
     """Elementwise sum over the workers, in place and returned.
 
-    Args:
-        values: A tensor on the worker's device, of one shape on all workers.
-        world: This worker's place.
-        axis: Over the workers along this axis; None: over all that train together.
+    The tensor has one shape on all workers. Without an axis, over all that train together.
 
     Cost: One all-reduce; on CUDA it is only enqueued.
     """
@@ -50,9 +47,7 @@ def largest_of_workers(value: float, world: World) -> float:
 def failing_together(world: World, otherwise: Exception) -> Iterator[None]:
     """What fails inside on one worker fails on all, before any of them continues to what they do together.
 
-    Args:
-        world: This worker's place.
-        otherwise: Raised on workers on which nothing failed.
+    `otherwise` is raised on workers on which nothing failed.
 
     Cost: One all-reduce; waits for the device.
     """
@@ -70,10 +65,7 @@ def failing_together(world: World, otherwise: Exception) -> Iterator[None]:
 def gather_bytes(data: bytes, world: World, axis: Axis | None = None) -> list[bytes]:
     """What each worker gave, by position, on every worker; lengths may differ.
 
-    Args:
-        data: Of this worker.
-        world: Its place.
-        axis: Of the workers along this axis; None: of all that train together.
+    Without an axis, of all that train together.
 
     Cost: Two all-gathers; waits for the device.
     """
@@ -121,10 +113,8 @@ def share_tensors(
 ) -> dict[str, Tensor]:
     """The tensors of the first worker, on the CPU of every worker.
 
-    Args:
-        tensors: On the first worker, CPU tensors by name; None elsewhere.
-        specs: Shape and dtype (as torch prints it, without the prefix) by name, on every worker.
-        world: This worker's place.
+    `tensors` are on the first worker's CPU, None elsewhere; `specs` are shape and dtype (as torch prints it,
+    without the prefix) by name, on every worker.
 
     Cost: One broadcast a tensor, through the worker's device.
     """

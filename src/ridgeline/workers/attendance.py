@@ -49,11 +49,8 @@ _present: "weakref.WeakKeyDictionary[dist.ProcessGroup, Attendance]" = weakref.W
 class Attendance:
     """This worker's word, and the others'.
 
-    Args:
-        store: Shared by all workers.
-        rank: Of this worker in the job.
-        ranks: Of all workers that train together.
-        group: A name that these have in common, and no others of the job that this worker trains with.
+    `rank` and `ranks` are of the job; `group` is a name that these have in common, and no others of the job
+    that this worker trains with.
 
     Cost: A thread that writes some 200 bytes to the store twice a second.
     """
@@ -213,9 +210,6 @@ class Attendance:
 
     def close(self, *, wait: bool = True) -> None:
         """Say that this worker leaves, and end the thread. Safe to call twice.
-
-        Args:
-            wait: Here it changes nothing.
 
         Cost: Up to `PATIENCE_S` twice where the network to the store is gone.
         """

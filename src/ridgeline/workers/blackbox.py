@@ -28,10 +28,7 @@ class Moment(Value, frozen=True, kw_only=True):
 
 
 class BlackBox:
-    """Writes this worker's moments to a file; `frame` fits `Recorder.listener`.
-
-    Args:
-        path: File to make; what stood there is replaced.
+    """Writes this worker's moments to a file, which it makes anew; `frame` fits `Recorder.listener`.
 
     Raises:
         OSError: the file cannot be made.

@@ -1,7 +1,7 @@
 """`within`: a call into a library that may never return, given up after a while.
 
-A store of torch waits for its server without end when the network between them is gone: its time-outs are
-kept by the server.
+A store of torch waits for its server without end when the network between them is gone: the server keeps its
+time-outs.
 """
 
 import threading
@@ -18,10 +18,8 @@ T = TypeVar("T")
 def within(limit_s: float, call: Callable[[], T], what: str) -> T:
     """The result of a call that gets so many seconds.
 
-    Args:
-        limit_s: Seconds to wait for it.
-        call: Runs in a thread of its own; one that does not return keeps that thread until the process ends.
-        what: Who is called, for the message.
+    The call runs in a thread of its own, which is kept until the process ends where it does not return.
+    `what` names who is called, for the message.
 
     Raises:
         RuntimeError: it has not returned by then.

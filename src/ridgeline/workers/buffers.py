@@ -28,10 +28,7 @@ class _Place(NamedTuple):
 
 
 class FlatBuffers:
-    """Copies of the buffers of a model that can be sent.
-
-    Args:
-        model: Its buffers stay what and where they are.
+    """Copies of the buffers of a model that can be sent; the buffers stay what and where they are.
 
     Attributes:
         flats: The copies, [bytes of all buffers and padding] per device; empty when there are no buffers.
@@ -68,11 +65,7 @@ class FlatBuffers:
         _copy_all(views, self._present())
 
     def unpack(self) -> None:
-        """Fill the buffers with what arrived.
-
-        Raises:
-            WorkloadError: as for `pack`.
-        """
+        """Fill the buffers with what arrived; raises as `pack`."""
         _copy_all(self._present(), [view for _, view in self._views])
 
     def _present(self) -> list[Tensor]:

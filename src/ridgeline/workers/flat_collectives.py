@@ -26,10 +26,7 @@ _TAG = 0
 def all_gather(whole: Tensor, share: Tensor, group: dist.ProcessGroup | None) -> None:
     """Fill `whole` with the share of each worker, by rank; None is the group of the whole job.
 
-    Args:
-        whole: As many shares as there are workers, by rank.
-        share: May be its place in `whole`.
-        group: Of the workers.
+    `share` may be its place in `whole`, which has as many shares as there are workers.
     """
     if share.device.type != "cpu":
         _gather(whole, share, group=group)
@@ -44,10 +41,7 @@ def all_gather_uneven(
 ) -> None:
     """Fill `shares` with the flat tensor of each worker, by rank, which may be of different lengths.
 
-    Args:
-        shares: As long as what each worker has; all know these lengths.
-        own: What this worker has.
-        group: Of the workers.
+    `shares` are as long as what each worker has; all know these lengths.
 
     Cost: Over NCCL, which wants equal lengths, each worker sends as much as the one with most.
     """
@@ -71,10 +65,7 @@ def all_gather_uneven(
 def all_to_all(found: Tensor, shares: Tensor, group: dist.ProcessGroup | None) -> None:
     """Fill `found` with what each worker has for this one, by rank; share r of `shares` goes to worker r.
 
-    Args:
-        found: Other memory than `shares`.
-        shares: As many as there are workers, by rank.
-        group: Of the workers.
+    `found` is other memory than `shares`; each has as many shares as there are workers.
     """
     if shares.device.type != "cpu":
         dist.all_to_all_single(found, shares, group=group)
@@ -90,11 +81,7 @@ def reduce_scatter(
 ) -> None:
     """Fill `share` with this worker's share of the sum of `whole`; None is the group of the whole job.
 
-    Args:
-        share: May be its place in `whole`.
-        whole: As many shares as there are workers, by rank.
-        group: Of the workers.
-        op: Another reduction than the sum.
+    `share` may be its place in `whole`, which has as many shares as there are workers, by rank.
     """
     _reduce(share, whole, op=op, group=group)
 
@@ -106,10 +93,7 @@ def start_messages(
 ) -> tuple[list[dist.Work | None], list[dist.Work | None]]:
     """Start messages over gloo, each a flat tensor and the position of the other worker in the group.
 
-    Args:
-        receives: In the order in which the other worker sends them.
-        sends: In the order in which the other worker receives them.
-        group: Of the workers; None is the group of the whole job.
+    Receives come in the order in which the other worker sends, and sends in that in which it receives.
 
     Returns:
         The works of what is received, and of what is sent; None for empty tensors, which do not travel.

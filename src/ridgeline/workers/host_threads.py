@@ -26,9 +26,6 @@ def set_threads(count: int) -> None:
     numbers too, starts all threads and waits for them: with two threads on two idle cores 3 us instead of 1,
     with other programs on these cores up to 10 ms, so that a small step takes 70 times as long.
 
-    Args:
-        count: Threads, at least 1.
-
     Source: aten/src/ATen/ParallelOpenMP.cpp (torch 2.11 to 2.13); timings of `tanh` of 128 numbers.
     """
     mkl = mkl_dynamic()

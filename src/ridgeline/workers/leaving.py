@@ -87,8 +87,7 @@ def abandon(reason: str) -> None:
 def is_open(group: dist.ProcessGroup | None = None) -> bool:
     """Whether there is a process group.
 
-    Args:
-        group: Whether it is this one, or another of the present job; None for any.
+    Without a group, whether there is any; else whether it is one of the present job.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return False
@@ -165,8 +164,7 @@ def _all_end() -> bool:
 def _end_at_once(*, within_s: int = ABORT_S) -> None:
     """Give up graphs without waiting for peers; over NCCL, abort the group, so that nothing waits later.
 
-    Args:
-        within_s: An abort that takes longer ends the process with status 1; 0: it takes what it takes.
+    An abort that takes longer than `within_s` ends the process with status 1; 0: it takes what it takes.
     """
     _idle()
     if not _on_nccl():

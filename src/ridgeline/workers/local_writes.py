@@ -12,10 +12,6 @@ _version = attrgetter("_version")
 class LocalWrites:
     """Finds whether parameters were written, moved or replaced, or the optimizer was loaded.
 
-    Args:
-        model: Its parameters.
-        optimizer: Its state as a whole, and its groups.
-
     Cost: On the host 0.5 us a parameter.
     """
 

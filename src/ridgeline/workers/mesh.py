@@ -21,10 +21,6 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 def mesh_over(group: ProcessGroup, device: Literal["cpu", "cuda"]) -> DeviceMesh:
     """The workers of a group along the data axis, each where the group has it.
 
-    Args:
-        group: This worker is in it.
-        device: The kind of the workers' devices.
-
     Cost: Some milliseconds the first time, then one; no communicator and no collective.
     """
     return DeviceMesh.from_group(group, device, mesh_dim_names=("data",))

@@ -53,11 +53,8 @@ def absent(
     Those that raised an error of their own are reported alone, being the cause of all else; then those that
     ended or fell silent; then those furthest behind, which others may wait for that are behind themselves.
 
-    Args:
-        mine: Of the worker that asks.
-        rows: The last word of each worker, by rank.
-        ranks: Of all workers that train together, `mine` too.
-        silent: Ranks that give no answer any more, and how that shows.
+    `rows` are the last words of workers, by rank; `silent` ranks give no answer any more, with how that
+    shows.
     """
     others = [rank for rank in ranks if rank != mine.rank]
     raised = [r for r in others if r in rows and rows[r].has_raised]
@@ -84,15 +81,7 @@ def absent(
 def absence_text(
     what: str, mine: Row, absences: Sequence[Absence], rows: Mapping[int, Row], size: int
 ) -> str:
-    """The message for a worker that waited in vain.
-
-    Args:
-        what: The collective, and where.
-        mine: Of the worker that waited.
-        absences: At least one; see `absent`.
-        rows: By rank.
-        size: Number of workers.
-    """
+    """The message for a worker that waited in vain."""
     got = "; ".join(f"none from rank {a.rank}: {a.what}" for a in absences[:4])
     if len(absences) > 4:
         got += f"; and none from {len(absences) - 4} more"
@@ -140,11 +129,8 @@ def _absence(rank: int, row: Row | None, silence: str) -> Absence:
         )
     if row.is_waiting:
         what = "it had waited for other workers until its timeout, and left"
-        return Absence(
-            rank=rank,
-            what=what,
-            advice="see its message, or raise the timeout of the process group",
-        )
+        advice = "see its message, or raise the timeout of the process group"
+        return Absence(rank=rank, what=what, advice=advice)
     if row.end:
         return Absence(rank=rank, what=row.end, advice=_BATCHES)
     what, look = f"it runs ({where}), {row.doing}", f"py-spy dump --pid {row.pid}"

@@ -18,11 +18,8 @@ MOST_NAMED = 3
 def check_same_plan(plan: Plan, world: World, *, clip_norm: float | None = None) -> None:
     """Every worker must have the same plan, but for `MAY_DIFFER`, and clip to the same norm.
 
-    Args:
-        plan: Of this worker.
-        world: Of those that train together.
-        clip_norm: Total norm that gradients are clipped to; None leaves them. Another one on one worker would
-            make its updates others, and show as state that differs, whose cause is hard to see.
+    Gradients are clipped to the total norm `clip_norm`; None leaves them. Another one on one worker would
+    make its updates others, and show as state that differs, whose cause is hard to see.
 
     Raises:
         PlanError: on all workers, naming what differs from the first one.

@@ -31,8 +31,8 @@ JOIN = "RIDGELINE_KVSTORE_JOIN"
 class World:
     """This worker's place: `rank` of `size` workers, `local_rank` on this host, its device.
 
-    The workers are those that train together: where they are some of a job, `rank` is not the rank in the
-    job (see `ranks`).
+    The workers are those that train together: where they are some of a job, `rank` is not that in the job
+    (`ranks`).
 
     Attributes:
         mesh: The workers along named axes; None for a worker alone, outside of any process group.
@@ -122,9 +122,6 @@ class World:
         """The group of those that train together, or of those among them along one axis with this worker.
 
         A worker alone must not ask.
-
-        Args:
-            axis: None for all of them.
         """
         group = (
             self.process_group if self.mesh is None or axis is None else self.mesh.get_group(axis)
@@ -151,11 +148,7 @@ class World:
         return self.mesh.get_local_rank(axis)
 
     def ranks(self, axis: Axis | None = None) -> tuple[int, ...]:
-        """Ranks in the job, by position, of all that train together or of those along an axis.
-
-        Args:
-            axis: None for all of them.
-        """
+        """Ranks in the job, by position, of all that train together or of those along an axis."""
         if self.mesh is None:
             return tuple(range(self.size))
         part = self.mesh if axis is None or self.mesh.ndim == 1 else self.mesh[axis]
@@ -181,11 +174,7 @@ class World:
         return Setting(device=self.kind, workers=self.size, threads=self.threads)
 
     def check_open(self) -> None:
-        """See that the process group of several workers has not been destroyed.
-
-        Raises:
-            PlanError: it has.
-        """
+        """Raise a PlanError where the process group of several workers has been destroyed."""
         if self.size == 1:
             return
         group = self.process_group
@@ -216,11 +205,7 @@ class World:
 
 
 def _kind(device: str | torch.device, local_rank: int) -> str:
-    """`cpu` or `cuda`, of what a user may write for this worker's device.
-
-    Raises:
-        LaunchError: it is something else, or another worker's GPU.
-    """
+    """`cpu` or `cuda`, of what a user may write for this worker's device."""
     try:
         named = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -238,11 +223,7 @@ def _kind(device: str | torch.device, local_rank: int) -> str:
 
 
 def _device(kind: str, local_rank: int) -> torch.device:
-    """The device of a worker, made the current one if it is a GPU.
-
-    Raises:
-        LaunchError: there are fewer GPUs than local workers.
-    """
+    """The device of a worker, made the current one if it is a GPU."""
     if kind == "cpu":
         keep_freed_memory()
     if kind != "cuda":

@@ -6,7 +6,7 @@ two halves of a buffer that are written by two operators are kept in order, whic
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,12 +41,12 @@ class Accesses:
         self._kept: list[Any] = []  # storages whose address must not be given to another one
         self._of: dict[fx.Node, frozenset[Memory]] = {}
         for node in graph.nodes:
-            memories = {self._number(value) for value in _tensors(node.meta.get("val"))}
+            memories = {self._number(value) for value in tensors_in(node.meta.get("val"))}
             if node in real:
                 memory = self._number(real[node])
                 # Views of it in the graph share the storage without data, and have to lead to the real one,
                 # too.
-                for value in _tensors(node.meta.get("val")):
+                for value in tensors_in(node.meta.get("val")):
                     self._storages[value.untyped_storage()._cdata] = memory  # noqa: SLF001
                 memories = {memory}
             self._of[node] = frozenset(memories)
@@ -100,7 +100,7 @@ def must_stay(node: fx.Node) -> bool:
 
 def num_bytes(node: fx.Node) -> int:
     """Size of a value: of its elements, not of the storage behind a view."""
-    return sum(value.numel() * value.element_size() for value in _tensors(node.meta.get("val")))
+    return sum(value.numel() * value.element_size() for value in tensors_in(node.meta.get("val")))
 
 
 def _written_arguments(node: fx.Node) -> list[fx.Node]:
@@ -123,5 +123,6 @@ def _nodes(argument: Any) -> Iterator[fx.Node]:
     return (leaf for leaf in pytree.tree_leaves(argument) if isinstance(leaf, fx.Node))
 
 
-def _tensors(value: Any) -> Iterable[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+def tensors_in(nest: Any) -> list[Tensor]:
+    """The tensors of a nest, in order."""
+    return [leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, Tensor)]

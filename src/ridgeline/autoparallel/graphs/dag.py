@@ -24,11 +24,7 @@ class Dag(NamedTuple):
 
     @classmethod
     def of(cls, num_nodes: int, edges: Iterable[Edge]) -> Self:
-        """The graph with these edges, sorted, each once.
-
-        Raises:
-            ScheduleError: an edge does not lead from a node to a later one.
-        """
+        """The graph with these edges, sorted, each once; a ScheduleError for one to no later node."""
         kept = tuple(sorted(set(edges)))
         for u, v in kept:
             if not 0 <= u < v < num_nodes:

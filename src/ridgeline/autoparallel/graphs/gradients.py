@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from ridgeline.autoparallel.graphs.aliasing import tensors_in
 from ridgeline.autoparallel.graphs.program import Program, trace_program
 from ridgeline.capture.flat_program import FlatProgram, flatten_program
 from ridgeline.errors import CaptureError
@@ -45,10 +46,7 @@ class Halves(NamedTuple):
 def trace_halves(fn: Call, args: tuple[Any, ...], program: Program) -> Halves:
     """Trace a function together with the backward pass of its results.
 
-    Args:
-        fn: Function or module.
-        args: Example arguments.
-        program: The function as it was traced alone, which says what state it uses.
+    `program` is the function as it was traced alone, which says what state it uses.
 
     Raises:
         CaptureError: a result is an argument or state itself, or backward cannot be traced.
@@ -67,10 +65,10 @@ def trace_halves(fn: Call, args: tuple[Any, ...], program: Program) -> Halves:
 
     def joint(args: tuple[Any, ...], tangents: list[Tensor]) -> tuple[Any, Any]:
         result = fn(*args)
-        tensors = _tensors(result)
+        tensors = tensors_in(result)
         # Known only while it is traced: results without gradients have no tangent, and autograd refuses them.
         roots[:] = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
-        ends = [_tensors(args)[index] for index in given]
+        ends = [tensors_in(args)[index] for index in given]
         # A parameter may be used in another branch than that of this call; it gets None, as from
         # `.backward()`.
         grads = torch.autograd.grad(
@@ -105,7 +103,7 @@ def _example_tangents(fn: Call, args: tuple[Any, ...]) -> list[Tensor]:
 
     def watched(*args: Any) -> Any:
         result = fn(*args)
-        shapes[:] = [tensor for tensor in _tensors(result) if tensor.requires_grad]
+        shapes[:] = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
         return result
 
     trace_program(watched, args)
@@ -194,13 +192,7 @@ def _program(
 
 
 class Differentiable:
-    """Forward and backward in one way each, called like the function; autograd goes through it.
-
-    Args:
-        halves: The programs.
-        forward: What runs the first.
-        backward: What runs the second.
-    """
+    """Forward and backward in one way each, called like the function; autograd goes through it."""
 
     def __init__(self, halves: Halves, forward: Call, backward: Call) -> None:
         self.halves = halves
@@ -215,10 +207,8 @@ class Differentiable:
 
     def close(self) -> None:
         """End the threads and give up the graphs of both."""
-        for call in (self.forward, self.backward):
-            close = getattr(call, "close", None)
-            if close is not None:
-                close()
+        close_call(self.forward)
+        close_call(self.backward)
 
 
 class _Apply(torch.autograd.Function):
@@ -263,7 +253,7 @@ def differentiated(call: Call, wanted: Sequence[Tensor]) -> Call:
     def run(*args: Any) -> Any:
         with torch.enable_grad():
             result = call(*args)
-            roots = [tensor for tensor in _tensors(result) if tensor.requires_grad]
+            roots = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
             ends = [leaf for leaf in pytree.tree_leaves(args) if leaf.requires_grad]
             ones = [torch.ones_like(root) for root in roots]
             grads = torch.autograd.grad(roots, [*ends, *wanted], ones, allow_unused=True)
@@ -272,5 +262,8 @@ def differentiated(call: Call, wanted: Sequence[Tensor]) -> Call:
     return run
 
 
-def _tensors(nest: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, Tensor)]
+def close_call(call: Any) -> None:
+    """End the threads of a way, or give up its graph; plain functions have neither."""
+    close = getattr(call, "close", None)
+    if close is not None:
+        close()

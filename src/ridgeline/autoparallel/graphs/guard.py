@@ -32,23 +32,14 @@ def read_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
 def read_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Guards:
     """What a function reads and takes for granted, in the modes of now.
 
-    Raises:
-        UnreadableError: torch's compiler cannot read the function in one piece.
-        WritingError: it changes something in Python.
+    Raises as `settled_guards`: torch's compiler cannot read it in one piece, or it changes something in
+    Python.
     """
     return settled_guards(read_call, fn, args, name_of(fn), allows=_is_gradient)
 
 
 class Guard:
-    """Distinguishes calls that a traced program can serve from those that the function itself has to.
-
-    Args:
-        fn: The function as written.
-        guards: What it reads, see `read_function`.
-        program: What was traced from it just now.
-        args: The example arguments.
-        serves_gradients: Results can be differentiated.
-    """
+    """Distinguishes calls that a traced program can serve from those that the function itself has to."""
 
     def __init__(
         self,
@@ -144,7 +135,4 @@ def _spec(leaf: Any) -> Any:
 
 def _settings() -> tuple[Any, ...]:
     """What decides which operators run, besides the function."""
-    return (
-        *casting(),
-        torch.are_deterministic_algorithms_enabled(),
-    )
+    return (*casting(), torch.are_deterministic_algorithms_enabled())

@@ -1,8 +1,7 @@
 """Moves to the CPU that a function makes itself (`y.cpu()`), without the host waiting for them.
 
-As written such a move goes into pageable memory, and the host waits for all that the device has to do
-before it. Into pinned memory it merely has to be enqueued; who must then wait for it, and where, is
-decided in `transfers`.
+As written such a move goes into pageable memory, and the host waits for all that the device has to do before
+it. Into pinned memory it is merely enqueued; who must then wait for it, and where, is decided in `transfers`.
 """
 
 from collections.abc import Collection
@@ -42,10 +41,7 @@ def is_move(node: fx.Node) -> bool:
 def compile_move(program: Program, index: int, keep: Collection[int]) -> Segment:
     """An operation that `is_move`, enqueued on the current stream: what it fills is there once that is done.
 
-    Args:
-        program: Has the operation.
-        index: The operation's number.
-        keep: Slots to be filled though nothing else reads them.
+    Slots in `keep` are filled though nothing else reads them.
     """
     operation = program.operations[index]
     node, slot_of = operation.node, program.slot_of
@@ -81,9 +77,7 @@ def compile_move(program: Program, index: int, keep: Collection[int]) -> Segment
 def begin_copy(value: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
     """A copy in pinned memory, laid out as `Tensor.to` does, that is complete once the current stream is.
 
-    Args:
-        value: Stays unchanged, and its memory in use, until then.
-        memory_format: Of the copy.
+    The value stays unchanged, and its memory in use, until then.
 
     Cost: Enqueues one copy; one more on the device where layouts differ. The first ones of a size also
         allocate pinned memory, which torch keeps for later ones.

@@ -10,10 +10,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx
-from torch.utils import _pytree as pytree
+from torch import fx
 
-from ridgeline.autoparallel.graphs.aliasing import Accesses, Memory, is_random, num_bytes
+from ridgeline.autoparallel.graphs.aliasing import (
+    Accesses,
+    Memory,
+    is_random,
+    num_bytes,
+    tensors_in,
+)
 from ridgeline.autoparallel.graphs.dag import Dag, Edge
 
 
@@ -22,8 +27,7 @@ class Operation(NamedTuple):
 
     Attributes:
         node: The node of the graph that computes.
-        members: What runs for it, in order: views of inputs that it reads, `node`, items and views of its
-            results.
+        members: What runs for it, in order: views of inputs that it reads, `node`, views of its results.
         reads: Slots that it reads: of inputs, of state, and of what other operations made.
         makes: Slots that it fills.
         device: Where its results are.
@@ -114,11 +118,8 @@ def _operation(
 
 
 def _device(node: fx.Node) -> torch.device:
-    for value in (node, *node.all_input_nodes):
-        for leaf in pytree.tree_leaves(value.meta.get("val")):
-            if isinstance(leaf, Tensor):
-                return leaf.device
-    return torch.device("cpu")
+    found = tensors_in([value.meta.get("val") for value in (node, *node.all_input_nodes)])
+    return found[0].device if found else torch.device("cpu")
 
 
 def depend(

@@ -32,9 +32,7 @@ def trace_program(fn: Callable[..., Any], example_inputs: Any) -> "Program":
     Nothing runs. Gradients that the function takes by `torch.autograd.grad`, or by `.backward()` into
     parameters whose `.grad` is None, are operations like the others. Tensors may be on several devices.
 
-    Args:
-        fn: Function or module.
-        example_inputs: A tuple of positional arguments (nests of tensors), or the only argument.
+    `example_inputs` are a tuple of positional arguments (nests of tensors), or the only argument.
 
     Raises:
         CaptureError: it depends on the values of tensors, writes into an argument, an input or output is no
@@ -64,8 +62,7 @@ class Program:
         dag: Who must wait for whom: for values, for memory written in place, and for random numbers.
         edge_values: Edge to the slots of the values that it carries; those that only order carry none.
         edge_bytes: Edge to the bytes of these values.
-        in_place: Operations that touch memory which some operation writes in place. They cannot move to
-            another device.
+        in_place: Operations that touch memory which some operation writes in place: bound to their device.
         state: The tensors that the function uses besides its inputs, by name; the very tensors.
         inputs: The tensors of the example inputs, as copies.
         sources: Slots of state and inputs, in this order.

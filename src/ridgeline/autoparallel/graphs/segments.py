@@ -1,8 +1,7 @@
 """Runs of operations as Python functions of their own: what a lane executes without looking anything up.
 
 A segment is written as source text with one line an operator and compiled once. It takes values from the
-environment of a call into local variables, drops each after its last use, and puts into the environment
-what others read.
+environment of a call into local variables, drops each after its last use, and puts back what others read.
 """
 
 import operator

@@ -26,13 +26,8 @@ class Route(NamedTuple):
 class CudaLanes:
     """Streams of one device or of several, and host lanes for work on the CPU.
 
-    Lanes of their own are forked from the caller's current stream on their device and joined to it,
-    so a call is ordered like a single operator. Under capture the same calls record the branches of
-    one CUDA graph.
-
-    Args:
-        routes: Where each lane works.
-        num_nodes: Nodes 0 .. `num_nodes` - 1 can signal.
+    Lanes of their own are forked from the caller's current stream on their device and joined to it, so a call
+    is ordered like a single operator. Under capture the same calls record the branches of one CUDA graph.
     """
 
     def __init__(self, routes: Sequence[Route], num_nodes: int) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
+from ridgeline.autoparallel.graphs.aliasing import tensors_in
 from ridgeline.autoparallel.graphs.moves import compile_move, is_move
 from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.autoparallel.graphs.segments import Environment, Segment
@@ -33,18 +33,12 @@ class DeviceProgram:
 
     Args:
         program: Its inputs and state are on some of the devices.
-        placement: Made for the program's dag; an update in place stays on the device of what it
-            updates.
+        placement: Made for the program's dag; an update in place stays on the device of what it updates.
         devices: Device i of the placement.
         lanes: What carries it out; default: streams of the devices.
 
-    Attributes:
-        schedule: Operations and copies on lanes.
-        copies: What is copied in a call.
-
     Raises:
-        ScheduleError: the placement is for another program, lacks a device, or moves an update in
-            place.
+        ScheduleError: the placement is for another program, lacks a device, or moves an update in place.
     """
 
     def __init__(
@@ -73,7 +67,11 @@ class DeviceProgram:
         )
         self.schedule = itinerary.schedule
         self.copies = tuple(step for step in itinerary.steps if isinstance(step, Copy))
-        self._lanes = lanes or CudaLanes(self._routes(itinerary), len(itinerary.steps))
+        routes = [
+            Route(self._devices[source], self._devices[target], is_own=source != target)
+            for source, target in itinerary.routes
+        ]
+        self._lanes = lanes or CudaLanes(routes, len(itinerary.steps))
         handed = {slot for found in itinerary.handed.values() for slot, _ in found}
         self._moves = frozenset(traffic.moves)
         self._kept = program.crosses(placement.device_of) | handed | {c.slot for c in self.copies}
@@ -102,12 +100,6 @@ class DeviceProgram:
         for slot, device in self._outputs:
             environments[0][slot] = environments[device][slot]
         return self.program.results(environments[0])
-
-    def _routes(self, itinerary: Itinerary) -> list[Route]:
-        return [
-            Route(self._devices[source], self._devices[target], is_own=source != target)
-            for source, target in itinerary.routes
-        ]
 
     def _work_of(self, piece: IssuedPiece, itinerary: Itinerary) -> Work:
         """Copies of a copying lane, or operations; a lane of a pair of devices may have both, by turns."""
@@ -253,7 +245,7 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def _device_of(node: fx.Node) -> torch.device | None:
-    found = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+    found = tensors_in(node.meta.get("val"))
     return found[0].device if found else None
 
 

@@ -30,11 +30,7 @@ def fill_of(row_s: float, side_by_side_s: float, branches: int) -> float:
 
 
 class GraphClock:
-    """Times what is enqueued on one GPU.
-
-    Args:
-        device: The GPU.
-    """
+    """Times what is enqueued on one GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -64,11 +60,7 @@ class GraphClock:
         return self._replay_s(lambda: _repeat(call, count))
 
     def side_by_side_s(self, calls: list[Callable[[], object]], count: int) -> float:
-        """Seconds of a graph that holds a row of `count` calls for each of the calls, side by side.
-
-        Raises:
-            RuntimeError: see `row_s`.
-        """
+        """Seconds of a graph with a row of `count` calls for each of the calls, side by side; see `row_s`."""
         self._fork_and_join(calls, 1)  # libraries make a workspace for each new stream
         return self._replay_s(lambda: self._fork_and_join(calls, count))
 

@@ -16,11 +16,7 @@ Values = TypeVar("Values")
 class IssuedPiece(NamedTuple):
     """Nodes that are issued to one lane without an event between them.
 
-    Attributes:
-        lane: Index of the lane.
-        nodes: What runs, in order.
-        waits: Nodes on other lanes that must be done before the first node begins.
-        signals: Whether other lanes wait for the last node.
+    It begins when the nodes on other lanes in `waits` are done; `signals`: others wait for its last node.
     """
 
     lane: int
@@ -32,9 +28,8 @@ class IssuedPiece(NamedTuple):
 def pieces(schedule: Schedule) -> tuple[IssuedPiece, ...]:
     """The pieces of a schedule, in an order in which the host can issue them.
 
-    A node that waits begins a piece, and a node that others wait for ends one. So a piece only ever
-    depends on pieces whose last node comes before its own first node, and the order of first nodes
-    will do.
+    A node that waits begins a piece, and a node that others wait for ends one. So a piece only ever depends
+    on pieces whose last node comes before its own first node, and the order of first nodes will do.
     """
     waits, signals = schedule.waits(), schedule.signals()
     found: list[tuple[int, list[int]]] = []
@@ -57,8 +52,7 @@ def pieces(schedule: Schedule) -> tuple[IssuedPiece, ...]:
 class Lanes(Protocol):
     """What carries out pieces: CUDA streams, or something that only takes notes.
 
-    A call is `fork`, then for each piece `enter`, its waits, the work, `signal`, and finally
-    `join`.
+    A call is `fork`, then for each piece `enter`, its waits, the work, `signal`, and finally `join`.
     """
 
     def fork(self) -> None:
@@ -82,10 +76,7 @@ def carry_out(
 ) -> None:
     """One call: every piece on its lane, after what it waits for.
 
-    Args:
-        lanes: What carries it out.
-        work: Pieces in an order in which they can be issued, with what each does.
-        values: Given to every piece.
+    `work` has the pieces in an order in which they can be issued, with what each does to the values.
     """
     lanes.fork()
     try:

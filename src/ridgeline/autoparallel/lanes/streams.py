@@ -9,9 +9,7 @@ from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.autoparallel.graphs.segments import Segment
 from ridgeline.autoparallel.lanes.cuda_lanes import CudaLanes, Route
 from ridgeline.autoparallel.lanes.issue import IssuedPiece, Lanes, carry_out, pieces
-from ridgeline.autoparallel.scheduling.schedule import Schedule
-from ridgeline.autoparallel.scheduling.validity import check_schedule
-from ridgeline.callables.calls.graph import CallGraph
+from ridgeline.autoparallel.scheduling.schedule import Schedule, check_schedule
 from ridgeline.errors import ScheduleError
 
 
@@ -25,10 +23,7 @@ class StreamProgram:
 
     Calls do not compute gradients: a backward pass is part of the program or takes place elsewhere.
 
-    Args:
-        program: All of it on one device.
-        schedule: Made for the program's dag.
-        lanes: What carries the schedule out; default: streams of the program's device.
+    The program is on one device; without `lanes`, streams of that carry the schedule out.
 
     Raises:
         ScheduleError: the schedule does not keep an edge of the program, or is for another one; or the
@@ -57,22 +52,6 @@ class StreamProgram:
         environment = self.program.bind(*args)
         carry_out(self._lanes, self._work, environment)
         return self.program.results(environment)
-
-    def capture(self, args: tuple[Any, ...], *, static_io: bool = False) -> CallGraph:
-        """The whole call as one CUDA graph, whose branches the device runs side by side.
-
-        A program that updates one of its inputs in place updates the graph's copy of it.
-
-        Args:
-            args: Example arguments.
-            static_io: See `CallGraph`.
-
-        Raises:
-            CaptureError: an operator cannot be captured.
-
-        Cost: A few calls; waits for the device.
-        """
-        return CallGraph(self, args, static_io=static_io)
 
 
 def _routes(device: torch.device, num_lanes: int) -> Sequence[Route]:

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.autoparallel.graphs.segments import Segment
 from ridgeline.autoparallel.lanes.issue import IssuedPiece, pieces
-from ridgeline.autoparallel.scheduling.schedule import Schedule
-from ridgeline.autoparallel.scheduling.validity import check_schedule
+from ridgeline.autoparallel.scheduling.schedule import Schedule, check_schedule
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.task import Variable
+from ridgeline.engine.task import Variable, nothing
 from ridgeline.errors import EngineError
 from ridgeline.timeline import Timeline
 from ridgeline.workers.host_threads import set_threads
@@ -32,13 +32,9 @@ ROUND_TRIPS = 30
 class ScheduledPiece(NamedTuple):
     """A piece of the schedule as the engine gets it.
 
-    Attributes:
-        segment: What it does.
-        reads: Variables of the pieces on other lanes that it waits for.
-        writes: The lane's own variable, which keeps its pieces in order; and one of the piece's own, if
-            others wait for it and the lane has further pieces, for which they must not wait.
-        lane: Of the engine.
-        name: For the timeline.
+    It reads the variables of the pieces on other lanes that it waits for. It writes its lane's own, which
+    keeps the lane's pieces in order; and one of its own, if others wait for it and the lane has further
+    pieces, for which they must not wait.
     """
 
     segment: Segment
@@ -53,16 +49,10 @@ class ThreadProgram:
 
     Calls take turns. With one lane everything runs in the calling thread.
 
-    Args:
-        program: All of it on the CPU.
-        schedule: Made for the program's dag.
-        threads: Threads that one operator may use while the lanes run side by side.
+    The program is on the CPU; one operator may use so many `threads` while the lanes run side by side.
 
     Raises:
         ScheduleError: the schedule does not keep an edge of the program, or is for another one.
-
-    Attributes:
-        schedule: As given.
     """
 
     def __init__(self, program: Program, schedule: Schedule, *, threads: int = 1) -> None:
@@ -114,12 +104,8 @@ class ThreadProgram:
         spans = [span for span in recorded.spans if span.name != _PREPARE][-len(self._steps) :]
         begin = min((span.start_ns for span in spans), default=0)
         shifted = tuple(
-            type(span)(
-                name=span.name,
-                lane=span.lane,
-                index=span.index,
-                start_ns=span.start_ns - begin,
-                end_ns=span.end_ns - begin,
+            msgspec.structs.replace(
+                span, start_ns=span.start_ns - begin, end_ns=span.end_ns - begin
             )
             for span in spans
         )
@@ -212,7 +198,7 @@ def measure_sync_s() -> float:
         samples: list[float] = []
         for _ in range(ROUND_TRIPS):
             begin = time.perf_counter()
-            engine.push(_nothing, writes=(variable,), lane=_lane_name(1))
+            engine.push(nothing, writes=(variable,), lane=_lane_name(1))
             engine.wait(variable)
             samples.append(time.perf_counter() - begin)
     # There and back are two wake-ups.
@@ -243,7 +229,3 @@ def _prepare_thread(threads: int) -> None:
 def _lane_name(lane: int) -> str:
     """The calling thread, or a thread of the engine's."""
     return f"compute:{lane}" if lane else "compute"
-
-
-def _nothing() -> None:
-    return None

@@ -14,10 +14,7 @@ from ridgeline.autoparallel.scheduling.matching import maximum_matching
 class Assignment(NamedTuple):
     """Which node is on which lane; on a lane, nodes run in issue order.
 
-    Attributes:
-        lane_of: For each node its lane; lanes are numbered by their first node.
-        num_lanes: How many lanes there are.
-        syncs: (u, v) where v must wait until u, on another lane, is done.
+    Lanes are numbered by their first node; `syncs` are (u, v) where v must wait until u, elsewhere, is done.
     """
 
     lane_of: tuple[int, ...]
@@ -48,10 +45,6 @@ def share_lanes(dag: Dag, assignment: Assignment) -> Assignment:
 
     Independent nodes still never share a lane, and the syncs of `assign_chains` stay as they are: only an
     edge between the two lanes could save one, and it would have been matched.
-
-    Args:
-        dag: What was assigned.
-        assignment: Lanes that are chains of the order.
 
     Source: Dilworth's theorem by matching (Fulkerson 1956), on the order "ends before the other begins".
         The fewest lanes for these chains; other chains with as few syncs may need fewer.

@@ -17,9 +17,7 @@ COPIES = 5
 def link_seconds(devices: Sequence[torch.device], machine: Machine | None) -> LinkSeconds:
     """Seconds to copy from device i to device j: `link_seconds(i, j, num_bytes)`.
 
-    Args:
-        devices: What the numbers mean.
-        machine: Its links are used; None: every pair is measured now.
+    Without a machine every pair is measured now.
 
     Raises:
         MachineError: the machine has no figures for a pair.

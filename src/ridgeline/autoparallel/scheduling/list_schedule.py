@@ -17,11 +17,7 @@ def list_schedule(
     better by more than a factor of 2 - 1/P. A node goes to the idle lane on which it can start first;
     among equals to that of the one that it waited for last, so that no thread has to wake another.
 
-    Args:
-        dag: What to schedule.
-        seconds: For each node the time it takes.
-        num_lanes: How many workers there are, at least 1.
-        sync_s: Seconds from the end of a node until one on another lane can start that waits for it.
+    A node takes its `seconds`; `sync_s` as of `run_schedule`.
 
     Raises:
         ScheduleError: there is no lane.

@@ -1,4 +1,4 @@
-"""When the nodes of a schedule run, before anything ran.
+"""When the nodes of a schedule run, before anything ran, and what no schedule can beat.
 
 Lanes run their nodes in order. Nodes that run at the same time on one device share it: as long as they fill
 it less than once they do not notice each other, beyond that all of them slow down by what is too much. The
@@ -7,10 +7,13 @@ model knows nothing of the order in which a device takes up the blocks of two ke
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ridgeline.autoparallel.graphs.dag import Dag, critical_path
+from ridgeline.autoparallel.scheduling.placement import Transfer
 from ridgeline.autoparallel.scheduling.schedule import Schedule
+from ridgeline.codec import Value
 from ridgeline.errors import ScheduleError
 
 
@@ -159,3 +162,42 @@ class _Clock:
         self.left[node] -= 1
         if not self.left[node]:
             heapq.heappush(self.coming, (self.ready[node], node))
+
+
+class Bounds(Value, frozen=True, kw_only=True):
+    """Lower bounds of the makespan in seconds.
+
+    Attributes:
+        critical_path_s: The longest chain of nodes that wait for one another, each on its fastest device.
+        work_s: What all nodes together occupy, divided by the number of devices (or threads).
+        link_s: What the busiest link must carry; 0 on one device.
+    """
+
+    critical_path_s: float
+    work_s: float
+    link_s: float = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """The largest of the bounds."""
+        return max(self.critical_path_s, self.work_s, self.link_s)
+
+
+def find_bounds(
+    dag: Dag, costs: Sequence[NodeCost], *, num_devices: int = 1, transfers: Iterable[Transfer] = ()
+) -> Bounds:
+    """The bounds of any schedule of `dag`.
+
+    A node costs what it does alone on its fastest device; one that fills half of that counts for half of its
+    time as work. `transfers` are copies of a given placement, and bound what that can reach.
+    """
+    links: dict[tuple[int, int], float] = {}
+    for t in transfers:
+        pair = (t.source, t.target)
+        # Both directions of a link carry at once, so each is a bound of its own.
+        links[pair] = links.get(pair, 0.0) + (t.end - t.start)
+    return Bounds(
+        critical_path_s=critical_path(dag, [cost.seconds for cost in costs]),
+        work_s=sum(cost.seconds * cost.fill for cost in costs) / num_devices,
+        link_s=max(links.values(), default=0.0),
+    )

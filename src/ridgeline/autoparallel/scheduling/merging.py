@@ -18,12 +18,7 @@ MOST_TRIED = 24
 
 
 def merge_lanes(
-    dag: Dag,
-    assignment: Assignment,
-    costs: Sequence[NodeCost],
-    *,
-    most_lanes: int,
-    sync_s: float,
+    dag: Dag, assignment: Assignment, costs: Sequence[NodeCost], *, most_lanes: int, sync_s: float
 ) -> Assignment:
     """Joins two lanes at a time, as long as the predicted makespan does not grow.
 
@@ -31,12 +26,7 @@ def merge_lanes(
     issue order. Lanes that are too many to try all pairs are folded first, those that run at different times
     together; where more are there than allowed, folding alone is tried too, and the better one is kept.
 
-    Args:
-        dag: What was assigned.
-        assignment: Where to begin: that of `share_lanes`.
-        costs: For each node what it costs alone.
-        most_lanes: As many lanes are allowed, at least 1.
-        sync_s: Seconds from the end of a node until one that waits for it on another lane can start.
+    `assignment` is that of `share_lanes`; `sync_s` as of `run_schedule`.
 
     Raises:
         ScheduleError: `most_lanes` is below 1.

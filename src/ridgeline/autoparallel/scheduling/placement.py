@@ -20,13 +20,7 @@ LinkSeconds = Callable[[int, int, float], float]
 class Transfer(NamedTuple):
     """A value copied from one device to another, once whatever number of nodes read it there.
 
-    Attributes:
-        node: What made the value.
-        source: Device that it is on.
-        target: Device that it goes to.
-        num_bytes: Its size: the largest of the edges from `node`.
-        start: Second at which the copy begins.
-        end: Second at which the value is there.
+    `num_bytes` is the largest of the edges from `node`; `start` and `end` are seconds.
     """
 
     node: int
@@ -40,11 +34,7 @@ class Transfer(NamedTuple):
 class Placement(NamedTuple):
     """Where and when each node runs; made by `place`.
 
-    Attributes:
-        device_of: For each node its device.
-        starts: For each node the second at which it starts.
-        ends: For each node the second at which it ends.
-        transfers: Copies between devices, by start.
+    For each node its device and the seconds at which it starts and ends; copies between devices by start.
     """
 
     device_of: tuple[int, ...]
@@ -71,13 +61,8 @@ def place(
 
     The result is never worse than putting everything that is not pinned on one device of `spread`.
 
-    Args:
-        dag: What to place.
-        costs_by_device: `costs_by_device[device][node]`, seconds.
-        edge_bytes: Size of what travels along an edge; an edge without bytes only orders its ends.
-        link_seconds: Measured seconds of a copy between two devices.
-        pinned: Nodes that must be on a given device: inputs and outputs.
-        spread: Devices for nodes that are not pinned; None: all.
+    `costs_by_device[device][node]` and `link_seconds` are seconds; an edge without bytes only orders its
+    ends. Nodes that are `pinned` must be on a given device, the others on those of `spread`; None: on any.
 
     Raises:
         ScheduleError: there is no device, costs are missing, or a node is pinned to none of the devices.

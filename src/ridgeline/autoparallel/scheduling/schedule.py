@@ -1,8 +1,9 @@
-"""`Schedule`: what runs on which lane, in which order, and who waits for whom. Executors read it."""
+"""`Schedule`: what runs on which lane, in which order, and who waits for whom; and its proof."""
 
+import itertools
 from collections.abc import Sequence
 
-from ridgeline.autoparallel.graphs.dag import Dag, Edge, minimum_equivalent
+from ridgeline.autoparallel.graphs.dag import Dag, Edge, descendants, minimum_equivalent
 from ridgeline.autoparallel.scheduling.chains import Assignment
 from ridgeline.codec import Value
 from ridgeline.errors import ScheduleError
@@ -54,34 +55,23 @@ class Schedule(Value, frozen=True, kw_only=True):
         )
 
 
-def schedule_of(dag: Dag, assignment: Assignment, *, kind: str = "compute") -> Schedule:
-    """The schedule of an assignment: nodes are issued in the order of the program.
-
-    Args:
-        dag: What was assigned.
-        assignment: Which node is on which lane.
-        kind: Lanes are called `kind:0`, `kind:1` and on.
-    """
+def schedule_of(dag: Dag, assignment: Assignment) -> Schedule:
+    """The schedule of an assignment: nodes are issued in the order of the program."""
     return Schedule(
-        lanes=tuple(f"{kind}:{index}" for index in range(assignment.num_lanes)),
+        lanes=tuple(f"compute:{index}" for index in range(assignment.num_lanes)),
         lane_of=assignment.lane_of,
         order=tuple(range(dag.num_nodes)),
         syncs=assignment.syncs,
     )
 
 
-def serial_schedule(dag: Dag, *, kind: str = "compute") -> Schedule:
+def serial_schedule(dag: Dag) -> Schedule:
     """Everything on one lane, in the order of the program."""
-    return schedule_of(dag, Assignment((0,) * dag.num_nodes, min(1, dag.num_nodes), ()), kind=kind)
+    return schedule_of(dag, Assignment((0,) * dag.num_nodes, min(1, dag.num_nodes), ()))
 
 
 def needed_syncs(dag: Dag, lane_of: Sequence[int], order: Sequence[int]) -> tuple[Edge, ...]:
     """The fewest syncs that, with the order on each lane, imply every edge of `dag`.
-
-    Args:
-        dag: What is scheduled.
-        lane_of: For each node its lane.
-        order: All nodes in the order of issue.
 
     Raises:
         ScheduleError: the order issues a node before one that it waits for.
@@ -111,3 +101,58 @@ def needed_syncs(dag: Dag, lane_of: Sequence[int], order: Sequence[int]) -> tupl
     reduced = minimum_equivalent(Dag(dag.num_nodes, tuple(edges)))
     found = ((order[a], order[b]) for a, b in reduced.edges)
     return tuple(sorted((u, v) for u, v in found if lane_of[u] != lane_of[v]))
+
+
+def check_schedule(dag: Dag, schedule: Schedule) -> None:
+    """Refuse a schedule in which a node could run before one that it waits for.
+
+    Every edge must follow from steps along lanes and syncs, and every sync must wait for what was
+    issued earlier: an event that is not recorded yet would not be waited for at all.
+
+    Raises:
+        ScheduleError: names the edge or sync and the lanes of its ends.
+
+    Cost: n^2 / 8 bytes for n nodes.
+    """
+    position = _positions(dag, schedule)
+    steps: list[Edge] = []
+    for nodes in schedule.nodes_by_lane():
+        places = [position[node] for node in nodes]
+        steps.extend(itertools.pairwise(places))
+    for u, v in schedule.syncs:
+        if not (0 <= u < dag.num_nodes and 0 <= v < dag.num_nodes) or position[u] >= position[v]:
+            raise ScheduleError(
+                f"wanted syncs (u, v) that wait for a node issued earlier, got ({u}, {v}) among "
+                f"{dag.num_nodes} nodes; put {u} before {v} in the order"
+            )
+        steps.append((position[u], position[v]))
+    # Of the schedule alone, not of the edges to be proved: they may hold only by what runs.
+    reached = descendants(Dag(dag.num_nodes, tuple(steps)))
+    for u, v in dag.edges:
+        if not reached[position[u]] >> position[v] & 1:
+            raise ScheduleError(
+                f"wanted node {v} to wait for node {u}, got a schedule in which nothing orders "
+                f"{_where(schedule, u)} before {_where(schedule, v)}; add a sync ({u}, {v})"
+            )
+
+
+def _positions(dag: Dag, schedule: Schedule) -> list[int]:
+    if sorted(schedule.order) != list(range(dag.num_nodes)):
+        raise ScheduleError(
+            f"wanted an order of all {dag.num_nodes} nodes, each once, got {len(schedule.order)} "
+            "entries that are not; schedule the graph that is run"
+        )
+    lanes = range(schedule.num_lanes)
+    if len(schedule.lane_of) != dag.num_nodes or any(k not in lanes for k in schedule.lane_of):
+        raise ScheduleError(
+            f"wanted one of {schedule.num_lanes} lanes for each of {dag.num_nodes} nodes, got "
+            f"{len(schedule.lane_of)} lanes {sorted(set(schedule.lane_of))[:8]}; assign the graph that is run"
+        )
+    position = [0] * dag.num_nodes
+    for place, node in enumerate(schedule.order):
+        position[node] = place
+    return position
+
+
+def _where(schedule: Schedule, node: int) -> str:
+    return f"{node} ({schedule.lanes[schedule.lane_of[node]]})"

@@ -5,13 +5,7 @@ from typing import NamedTuple
 
 
 class Copy(NamedTuple):
-    """A value copied between devices, once for each device that needs it.
-
-    Attributes:
-        slot: The value.
-        source: Device it is on.
-        target: Device it goes to.
-    """
+    """A value copied between devices, once for each device that needs it."""
 
     slot: int
     source: int
@@ -41,8 +35,7 @@ class Traffic(NamedTuple):
         homes: Slot of an input or of state to the device that it is on.
         as_they_are: (operation, slot) where the operation takes the value from whatever device it
             is on: it moves it itself, or reads a number that the host holds.
-        crossings: Operation to the device it copies from, for those that move a value between
-            devices by themselves.
+        crossings: Operation to the device it copies from, for those that move values by themselves.
         moves: Those of them that merely have to be enqueued.
         results: Slots that the call returns; what they hold must have arrived by then.
     """

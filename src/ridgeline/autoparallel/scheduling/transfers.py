@@ -1,8 +1,7 @@
 """Where values must be copied once operations are placed on devices, and in which order all that is issued.
 
-Pure: a placement and the values that operations read go in, an itinerary comes out: operations and
-copies in issue order, with a schedule over lanes (one per device that computes, one per pair of
-devices that copies).
+Pure: a placement and the values that operations read go in, an itinerary comes out: operations and copies in
+issue order, with a schedule over lanes (one per device that computes, one per pair of devices that copies).
 
 What lands in host memory from a device is there only once the device says so, and no stream can hold
 the host back: what reads it, on whatever lane, comes after an arrival, for which the host waits.
@@ -24,11 +23,9 @@ class Itinerary(NamedTuple):
 
     Attributes:
         steps: Step i is node i of the schedule.
-        routes: For each lane the devices that it reads from and writes to; the same where it
-            computes.
+        routes: For each lane the devices that it reads from and writes to; the same where it computes.
         schedule: Lanes and syncs of the steps.
-        handed: Step to the slots that it reads on other devices without a copy, with the device
-            that has them.
+        handed: Step to the slots, with their device, that it reads on other devices without a copy.
     """
 
     steps: tuple[Step, ...]
@@ -52,13 +49,8 @@ def plan_transfers(
     itself works or waits come only when nothing is left that merely needs to be enqueued. What lands in
     host memory arrives just before it is first read, or at the end if only the caller reads it.
 
-    Args:
-        dag: Who waits for whom.
-        device_of: For each operation its device.
-        traffic: What the operations read and make.
-        hosts: Devices on which the host itself computes.
-        starts: For each operation the second at which the placement starts it; None: order of the
-            program.
+    On `hosts` the host itself computes. `starts` are the seconds at which the placement starts operations;
+    None: the order of the program.
 
     Raises:
         ScheduleError: an operation has no device, or reads what no operation makes.
@@ -204,9 +196,8 @@ def _steps(
 ) -> list[Step]:
     """The order with copies and arrivals.
 
-    A copy comes behind what makes its value, or, if that has to arrive, before its first reader; copies
-    of inputs go first, by need. An arrival comes before the first step that reads what has landed, or
-    last.
+    A copy comes behind what makes its value, or, if that has to arrive, before its first reader; copies of
+    inputs go first, by need. An arrival comes before the first step that reads what has landed, or last.
     """
     place = {operation: index for index, operation in enumerate(order)}
     first_reader = {copy: min(map(place.__getitem__, readers)) for copy, readers in copies.items()}

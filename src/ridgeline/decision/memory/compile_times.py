@@ -68,13 +68,9 @@ def learn(
 ) -> None:
     """Add what the trials of a choice took; a directory that cannot be written keeps nothing.
 
-    Args:
-        directory: The cache.
-        ranking: With trials.
-        factor: By which the expectations in it were multiplied.
-        step: Distinguishes this step from others.
-        least: Seconds over those assumed of a trial that was stopped: compiling takes longer than that. It
-            says something only where that is more than what is known.
+    The expectations in the ranking were multiplied by `factor`. `least` are seconds over those assumed of a
+    trial that was stopped: compiling takes longer, which says something only where it is more than what is
+    known.
     """
     ratios = [
         factor * c.compile_s / c.timeline.counters["compile_s"]

@@ -26,11 +26,7 @@ class LostDevices(Noun, frozen=True, kw_only=True):
 
 
 def refuse_if_lost(place: Place | None, plan: Plan) -> None:
-    """Refuse a plan in whose trial an earlier start lost the device.
-
-    Raises:
-        PlanError: it did; names the file that remembers it.
-    """
+    """Raise a PlanError, which names the file, for a plan in whose trial an earlier start lost the device."""
     if place is None:
         return
     how = _load(place).plans.get(label(plan))
@@ -42,15 +38,9 @@ def refuse_if_lost(place: Place | None, plan: Plan) -> None:
 
 
 def raise_if_lost(place: Place | None, plan: Plan, error: Exception) -> None:
-    """Remember a plan whose trial cost this process its device.
+    """Remember a plan whose trial cost this process its device, and raise a DeviceLostError.
 
-    Args:
-        place: Where; None remembers nothing.
-        plan: What was tried.
-        error: How it failed.
-
-    Raises:
-        DeviceLostError: the device does not answer any more.
+    Without a place nothing is remembered.
 
     Cost: Waits for the device.
     """

@@ -32,16 +32,6 @@ def tried_again(
 ) -> Ranking | None:
     """The ranking with a new measurement of its best plan; None where it does not hold any more.
 
-    Args:
-        ranking: Of an earlier start.
-        trial: Runs a plan.
-        heartbeat: Says meanwhile what is under way.
-        tell: Takes the lines.
-
-    Raises:
-        AbsentWorkerError: another worker is missing.
-        DeviceLostError: the trial cost the process its device.
-
     Cost: One trial.
     """
     best = ranking.best
@@ -77,13 +67,6 @@ def predicted_anew(
     ranking: Ranking, machine: Machine, workload: Workload, workers: int, compile_factor: float
 ) -> Ranking:
     """The ranking with a prediction of its best plan by a machine that was measured since.
-
-    Args:
-        ranking: Of an earlier start.
-        machine: With the timings of the step's operators.
-        workload: The step of one worker.
-        workers: That train it.
-        compile_factor: See `simulate`.
 
     Raises:
         MachineError: the profile lacks what the step needs.

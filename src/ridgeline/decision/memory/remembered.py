@@ -48,12 +48,7 @@ def recall(directory: Path, key: str) -> Remembered | None:
 
 
 def keep(
-    directory: Path,
-    key: str,
-    ranking: Ranking,
-    digests: Collection[str] = (),
-    *,
-    profile: str = "",
+    directory: Path, key: str, ranking: Ranking, digests: Collection[str] = (), *, profile: str = ""
 ) -> str:
     """Keep a choice, see `Remembered`; why it could not be kept, or an empty text."""
     try:

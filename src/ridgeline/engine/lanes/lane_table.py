@@ -19,18 +19,6 @@ INLINE = ("host", "compute")
 class LaneTable:
     """The lanes of one engine by name; those without a factory are made when first used.
 
-    Args:
-        lanes: Factories of special lanes.
-        finish: What a lane calls at the end of a task.
-        finish_and_next: Likewise for lanes of threads.
-        recover: What their threads call when an exception reached them outside of a task.
-        process: That of the engine.
-        threads: Worker threads by lane.
-        serial: Lanes without a factory run in the pushing thread.
-
-    Attributes:
-        control: The lane of the engine's own tasks.
-
     Raises:
         EngineError: a name is of no kind, or a lane has no threads.
     """
@@ -72,11 +60,7 @@ class LaneTable:
             self.records[name] = _record(name, kind, index, runner)
 
     def make(self, name: str, where: str) -> LaneRecord:
-        """The lane of this name, made unless it is there.
-
-        Raises:
-            EngineError: there is no such kind of lane, or its threads cannot be started.
-        """
+        """The lane of this name, made unless it is there; an EngineError where it cannot be."""
         kind, index = parse_lane(name, where)
         # An interrupt while a thread starts would leave it half started; see `apart`.
         apart(self._make, name, kind, index)
@@ -120,11 +104,7 @@ class LaneTable:
         if self._is_serial or (num_threads is None and name in INLINE):
             return InlineLane(self._finish)
         return ThreadLane(
-            self._finish_and_next,
-            self._recover,
-            self._process,
-            name,
-            num_threads=num_threads or 1,
+            self._finish_and_next, self._recover, self._process, name, num_threads=num_threads or 1
         )
 
 
@@ -134,11 +114,7 @@ def _record(name: str, kind: Lane, index: int, runner: LaneRunner) -> LaneRecord
 
 
 def parse_lane(name: str, where: str) -> tuple[Lane, int]:
-    """Kind and index of `kind` or `kind:index`.
-
-    Raises:
-        EngineError: the kind is unknown or the index is not a number.
-    """
+    """Kind and index of `kind` or `kind:index`; an EngineError for another kind or no whole index."""
     if isinstance(name, str):
         kind, colon, index = name.partition(":")
         for known in LANES:

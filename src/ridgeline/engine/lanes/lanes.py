@@ -199,15 +199,11 @@ class WorkLane(InOrderLane):
 def call(task: EngineTask, returned: list[Any] | None = None) -> BaseException | None:
     """Run the task's function; what it raised, or None.
 
-    Args:
-        task: Notified when it began; pushes from inside it are known as nested.
-        returned: Gets what the function returned.
+    `returned` gets what the function returned; what is pushed from inside it is known as nested.
     """
     if task.error is not None:
         return None
-    thread = (
-        here.__dict__
-    )  # of this thread alone; three accesses through `here` cost a tenth of a task
+    thread = here.__dict__  # of this thread: three accesses through `here` cost a tenth of a task
     outer = thread.get("task")
     try:
         task.outer = outer

@@ -23,9 +23,6 @@ _returning: "weakref.WeakSet[Returning]" = weakref.WeakSet()
 class Returning:
     """A callback for one call by a thread of torch's; known from that call until torch gives it up.
 
-    Args:
-        call: Given what torch passes.
-
     Cost: About 1 us.
     """
 

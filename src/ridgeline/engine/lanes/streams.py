@@ -101,11 +101,7 @@ class StreamEvent:
             self._event.wait()
 
     def synchronize(self) -> None:
-        """Make the host wait for it.
-
-        Raises:
-            EngineError: it belongs to a capture, in which nothing runs.
-        """
+        """Make the host wait for it; an EngineError if it belongs to a capture, in which nothing runs."""
         if self._fork is not None:
             raise EngineError(
                 "wanted the result of a task on the host, got one that was captured into a CUDA graph, "
@@ -121,10 +117,8 @@ class StreamLane(InOrderLane):
     capture the lane's stream joins it with its first task; `Engine.wait_all` brings it back, which
     every capture needs before it ends.
 
-    Args:
-        finish: The engine's callback.
-        stream: Where the tasks run; None takes the stream that is current at the push.
-        device: Whose current stream counts at the push; None: that of `stream`, or the current one.
+    Without a stream, tasks run on the one that is current at the push. `device`: whose current stream counts
+    there; None: that of `stream`, or the current one.
     """
 
     def __init__(

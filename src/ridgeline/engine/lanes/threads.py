@@ -89,11 +89,7 @@ class ThreadLane:
             return False
 
     def open(self) -> None:
-        """Start the threads; call it apart.
-
-        Raises:
-            RuntimeError: the system has no more.
-        """
+        """Start the threads, apart; a RuntimeError where the system has no more."""
         for index in range(self.num_threads):
             name = f"ridgeline-{self._name}" + (f"-{index}" if index else "")
             runs = closed_gate()

@@ -24,9 +24,7 @@ class Need(NamedTuple):
 class Blocked(NamedTuple):
     """What a running task waits for.
 
-    Attributes:
-        need: As things stand when it is asked.
-        agenda: The innermost one of its thread, whose tasks no other thread will start.
+    `need` is as things stand when it is asked; no other thread starts the tasks of the agenda, the innermost.
     """
 
     need: Callable[[], Need]
@@ -46,11 +44,7 @@ def check_ends(
     unfinished: Iterable[EngineTask],
     blocked: Mapping[EngineTask, Blocked],
 ) -> None:
-    """Refuse that a task waits for a variable, as `blocked` says already, if that cannot end.
-
-    Raises:
-        EngineError: it cannot.
-    """
+    """Raise an EngineError if a task waits for a variable, as `blocked` says already, and that cannot end."""
     if variable in task.writes:
         raise EngineError(
             f"wanted a wait for what others write, got {variable.name!r}, which the "
@@ -82,7 +76,7 @@ def find_cycle(
         if task not in needs:
             needs[task] = list(known.needs(task))
             reached.extend(other for need in needs[task] for other in need.others)
-    stuck = dict.fromkeys(sorted(needs, key=_sequence))  # until shown otherwise
+    stuck = dict.fromkeys(sorted(needs, key=lambda task: task.sequence))  # until shown otherwise
     num_before = 0
     while len(stuck) != num_before:
         num_before = len(stuck)
@@ -182,7 +176,3 @@ class _Known:
                 else:
                     readers.append(task)
         return before
-
-
-def _sequence(task: EngineTask) -> int:
-    return task.sequence

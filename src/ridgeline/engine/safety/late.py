@@ -30,11 +30,7 @@ class Registers(Protocol):
 
 
 class LatePushes:
-    """Those of one engine.
-
-    Attributes:
-        tasks: Which are not registered yet, in the order of their pushes.
-    """
+    """Those of one engine; `tasks` are not registered yet, in the order of their pushes."""
 
     def __init__(self, scheduler: Registers) -> None:
         self._scheduler = scheduler

@@ -33,11 +33,7 @@ def undo_push(scheduler: Repaired, task: EngineTask) -> None:
 def complete(
     scheduler: Repaired, task: EngineTask, error: BaseException | None
 ) -> tuple[object, ...]:
-    """The task was being released: do the rest. What becomes ready is left to `settle`.
-
-    Returns:
-        What is to be dropped without the lock.
-    """
+    """The task was being released: do the rest. `settle` starts what is ready; drop the result unlocked."""
     fn, cleared = task.fn, None
     if error is not None or task.error is not None:
         scheduler.fail(task, error)
@@ -57,10 +53,8 @@ def complete(
 def settle(scheduler: Repaired, pushed: EngineTask | None) -> None:
     """Repair, then start what no other thread will start.
 
-    Args:
-        scheduler: The engine's.
-        pushed: The task whose push was interrupted. In the pushing thread it would have run: it is
-            cancelled unless it has begun, for its turn may come long after.
+    The task whose push was interrupted would have run in the pushing thread: it is cancelled unless it has
+    begun, for its turn may come long after.
     """
     mend(scheduler)
     for record in (*list(scheduler.lanes.records.values()), scheduler.lanes.control):
@@ -91,11 +85,8 @@ def restore(pacing: Pacing, task: EngineTask, *, was_pushed: bool) -> None:
     Who holds a variable and who waits for it follows from the order of the pushes: the first write
     holds it, or all reads before it.
 
-    Args:
-        pacing: Whose `unfinished` holds what is still to come.
-        task: The one at whose push or end the interrupt came.
-        was_pushed: It came at the push, so that the counts of finished writes are right; otherwise
-            those of pushed ones are.
+    The interrupt came at the push or at the end of `task`. Where it was pushed, the counts of finished writes
+    are right, else those of pushed ones.
     """
     variables: dict[Variable, tuple[int, int]] = {}
     for other in (task, *pacing.unfinished.values()):

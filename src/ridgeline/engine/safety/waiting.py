@@ -57,16 +57,7 @@ def wait_for(scheduler: Repaired, variable: Variable) -> None:
 
 @contextlib.contextmanager
 def blocked_by(scheduler: Repaired, what: str, *, all_of_them: bool = True) -> Iterator[None]:
-    """Meanwhile the present task, if one runs, sleeps until tasks of an engine are done.
-
-    Args:
-        scheduler: Of another engine than the task.
-        what: The call, for the message.
-        all_of_them: Or else one of them, at least.
-
-    Raises:
-        EngineError: they would wait for it.
-    """
+    """The present task, if one runs, sleeps inside until tasks of an engine are done; else an EngineError."""
     task = here.task
     if task is None:
         yield

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from ridgeline.execution import Purpose
 from ridgeline.plan import Precision
-from ridgeline.tasks.classification import cross_entropy
 from ridgeline.tasks.gpt2 import GPT2, GPT2Config, next_token_loss
+from ridgeline.tasks.images import cross_entropy
 from ridgeline.tasks.mlp import perceptron
 from ridgeline.tasks.resnet18 import ResNet18
 

@@ -176,13 +176,9 @@ def searched_bucket_bytes(
 ) -> tuple[int, ...] | None:
     """Limits for `sync.bucket_bytes` that make `cut_buckets` cut where it is best.
 
-    None when there is nothing to cut, or gradients of several dtypes interleave so that no limits
-    reproduce the cuts.
+    None when there is nothing to cut, or gradients of several dtypes interleave, which no limits reproduce.
 
-    Args:
-        machine: Reports when gradients are ready and what each size costs.
-        workload: The step of one worker.
-        plan: Its workers, threads, execution, precision, accumulation, algorithm and compression are used.
+    Of the plan its workers, threads, execution, precision, accumulation, algorithm and compression are used.
 
     Raises:
         MachineError: the profile lacks what the step needs.

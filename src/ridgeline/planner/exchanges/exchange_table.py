@@ -43,17 +43,9 @@ NOTHING_EXCHANGED = "a single worker exchanges nothing"
 class ExchangeRow(Value, frozen=True, kw_only=True):
     """One way to exchange gradients, or parameters, as it would do in a plan.
 
-    Attributes:
-        algorithm: Its word.
-        compression: Its word.
-        every: Steps between two exchanges.
-        options: Of its rhythm.
-        sent_bytes: That a worker hands to the collectives in a step; of exchanges now and then the mean.
-        exchange_s: Seconds of all buckets' exchanges, hidden behind backward or not; of exchanges now and
-            then a step's share, as far as it is not hidden.
-        step_s: The predicted step; None where it cannot be predicted.
-        is_exact: Whether the maths is that of the plain mean.
-        verdict: Whether the planner takes it, and why not.
+    Of exchanges now and then `sent_bytes` (that a worker hands to the collectives) and `exchange_s` (of all
+    buckets; of exchanges now and then, what is not hidden) are a step's share. `step_s` is None where it
+    cannot be predicted. `verdict` says whether the planner takes it, and why not.
     """
 
     algorithm: str
@@ -77,15 +69,10 @@ def exchange_table(
 ) -> tuple[ExchangeRow, ...]:
     """The rows of all words: each algorithm without compression, each compression by the default algorithm.
 
-    Then the step that holds buckets, with the number of them that is predicted to be fastest, and the rhythms
-    that a search compares.
+    Then the step that holds buckets, as many as are predicted to be fastest, and the rhythms of a search.
 
-    Args:
-        machine: Its size tables price the exchanges.
-        workloads: The step of one worker, by number of workers.
-        plan: Its other knobs stay as they are; several workers.
-        allow: Changes of the maths that may be chosen.
-        error: Fraction of a step below which a prediction decides nothing.
+    The plan is of several workers; its other knobs stay as they are. Below `error`, a fraction of a step, a
+    prediction decides nothing.
 
     Raises:
         PlanError: the plan is of a worker alone.

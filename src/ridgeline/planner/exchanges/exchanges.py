@@ -41,14 +41,7 @@ def exchanges(
 
     Algorithms are compared that are offered and exact and may be faster here (see `uncompared`), and
     compressions that are offered and exact, or allowed. What the user fixed stands alone. Left out is what
-    does not have the user's options, or takes more workers; for a worker alone, who exchanges nothing, all
-    but one.
-
-    Args:
-        fixed: Knobs that the user set; of these the fields of `Sync`.
-        allow: Changes of the maths that may be made.
-        device: `cpu` or `cuda`.
-        workers: Data-parallel workers.
+    does not have the user's options, or takes more workers; for a worker alone all but one.
     """
     # What the user names is used wherever it runs, be it slow.
     slower = () if "algorithm" in fixed else tuple(unsearched(device, workers))
@@ -64,9 +57,7 @@ def exchanges(
 def may_encode(allow: Collection[str], plan: Plan | None = None) -> bool:
     """Whether gradients may be encoded, so that what this takes has to be known.
 
-    Args:
-        allow: Changes of the maths that may be made, where a plan is searched.
-        plan: The plan that is given; None: it is searched.
+    Without a plan it is searched, and what is allowed counts.
     """
     return PERMISSION in allow if plan is None else bool(COMPRESSIONS[plan.sync.compression].codec)
 
@@ -76,11 +67,7 @@ def uncompared(
 ) -> list[str]:
     """Which algorithms are not simulated that could be run, and why, in a sentence; none where all are.
 
-    Args:
-        fixed: Knobs that the user set.
-        device: `cpu` or `cuda`.
-        workers: The largest number that is compared.
-        tried: Algorithms that were tried all the same.
+    `workers` is the largest number that is compared; algorithms in `tried` were tried all the same.
     """
     if "algorithm" in fixed or workers == 1:
         return []
@@ -95,11 +82,7 @@ def uncompared(
 def check_exchanges(
     fixed: Mapping[str, Any], allow: Collection[str], device: str, workers: int
 ) -> None:
-    """Refuse what the user fixed where it leaves no way to exchange gradients over so many workers.
-
-    Raises:
-        PlanError: why the first way is refused.
-    """
+    """Raise a PlanError where what the user fixed leaves so many workers no way to exchange gradients."""
     refusals = [refusal(sync, workers, device) for sync in _named(fixed, allow, device)]
     if all(refusals):
         raise PlanError(refusals[0])
@@ -157,13 +140,7 @@ def _named(fixed: Mapping[str, Any], allow: Collection[str], device: str) -> lis
 
 
 def refusal(sync: Sync, workers: int, device: str) -> str:
-    """Why a way to exchange gradients or parameters is not taken; empty where it is.
-
-    Args:
-        sync: The way.
-        workers: Data-parallel workers.
-        device: `cpu` or `cuda`.
-    """
+    """Why a way to exchange gradients or parameters is not taken; empty where it is."""
     # Both checks: words of a plan made here were never checked by a plan's own constructor.
     try:
         check_words(sync)

@@ -19,14 +19,7 @@ from ridgeline.planner.ranking import Candidate
 from ridgeline.simulator.model import rows_beside
 from ridgeline.simulator.pricing.pieces import bucket_gradients
 from ridgeline.simulator.step import simulate
-from ridgeline.synchronisation import (
-    DEFAULT_ALGORITHM,
-    HELD,
-    MIB,
-    UNCOMPRESSED,
-    holds,
-    num_held,
-)
+from ridgeline.synchronisation import DEFAULT_ALGORITHM, HELD, MIB, UNCOMPRESSED, holds, num_held
 from ridgeline.workload import CLIPPING, Workload
 
 LEAST_HELD_GAIN = 0.02
@@ -51,17 +44,15 @@ def held_plans(
 ) -> list[Plan]:
     """For each number of workers at most one plan that holds buckets.
 
-    Args:
-        machine: Predicts.
-        workloads: The step of one worker, by number of workers.
-        fixed: Knobs that the user set.
-        plans: Those that wait, with every cut of buckets that is compared.
+    `plans` are those that wait, with every cut of buckets that is compared.
 
     Cost: Some tens of simulations of milliseconds.
     """
+    if "options" in fixed:
+        return []
     found = []
     for workers, workload in workloads.items():
-        waiting = [p for p in plans if p.workers == workers and _may_hold(p, fixed)]
+        waiting = [p for p in plans if p.workers == workers and _waits_for_all(p)]
         # One plan is enough to ask: what keeps a step from holding is in its trace, not in its knobs.
         if not waiting or why_not_held(workload, waiting[0]):
             continue
@@ -86,14 +77,9 @@ def fastest_held(
 ) -> Plan | None:
     """The plan with the number of held buckets, and the cut of them, that is predicted to be fastest.
 
-    Args:
-        machine: Predicts.
-        workload: The step of one worker.
-        plan: That waits; its other knobs stay as they are.
-        cuts: Limits of buckets that are compared.
+    The plan given waits; its other knobs stay as they are.
 
-    Returns:
-        None where no cut leaves two buckets.
+    None where no cut leaves two buckets.
 
     Raises:
         PlanError: the plan cannot hold buckets otherwise.
@@ -107,12 +93,7 @@ def fastest_held(
 
 
 def why_not_held(workload: Workload, plan: Plan) -> str:
-    """What keeps a step from holding buckets, as far as its trace tells; empty where nothing does.
-
-    Args:
-        workload: The step of one worker.
-        plan: Its workers count.
-    """
+    """What keeps a step from holding buckets, as far as its trace tells; empty where nothing does."""
     if workload.device == "cuda":
         return "over NCCL it was never run"
     update = workload.phase("optimizer")
@@ -155,13 +136,7 @@ def is_due_beside(candidate: Candidate, candidates: Sequence[Candidate]) -> bool
 
 
 def uncompared_held(fixed: Mapping[str, Any], device: str, workers: Collection[int]) -> list[str]:
-    """A note where steps that hold buckets are not compared though they could be faster.
-
-    Args:
-        fixed: Knobs that the user set.
-        device: `cpu` or `cuda`.
-        workers: Numbers of workers that are compared.
-    """
+    """A note where steps that hold buckets are not compared though they could be faster."""
     is_open = (
         "options" not in fixed and fixed.get("algorithm", DEFAULT_ALGORITHM) == DEFAULT_ALGORITHM
     )
@@ -177,7 +152,7 @@ def predicted_s(machine: Machine, workload: Workload, plan: Plan) -> float:
         return math.inf
 
 
-def waits_for_all(plan: Plan) -> bool:
+def _waits_for_all(plan: Plan) -> bool:
     """Whether a plan of several workers could hold buckets, and holds none."""
     sync = plan.sync
     is_plain = (sync.algorithm, sync.compression) == (DEFAULT_ALGORITHM, UNCOMPRESSED)
@@ -189,10 +164,6 @@ def waits_for_all(plan: Plan) -> bool:
         and sync.every == 1
         and not sync.options
     )
-
-
-def _may_hold(plan: Plan, fixed: Mapping[str, Any]) -> bool:
-    return "options" not in fixed and waits_for_all(plan)
 
 
 def _holding(workload: Workload, plan: Plan, bucket_bytes: tuple[int, ...]) -> Iterator[Sync]:

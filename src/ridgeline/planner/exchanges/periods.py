@@ -31,9 +31,8 @@ MOST_KEPT = 200
 class Sampling(NamedTuple):
     """The steps that a trial measures.
 
-    Attributes:
-        steps: All of them.
-        alone: Those before the one exchange that is measured; 0 where whole periods are, or nothing is.
+    Of `steps` in all, `alone` come before the one exchange that is measured; 0 where whole periods are, or
+    none.
     """
 
     steps: int
@@ -41,12 +40,7 @@ class Sampling(NamedTuple):
 
 
 class PeriodParts(NamedTuple):
-    """A period measured in parts.
-
-    Attributes:
-        alone: Steps without exchange, the first that were recorded.
-        share: Of the parameters' bytes, what the exchange behind them brought.
-    """
+    """A period measured in parts: steps alone before an exchange, and the share of all bytes it brought."""
 
     alone: int
     share: float
@@ -85,11 +79,7 @@ def period_steps(sync: Sync, least: int, step_s: float, longest_s: float) -> int
 
     The first `delay` steps count apart: in what follows them as many exchanges end as begin.
 
-    Args:
-        sync: The plan's.
-        least: Steps that the median wants.
-        step_s: Seconds of a step without exchange.
-        longest_s: That the steps may take.
+    Arguments as in `sampling`.
     """
     if not trains_apart(sync):
         return least
@@ -104,10 +94,6 @@ def over_periods(measured: Timeline, sync: Sync) -> Timeline:
     """A measured timeline whose steps are the means of whole periods, the last ones of those recorded.
 
     It stays as it is where no whole period was recorded, or every step has its exchange.
-
-    Args:
-        measured: Of one worker; the last steps of a trial.
-        sync: The plan's.
     """
     steps = measured.steps_ns
     # No exchange ends within the first `delay` steps.
@@ -129,10 +115,8 @@ def over_parts(measured: Timeline, sync: Sync, parts: PeriodParts) -> Timeline:
 
     It stays as it is where the exchange was not measured to its end.
 
-    Args:
-        measured: Of one worker: steps without exchange, then those from the start of one to its end.
-        sync: The plan's.
-        parts: Which these are. The exchange of all parameters takes as much longer as these have more bytes.
+    `measured` has `parts.alone` steps without exchange, then those from the start of one to its end. An
+    exchange of all parameters takes as much longer as these have more bytes.
     """
     alone, others = measured.steps_ns[: parts.alone], measured.steps_ns[parts.alone :]
     # A trial that was cut short ended somewhere inside the exchange.
@@ -151,13 +135,7 @@ def has_exchange(measured: Timeline, sync: Sync) -> bool:
 
 
 def with_share(measured: Timeline, predicted: Timeline, sync: Sync) -> Timeline:
-    """A trial's timeline in which every step has its share of an exchange, as far as it is not measured.
-
-    Args:
-        measured: By `over_periods` or `over_parts`, where so much was recorded.
-        predicted: The simulated step of the same plan.
-        sync: The plan's.
-    """
+    """A trial's timeline in which every step has its share of an exchange, as far as it is not measured."""
     if has_exchange(measured, sync):
         return measured
     share = sum(span.duration_ns for span in predicted.frames if is_exchange_frame(span.name))

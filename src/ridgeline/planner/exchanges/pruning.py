@@ -56,11 +56,9 @@ def fitting(machine: Machine, workload: Workload, plan: Plan, *, may_split: bool
 def exchanging(workload: Workload, plan: Plan) -> Pruned | None:
     """Why the workers of a plan could not exchange their gradients; None where they can."""
     refused = rows_refused(workload, plan)
-    return (
-        None
-        if refused is None
-        else Pruned(plan, refused.reason, refused.advice, is_of_workload=True)
-    )
+    if refused is None:
+        return None
+    return Pruned(plan, refused.reason, refused.advice, is_of_workload=True)
 
 
 def losing(
@@ -70,11 +68,7 @@ def losing(
 
     None where the user named one.
 
-    Args:
-        workload: Its gradients count as one bucket, which compressions favour.
-        plan: Its workers count.
-        fixed: Knobs that the user set.
-        allow: Changes of the maths that may be made.
+    The gradients count as one bucket, which compressions favour.
     """
     if "compression" in fixed or PERMISSION not in allow:
         return {}

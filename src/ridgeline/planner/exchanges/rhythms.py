@@ -34,13 +34,6 @@ def rhythms(
 
     None where they are not allowed, or the user decides by an interval or by options; and where a GPU replays
     the step, since every replay is the same.
-
-    Args:
-        fixed: Knobs that the user set; algorithm and compression hold for exchanges of parameters, too.
-        allow: Changes of the maths that may be made.
-        workload: Its optimizer says which outer one goes with it.
-        plan: Its workers and its execution count.
-        steps: Of the run, if known.
     """
     if APART_PERMISSION not in allow or any(field in fixed for field in DECIDING):
         return [], []
@@ -60,12 +53,7 @@ def rhythms(
 
 
 def known_rhythms(workload: Workload, fixed: Mapping[str, Any] | None = None) -> list[Sync]:
-    """The rhythms of the table, for the optimizer of this step.
-
-    Args:
-        workload: Its optimizer counts.
-        fixed: Knobs that the user set; of these algorithm and compression.
-    """
+    """The rhythms of the table, for the optimizer of this step."""
     named = fixed or {}
     adapts = is_adaptive(workload)
     return [

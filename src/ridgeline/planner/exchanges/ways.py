@@ -25,9 +25,7 @@ def with_first_way(request: PlanRequest, plan: Plan) -> Plan:
 def exchanging_plans(request: PlanRequest, plan: Plan) -> tuple[list[Plan], list[Pruned]]:
     """The plan with every way of exchange worth simulating, and the ways that were ruled out.
 
-    Args:
-        request: Machine and workloads, what is fixed and what is allowed.
-        plan: Its other knobs are decided, and it fits in memory with the first way.
+    The other knobs of the plan are decided, and it fits in memory with the first way.
     """
     workload = request.workloads[plan.workers]
     # By number of workers: some algorithms need more of them than this plan has.

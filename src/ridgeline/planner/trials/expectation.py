@@ -29,9 +29,7 @@ def expected(predicted: Timeline, trial: Timeline | None) -> Timeline:
     Spans keep their names, lanes and order on each lane, and frames that did not overlap do not. Frames that
     the trial did not record are scaled with what is around them; without any of its frames, all alike.
 
-    Args:
-        predicted: Of the simulator, with or without operators.
-        trial: What the plan took when it was tried; None leaves the prediction as it is.
+    Without a trial the prediction is left as it is; it may have operators or not.
 
     Returns:
         A timeline whose step lasts exactly as long as the trial's median step, with a note that gives both.
@@ -64,12 +62,7 @@ def expected(predicted: Timeline, trial: Timeline | None) -> Timeline:
 
 
 def as_told(predicted: Timeline, told: Timeline) -> Timeline:
-    """A predicted timeline with its operators, whose frames last as long as in an earlier prediction.
-
-    Args:
-        predicted: Of the simulator, by a profile that was not held against the step, say.
-        told: Of the same plan, without operators.
-    """
+    """A predicted timeline with its operators, whose frames last as long as in an earlier prediction."""
     return msgspec.structs.replace(expected(predicted, told), notes=told.notes)
 
 

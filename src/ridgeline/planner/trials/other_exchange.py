@@ -37,18 +37,9 @@ def with_other_exchanges(
     trial: Trial,
     simulated: Callable[[Sequence[Plan]], list[Candidate]],
     *,
-    steps: int | None = None,
     left_s: float = math.inf,
 ) -> tuple[list[Candidate], list[str]]:
     """The candidates with those that were tried here, and the algorithms of these.
-
-    Args:
-        request: What is planned for.
-        candidates: Some of them tried.
-        trial: Runs a plan.
-        simulated: Candidates of plans.
-        steps: Of the run, if known.
-        left_s: Seconds that are left.
 
     Raises:
         OutOfTimeError, AbsentWorkerError, SideEffectError: see `attempted`.
@@ -58,7 +49,7 @@ def with_other_exchanges(
     tried = [c for c in candidates if c.measured is not None and not c.failure]
     if not tried or "algorithm" in request.fixed:
         return candidates, []
-    fastest = min(tried, key=lambda c: c.cost_s(steps))
+    fastest = min(tried, key=lambda c: c.cost_s(request.steps))
     needed_s = SHARED_S + trial_steps(fastest.plan, fastest.step_s) * fastest.step_s
     names: list[str] = []
     for plan in _others(request, fastest.plan):

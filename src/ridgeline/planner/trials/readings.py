@@ -33,10 +33,7 @@ def read_again(
 ) -> tuple[list[Candidate], list[str]]:
     """The candidates with what was read in the trial of one of them, and what could not be used of it.
 
-    Args:
-        request: Machine and workloads.
-        candidates: The one that was tried among them.
-        tried: With the programs that its trial loaded; those of plans that compile nothing are none.
+    The candidate that was tried has the programs that its trial loaded; none if it compiles nothing.
     """
     measured = tried.measured
     if measured is None:

@@ -50,9 +50,7 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
     if "replay" in different and MODES[candidate.plan.execution].is_captured:
         ratio = min(ratio, 1.0)  # what a slow host adds is not in a replay
     return msgspec.structs.replace(
-        candidate,
-        corrected_s=expected_s * ratio,
-        kin_compile_s=_preparing_s(candidate, tried),
+        candidate, corrected_s=expected_s * ratio, kin_compile_s=_preparing_s(candidate, tried)
     )
 
 

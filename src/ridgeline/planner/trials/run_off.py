@@ -48,18 +48,7 @@ def run_off(
 ) -> tuple[list[Candidate], list[str]]:
     """The candidates with what both took in turns, where there was need and time for it, and what to note.
 
-    Args:
-        candidates: Some of them tried.
-        retrial: Runs a plan that ran before.
-        device: `cpu` or `cuda`.
-        fixed: Knobs that the user set.
-        steps: Of the run, if known.
-        left_s: Seconds that are left.
-
-    Raises:
-        OutOfTimeError: time was up in the midst of it.
-        AbsentWorkerError: another worker is missing.
-        SideEffectError: the step does what cannot be taken back.
+    Raises as `attempted`.
 
     Cost: Two trials of each of the two plans; most of what they compile is compiled already.
     """

@@ -87,13 +87,7 @@ def _release(error: BaseException | None) -> None:
 
 
 def why_stale(machine: Machine, ranking: Ranking, now: datetime.datetime) -> str | None:
-    """Why the machine is to be measured again before the ranking is believed; None when it is not.
-
-    Args:
-        machine: The profile that the ranking rests on.
-        ranking: With trials; without any there is nothing to hold against the profile.
-        now: With its time zone.
-    """
+    """Why the machine is to be measured again before the ranking is believed; None when it is not."""
     best = ranking.best
     if best.measured is None or verify(best.timeline, best.measured).passed:
         return None

@@ -90,12 +90,7 @@ def tried_in_turn(
 ) -> tuple[list[Candidate], list[str]]:
     """The candidates with what the trials measured, one trial after the other, and what was left out.
 
-    Args:
-        request: What is planned for.
-        candidates: All that were simulated.
-        allowance: What trials may take.
-        trial: Runs a plan.
-        more: Further candidates where no graph can hold the step; called once at most.
+    `more` makes further candidates where no graph can hold the step; it is called once at most.
     """
     num_tried = 0
     notes: list[str] = []
@@ -111,11 +106,7 @@ def tried_in_turn(
             tried, has_obstacles = attempted(candidates[index], candidates, trial, request.fixed)
         except OutOfTimeError as error:  # so nothing else is tried either
             stopped = f"{label(candidates[index].plan)} was not tried to the end: {error}"
-            return candidates, [
-                *notes,
-                stopped,
-                *_untried(candidates, room, allowance),
-            ]
+            return candidates, [*notes, stopped, *_untried(candidates, room, allowance)]
         spent = allowance.clock() - begin
         # A trial that failed may have ended anywhere, so its seconds say nothing of an overhead.
         if tried.measured is not None:
@@ -176,10 +167,7 @@ def _holds_alike(plan: Plan, tried: Plan, device: str) -> bool:
 
 
 def attempted(
-    candidate: Candidate,
-    candidates: Sequence[Candidate],
-    trial: Trial,
-    fixed: Mapping[str, object],
+    candidate: Candidate, candidates: Sequence[Candidate], trial: Trial, fixed: Mapping[str, object]
 ) -> tuple[Candidate, bool]:
     """The candidate with what its trial measured, or why that failed; whether graphs cannot hold the step.
 

@@ -36,9 +36,8 @@ CHECK_STEPS = 6
 def first_steps(plan: Plan) -> int:
     """Steps after which the next one is as all that follow: libraries, compilers and captures are done.
 
-    Source: `runtime/steps/graphs/graph.py` captures in the fourth step,
-    `runtime/steps/whole_step/runner.py` compiles in the second; one more is needed to know what a step takes
-    that prepares nothing.
+    Source: `runtime/steps/graphs/graph.py` captures in the fourth step, `runtime/steps/whole_step/runner.py`
+    compiles in the second; one more is needed to know what a step takes that prepares nothing.
     """
     mode = MODES[plan.execution]
     if mode.is_replayed:

@@ -16,7 +16,6 @@ from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.exchanges.held import is_due_beside
-from ridgeline.planner.exchanges.link_bound import least_share
 from ridgeline.planner.knobs import num_changes
 from ridgeline.planner.preparation import is_compiled, is_compiled_plainly
 from ridgeline.planner.ranking import Candidate
@@ -84,8 +83,8 @@ class Room(NamedTuple):
         compile_s: Seconds of expected compiling.
         seconds: Seconds in all.
         overhead_s: Seconds that a trial takes besides its steps and their preparation.
-        compile_share: Of the expected compiling, with which a trial is worth beginning: it is stopped when
-            the seconds are over.
+        compile_share: Of the expected compiling, with which a trial is worth beginning; it is stopped in
+            time.
         plain_s: Seconds in all, if more, for what a user would write, see `is_compiled_plainly`.
     """
 
@@ -100,14 +99,7 @@ class Room(NamedTuple):
 def next_trial(
     candidates: Sequence[Candidate], room: Room, *, device: str, steps: int | None = None
 ) -> int | None:
-    """Index of the candidate to try next; None when none could win, or there is no room.
-
-    Args:
-        candidates: Some of them tried; all with what is expected of them now.
-        room: See `Room`.
-        device: `cpu` or `cuda`.
-        steps: Steps of the run, if known.
-    """
+    """Index of the candidate to try next; None when none could win, or there is no room."""
     if room.tries < 1:
         return None
     open_ = [
@@ -196,7 +188,7 @@ def _at_best_s(
     kept = 1.0 - _doubt(candidate.plan, nearest.plan, device)
     different = differences(candidate.plan, nearest.plan) & EXCHANGING
     exchanging = math.prod(1.0 - DOUBT[name] for name in different)
-    return candidate.cost_s(steps) * max(kept, least_share(candidate, kept, exchanging))
+    return candidate.cost_s(steps) * max(kept, candidate.least_share(kept, exchanging))
 
 
 def has_failed_alike(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:

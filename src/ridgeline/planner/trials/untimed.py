@@ -42,10 +42,6 @@ def with_doubt(request: PlanRequest, ranking: Ranking) -> Ranking:
     """The ranking with a note where operators of the best plan's step were not timed, and with a wider error.
 
     A trial measures the error itself, so then there is only the note.
-
-    Args:
-        request: Machine and workloads of the ranking.
-        ranking: Of them.
     """
     best = ranking.best
     found = untimed(request, ranking)

@@ -57,16 +57,7 @@ class Missed(NamedTuple):
 
 
 def is_long(machine: Machine, workload: Workload, setting: Setting) -> bool:
-    """Whether a step of one worker, by what its operators add up to, takes too long to be made for this.
-
-    Args:
-        machine: The measured machine.
-        workload: As traced.
-        setting: Of the workers that would make their steps at once.
-
-    Raises:
-        MachineError: see `model_step`.
-    """
+    """Whether a step of one worker, by what its operators add up to, takes too long to be made for this."""
     model = model_step(machine, workload, Plan(workers=1, threads=setting.threads), setting)
     return sum(p.lane_s for held in model.pieces.values() for p in held) > LONG_S
 
@@ -80,14 +71,8 @@ def held_against_step(
     take is known from whole passes. Operators that other precisions and memory formats have are corrected as
     the phase that they are in. A phase in which the host waits for values is left as it is.
 
-    Args:
-        machine: The measured machine.
-        workload: As traced, with its variants.
-        setting: Of the workers that made their steps at once, each alone.
-        seconds: Of the host, for each phase of an eager step that begins with an idle device.
-
-    Raises:
-        MachineError: see `model_step`.
+    The setting is that of the workers that made their steps at once, each alone; `seconds` are the host's,
+    for each phase of an eager step that begins with an idle device.
     """
     plan = Plan(workers=1, threads=setting.threads)  # nothing is sent
     model = model_step(machine, workload, plan, setting)

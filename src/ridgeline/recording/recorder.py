@@ -8,8 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from ridgeline.recording.clocks import Clock, DeviceClock, Stamp
 from ridgeline.recording.gaps import GapMeter, Gaps, StepGap, judge
 from ridgeline.timeline import Lane, Span, Timeline
@@ -235,11 +233,8 @@ class Recorder:
             lengths = sorted(self._frames, key=lambda spans: max(s.end_ns for s in spans))
             frames = lengths[(len(lengths) - 1) // 2]
             wait = max(0, step_ns - max(span.end_ns for span in frames))
-            moved = [
-                msgspec.structs.replace(s, start_ns=s.start_ns + wait, end_ns=s.end_ns + wait)
-                for s in frames
-            ]
-            return (Span(name="input", lane="host", start_ns=0, end_ns=wait), *moved)
+            begin = Span(name="input", lane="host", start_ns=0, end_ns=wait)
+            return (begin, *(span.moved(wait) for span in frames))
         sampled = [
             (self.clock.resolve((record.begin, record.end))[1] - duration, record)
             for duration, record in ordered
@@ -248,12 +243,7 @@ class Recorder:
         if not sampled:
             return ()
         cut_ns, record = sampled[(len(sampled) - 1) // 2]
-        return tuple(
-            msgspec.structs.replace(
-                s, start_ns=max(0, s.start_ns - cut_ns), end_ns=max(0, s.end_ns - cut_ns)
-            )
-            for s in step_spans(record, self.clock)
-        )
+        return tuple(span.moved(-cut_ns) for span in step_spans(record, self.clock))
 
 
 def _counters(gaps: Gaps) -> dict[str, float]:

@@ -7,7 +7,6 @@ its kernels.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from ridgeline.compiled_program import CompilerProgram
 from ridgeline.execution import MODES, Form
@@ -31,8 +30,9 @@ from ridgeline.simulator.compiler.made import price_made
 from ridgeline.simulator.compiler.replaying import with_replayed_model
 from ridgeline.simulator.compiler.rewriting import rewritten_seconds
 from ridgeline.simulator.compiler.second_stages import second_stages
-from ridgeline.simulator.pricing.costs import IdentityKey, Prices, prices
-from ridgeline.simulator.pricing.pieces import Piece, PricedStep, added_piece, price_step
+from ridgeline.simulator.pricing.costs import Prices, prices
+from ridgeline.simulator.pricing.kept import kept_by_identity
+from ridgeline.simulator.pricing.pieces import Piece, PricedStep, price_step
 from ridgeline.simulator.pricing.value_checks import value_checks
 from ridgeline.workload import CLIPPING, Op, Phase, Workload
 
@@ -68,14 +68,8 @@ def price_execution(
     # A trace in the plan's own precision has its operators: casting them again would count twice.
     precision = "as-is" if workload.precision == plan.precision else plan.precision
     if mode.form in CALLS:
-        priced = _price_compiled(
-            IdentityKey(machine),
-            IdentityKey(workload),
-            setting,
-            precision,
-            mode.form,
-            plan.random == "compiled",
-        )
+        owns_random = plan.random == "compiled"
+        priced = _price_compiled(machine, workload, setting, precision, mode.form, owns_random)
         reason = why_unread(workload, plan, programs)
         if reason:
             note = f"the kernels of {plan.execution} stay as assumed: {reason}"
@@ -109,32 +103,28 @@ def price_execution(
     return priced._replace(optimizer=(*clipping, fused))
 
 
-@lru_cache(maxsize=64)
+@kept_by_identity(64)
 def _price_compiled(
-    machine: IdentityKey[Machine],
-    workload: IdentityKey[Workload],
+    machine: Machine,
+    workload: Workload,
     setting: Setting,
     precision: Precision,
     form: Form,
     owns_random: bool,
 ) -> PricedStep:
-    priced = price_step(machine.value, workload.value, setting, precision)
-    list_ = Prices(machine.value, setting, precision)
-    runs = fused_runs(workload.value, form, owns_random=owns_random)
-    compiled = _Compiled(list_, workload.value, form, runs, owns_random=owns_random)
-    phases = [
-        tuple(compiled.pieces(phase, pieces))
-        for phase, pieces in (
-            ("forward", priced.forward),
-            ("backward", priced.backward),
-            ("optimizer", priced.optimizer),
-        )
-    ]
-    notes = (*priced.notes, *list_.notes, *_assumptions(workload.value, form, runs))
+    priced = price_step(machine, workload, setting, precision)
+    list_ = Prices(machine, setting, precision)
+    runs = fused_runs(workload, form, owns_random=owns_random)
+    compiled = _Compiled(list_, workload, form, runs, owns_random=owns_random)
+    forward = compiled.pieces("forward", priced.forward)
+    backward = compiled.pieces("backward", priced.backward)
+    optimizer = compiled.pieces("optimizer", priced.optimizer)
+    # Behind the pieces, for which dispatches are looked up.
+    notes = (*priced.notes, *list_.notes, *_assumptions(workload, form, runs))
     return PricedStep(
-        phases[0],
-        phases[1],
-        phases[2],
+        forward,
+        backward,
+        optimizer,
         tuple(dict.fromkeys(notes)),
         own_kernels=compiled.own_kernels,
         own_bytes=compiled.own_bytes,
@@ -200,8 +190,8 @@ def _call(list_: Prices, phase: Phase, first: Piece) -> Piece:
     """Calling one program more, of which `first` is the first operator."""
     seconds = CALLS["compiled"][phase].call * list_.dispatch("forward")
     on_gpu = list_.setting.device == "cuda"
-    piece = added_piece(first, f"call compiled {phase}", bound="dispatch", host_s=seconds * on_gpu)
-    return piece if on_gpu else piece._replace(fixed_s=seconds)
+    piece = Piece(f"call compiled {phase}", first.module, bound="dispatch")
+    return piece._replace(host_s=seconds) if on_gpu else piece._replace(fixed_s=seconds)
 
 
 def _without(priced: PricedStep, left_out: frozenset[int]) -> PricedStep:
@@ -218,10 +208,10 @@ def _without(priced: PricedStep, left_out: frozenset[int]) -> PricedStep:
 def _conversion(list_: Prices, priced: PricedStep, workload: Workload) -> Piece:
     """What the compiler's own change of memory format moves; most of it is part of other kernels."""
     num_bytes = conversion_bytes(workload)
-    return added_piece(
-        priced.forward[0],
+    return Piece(
         "convert_layout",
-        seconds=list_.copy_seconds(num_bytes),
+        priced.forward[0].module,
+        work_s=list_.copy_seconds(num_bytes),
         roofline_s=list_.least_copy_seconds(num_bytes),
         num_bytes=num_bytes,
         has_kernel=True,
@@ -251,7 +241,7 @@ class _Compiled:
         self._fused = {index for run in runs for index in run.ops}
         self.own_kernels = self.own_bytes = 0
 
-    def pieces(self, phase: Phase, eager: Sequence[Piece]) -> list[Piece]:
+    def pieces(self, phase: Phase, eager: Sequence[Piece]) -> tuple[Piece, ...]:
         """A phase as the compiled step runs it: a run stands where its first operator stood."""
         found: list[Piece] = []
         # By operator, since a run takes pieces that stand further down.
@@ -276,7 +266,7 @@ class _Compiled:
                 if copied:
                     found.append(self.kernel(phase, self._copy(piece, copied)))
                 found.append(self.kernel(phase, self._alone(piece, op)))
-        return [piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel]
+        return tuple(piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel)
 
     def _joined(self, run: Run, by_op: dict[int, Piece]) -> Piece:
         """One kernel for a run: its bytes at the measured bandwidth, and no more than its parts took.
@@ -341,7 +331,7 @@ class _Compiled:
 
     def call(self, phase: Phase, first: Piece) -> Piece:
         """Calling the program of which `first` is the first operator."""
-        piece = added_piece(first, f"call compiled {phase}", bound="dispatch")
+        piece = Piece(f"call compiled {phase}", first.module, bound="dispatch")
         dispatches = self._calls[phase].call
         if self._list.setting.device == "cuda":
             dispatches += handing(phase, self._workload)

@@ -117,10 +117,8 @@ class _Made:
         """The operator of the trace that a call is, each in turn; the last one serves for further calls."""
         key = _identity(kernel.name.rstrip("_"), kernel.shapes, kernel.dtype)
         other: Phase = "forward" if phase == "backward" else "backward"
-        for where in (
-            phase,
-            other,
-        ):  # a backward pass may compute results of the forward pass again
+        # A backward pass may compute results of the forward pass again.
+        for where in (phase, other):
             found = self._open.get((where, key))
             if found:
                 return found.popleft() if len(found) > 1 else found[0]
@@ -159,12 +157,8 @@ class _Made:
             module="",
             op=place,
             work_s=work_s,
-            fixed_s=0.0,
-            host_s=0.0,
-            ideal_s=0.0,
             roofline_s=least_s,
             bound=bound,
-            source="assumed",
             flops=op.flops,
             num_bytes=kernel.num_bytes,
             has_kernel=True,

@@ -5,6 +5,7 @@ the narrow result of a matrix product in place of several wide tensors, and comp
 logarithm of a softmax over a vocabulary is the largest such tensor of a language model.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ def recomputed(
     ops, flow = workload.ops, data_flow(workload)
     chains = _Chains(ops, flow, is_loop)
     needs = _Needs(ops, flow, runs, is_loop)
-    read: dict[int, int] = {}
+    read: Counter[int] = Counter()
     again: set[Source] = set()
     stored: set[Source] = set()
     for run in runs:
@@ -69,15 +70,15 @@ def recomputed(
             others = {(*source, 0) for source in taken - group.keys()}
             more = sum(map(chains.num_bytes, frozenset().union(*group.values()) - others))
             if more < sum(needs.stored_bytes(source) for source in group):
-                read[first] = read.get(first, 0) + sum(_size(ops, s) for s in group) - more
+                read[first] += sum(_size(ops, s) for s in group) - more
                 again |= group.keys()
             else:
                 stored |= group.keys()
-    written: dict[int, int] = {}
+    written: Counter[int] = Counter()
     # One kernel that reads it from memory is enough for it to be written.
     for source in again - stored:
         if needs.is_for_backward(source):
-            written[source[0]] = written.get(source[0], 0) + _size(ops, source)
+            written[source[0]] += _size(ops, source)
     return Saved(written, read)
 
 

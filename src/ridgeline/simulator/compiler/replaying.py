@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ridgeline.simulator.compiler.call_costs import handing
 from ridgeline.simulator.pricing.costs import Prices
 from ridgeline.simulator.pricing.dataflow import spec_bytes
-from ridgeline.simulator.pricing.pieces import Piece, PricedStep, added_piece
+from ridgeline.simulator.pricing.pieces import Piece, PricedStep
 from ridgeline.workload import Workload
 
 CALL_DISPATCHES = 4.0
@@ -23,12 +23,8 @@ def loading(list_: Prices, workload: Workload, first: Piece) -> Piece:
     # What stays on the host is no part of the captured step.
     sizes = [spec_bytes(spec) for spec in workload.batch if not spec.on_host]
     copied_s = sum(list_.copy_seconds(2 * size) for size in sizes)
-    return added_piece(
-        first,
-        "load batch",
-        seconds=copied_s + list_.dispatch("graph_start"),
-        num_bytes=2 * sum(sizes),
-    )
+    work_s = copied_s + list_.dispatch("graph_start")
+    return Piece("load batch", first.module, work_s=work_s, num_bytes=2 * sum(sizes))
 
 
 def with_replayed_model(list_: Prices, workload: Workload, priced: PricedStep) -> PricedStep:
@@ -50,15 +46,10 @@ def with_replayed_model(list_: Prices, workload: Workload, priced: PricedStep) -
         dispatches = MODEL_DISPATCHES + handing("forward", workload)
         forward.insert(0, load._replace(host_s=dispatches * call_s))
     if backward:
-        replay = added_piece(
-            backward[0],
-            "replay backward",
-            seconds=list_.dispatch("graph_start"),
-            host_s=MODEL_DISPATCHES * call_s,
-        )
-        gradients = added_piece(
-            backward[0], "hand over gradients", host_s=handing("backward", workload) * call_s
-        )
+        module, start_s = backward[0].module, list_.dispatch("graph_start")
+        replay = Piece("replay backward", module, work_s=start_s, host_s=MODEL_DISPATCHES * call_s)
+        handing_s = handing("backward", workload) * call_s
+        gradients = Piece("hand over gradients", module, host_s=handing_s)
         # The loss function's own backward comes first, and is issued operator by operator.
         at = next((i for i, p in enumerate(backward) if _op(p) >= begin), len(backward))
         backward.insert(at, replay)

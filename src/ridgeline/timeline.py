@@ -89,11 +89,7 @@ class Timeline(Noun, frozen=True, kw_only=True):
     """What torch's compiler made, or took from its cache, for a trial that compiled."""
 
     def __post_init__(self) -> None:
-        """Reject spans that end before they begin.
-
-        Raises:
-            LawError: names the span.
-        """
+        """Reject spans that end before they begin, by a `LawError`."""
         for span in self.spans:
             if span.end_ns < span.start_ns:
                 raise LawError(

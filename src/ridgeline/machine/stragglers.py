@@ -30,11 +30,7 @@ class Stragglers(Value, frozen=True, kw_only=True):
     slowdown: float = 1.0
 
     def __post_init__(self) -> None:
-        """Reject what is no spread, and slow devices that are fast.
-
-        Raises:
-            LawError: a number is out of range.
-        """
+        """Reject what is no spread, and slow devices that are fast, by a `LawError`."""
         check("spread of stragglers", self.spread, least=0.0, most=MOST_SPREAD)
         check("slow devices", self.slow, least=0)
         check("slowdown of slow devices", self.slowdown, least=1.0, most=MOST_SLOWDOWN)
@@ -67,6 +63,7 @@ class Stragglers(Value, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         words = [f"{units.percent(self.spread)} from step to step"] * bool(self.spread)
+        # Slow ones that take no longer than the others are none.
         if self.slow and self.slowdown > 1.0:
             words.append(f"{self.slow} of them {self.slowdown:.3g} times as slow")
         return ", ".join(words) or "all alike"

@@ -204,16 +204,15 @@ class Recorder:
             max(0, duration - self._cut(r, cut_ns)) // len(r.gaps)
             for (duration, r), cut_ns in zip(steps, cuts_ns, strict=True)
         ]
-        if self._is_on_device:
-            # How long the device had nothing to do is known of the sampled steps alone.
-            unknown = [
-                c > 0 and (not r.is_sampled or len(r.gaps) > 1)
-                for (_, r), c in zip(steps, cuts_ns, strict=True)
-            ]
-            known = [duration for duration, u in zip(cut, unknown, strict=True) if not u]
-            if known:
-                usual = statistics.median_low(known)
-                cut = [min(d, usual) if u else d for d, u in zip(cut, unknown, strict=True)]
+        # How long the device had nothing to do is known of the sampled steps alone.
+        unknown = [
+            self._is_on_device and c > 0 and (not r.is_sampled or len(r.gaps) > 1)
+            for (_, r), c in zip(steps, cuts_ns, strict=True)
+        ]
+        known = [duration for duration, u in zip(cut, unknown, strict=True) if not u]
+        if known:
+            usual = statistics.median_low(known)
+            cut = [min(d, usual) if u else d for d, u in zip(cut, unknown, strict=True)]
         return [(d, r) for d, (_, r) in zip(cut, steps, strict=True)], gaps
 
     def _cut(self, record: StepRecord, cut_ns: int) -> int:

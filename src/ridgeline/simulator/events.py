@@ -68,16 +68,10 @@ def dependencies(tasks: Sequence[Frame]) -> list[list[int]]:
     readers: dict[str, list[int]] = {}
     found: list[list[int]] = []
     for index, task in enumerate(tasks):
-        waits: dict[int, None] = {}
-        for name in task.reads:
-            if name in writer:
-                waits[writer[name]] = None
+        waits = {writer[name]: None for name in (*task.reads, *task.writes) if name in writer}
         # Writers wait for readers too: a value must not change while it is read.
         for name in task.writes:
-            if name in writer:
-                waits[writer[name]] = None
-            for reader in readers.get(name, ()):
-                waits[reader] = None
+            waits |= dict.fromkeys(readers.get(name, ()))
         for name in task.reads:
             if name not in task.writes:
                 readers.setdefault(name, []).append(index)

@@ -92,12 +92,11 @@ def price_execution(
         hidden = hide_weight_gradients(workload, priced.backward)
         if hidden != priced.backward:
             priced = priced._replace(backward=hidden, notes=(*priced.notes, ASSUMED))
-    is_fused = mode.is_replayed or plan.optimizer == "fused"
-    has_fused = is_fused and setting.device == "cuda" and workload.fused_optimizer_bytes
     # Clipping is no part of the fused kernel.
     clipping = tuple(p for p in priced.optimizer if p.module == CLIPPING)
     updating = [p for p in priced.optimizer if p.module != CLIPPING]
-    if not (has_fused and updating):
+    is_fused = mode.is_replayed or plan.optimizer == "fused"
+    if not (is_fused and setting.device == "cuda" and workload.fused_optimizer_bytes and updating):
         return priced
     fused = fused_optimizer(Prices(machine, setting, precision), updating, workload)
     return priced._replace(optimizer=(*clipping, fused))
@@ -231,6 +230,7 @@ class _Compiled:
         owns_random: bool = False,
     ) -> None:
         self._owns_random = owns_random
+        self._on_gpu = list_.setting.device == "cuda"
         self._list = list_
         self._workload = workload
         self._ops = workload.ops
@@ -275,17 +275,15 @@ class _Compiled:
         on a GPU small kernels are slow by themselves.
         """
         members = [by_op[index] for index in run.ops]
-        stages = 0
         # A CPU adds up the parts of a sum within one loop.
-        if self._list.setting.device == "cuda":
-            stages = sum(second_stages(self._ops[index]) for index in run.ops)
+        stages = sum(second_stages(self._ops[index]) for index in run.ops) if self._on_gpu else 0
         self.own_kernels += 1 + stages
         self.own_bytes += run.num_bytes
         apart_s = sum(piece.work_s for piece in members)
         # Fusing never makes operators slower than they were apart.
         least_s = min(self._list.least_copy_seconds(run.num_bytes), apart_s)
         taken_s = least_s
-        if self._list.setting.device == "cuda":
+        if self._on_gpu:
             copied_s = self._list.copy_seconds(run.num_bytes) / KERNEL_RATE
             # What the smallest kernel takes: a second stage reduces a few numbers.
             smallest_s = self._list.copy_seconds(1) / KERNEL_RATE
@@ -307,15 +305,13 @@ class _Compiled:
         if self._is_loop(op):
             run = run_alone(self._workload, piece.op)
             return self._joined(run, {piece.op: piece})._replace(name=piece.name)
-        if self._list.setting.device != "cuda":
+        if not self._on_gpu:
             return piece
-        return piece._replace(
-            work_s=rewritten_seconds(self._list, op, piece.work_s, self._workload.precision)
-        )
+        precision = self._workload.precision
+        return piece._replace(work_s=rewritten_seconds(self._list, op, piece.work_s, precision))
 
     def _is_loop(self, op: Op) -> bool:
-        on_gpu = self._list.setting.device == "cuda"
-        return is_loop(op, on_gpu=on_gpu, owns_random=self._owns_random)
+        return is_loop(op, on_gpu=self._on_gpu, owns_random=self._owns_random)
 
     def _copy(self, piece: Piece, num_bytes: int) -> Piece:
         """What is written out for the library that runs the piece."""
@@ -326,14 +322,13 @@ class _Compiled:
 
     def kernel(self, phase: Phase, piece: Piece) -> Piece:
         """The piece, issued by a compiled program."""
-        on_gpu = self._list.setting.device == "cuda"
-        return self._issued(piece, self._calls["forward" if on_gpu else phase].kernel)
+        return self._issued(piece, self._calls["forward" if self._on_gpu else phase].kernel)
 
     def call(self, phase: Phase, first: Piece) -> Piece:
         """Calling the program of which `first` is the first operator."""
         piece = Piece(f"call compiled {phase}", first.module, bound="dispatch")
         dispatches = self._calls[phase].call
-        if self._list.setting.device == "cuda":
+        if self._on_gpu:
             dispatches += handing(phase, self._workload)
         return self._issued(piece, dispatches)
 
@@ -341,7 +336,7 @@ class _Compiled:
         """On a GPU a library's operator is issued as it is without the compiler: no faster."""
         # In dispatches, so that a slow host is slow here as well.
         seconds = dispatches * self._list.dispatch("forward")
-        if self._list.setting.device == "cuda":
+        if self._on_gpu:
             return piece._replace(host_s=max(seconds, piece.host_s))
         return piece._replace(fixed_s=seconds)
 

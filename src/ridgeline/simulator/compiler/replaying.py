@@ -1,7 +1,5 @@
 """What replaying a step, or the model in it, costs beside its kernels."""
 
-from collections.abc import Sequence
-
 from ridgeline.simulator.compiler.call_costs import handing
 from ridgeline.simulator.pricing.costs import Prices
 from ridgeline.simulator.pricing.dataflow import spec_bytes
@@ -65,24 +63,3 @@ def _unissued(piece: Piece) -> Piece:
 def _op(piece: Piece) -> int:
     """The operator that a piece stands for; of a fused one its first."""
     return min(piece.members) if piece.members else piece.op
-
-
-def issued_behind(optimizer: Sequence[Piece], call_s: float, graph_s: float) -> float:
-    """When the host has issued an optimizer that steps behind a replay, in seconds from the call of that.
-
-    It does so while the graph runs; what hands values to the host (the number of rows of a sparse gradient)
-    waits for the graph's end first.
-
-    Args:
-        optimizer: Its pieces, in order.
-        call_s: What the call of the replay takes.
-        graph_s: What the device takes for the graph.
-    """
-    host_s, device_s = call_s, call_s + graph_s
-    for piece in optimizer:
-        if piece.waits:
-            host_s = max(host_s, device_s)
-        host_s += piece.host_s
-        if piece.has_kernel:
-            device_s = max(device_s, host_s) + piece.lane_s
-    return host_s

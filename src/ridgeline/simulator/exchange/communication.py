@@ -163,14 +163,11 @@ def ring_latency(points: Sequence[Point]) -> float:
     if len(points) < 2:
         return least
     weights = [1.0 / (t * t) for _, t in points]
-    total = sum(weights)
-    mean_s = sum(w * s for w, (s, _) in zip(weights, points, strict=True)) / total
-    mean_t = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (s - mean_s) ** 2 for w, (s, _) in zip(weights, points, strict=True))
-    slope = (
-        sum(w * (s - mean_s) * (t - mean_t) for w, (s, t) in zip(weights, points, strict=True))
-        / spread
-    )
+    weighted = [(w, s, t) for w, (s, t) in zip(weights, points, strict=True)]
+    mean_s = sum(w * s for w, s, _ in weighted) / sum(weights)
+    mean_t = sum(w * t for w, _, t in weighted) / sum(weights)
+    spread = sum(w * (s - mean_s) ** 2 for w, s, _ in weighted)
+    slope = sum(w * (s - mean_s) * (t - mean_t) for w, s, t in weighted) / spread
     # A fit may leave the range of what was measured where small sizes are slow by chance.
     return min(max(mean_t - slope * mean_s, 0.0), least)
 

@@ -4,7 +4,7 @@ A piece is the smallest thing on the compute lane: one operator, or the copy of 
 bucket. Pieces are made once per machine, workload, setting and precision, and then only arranged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ridgeline.machine import Machine, Setting
@@ -64,6 +64,30 @@ class Piece(NamedTuple):
             flops=self.flops // parts,
             num_bytes=self.num_bytes // parts,
         )
+
+
+def issued(
+    pieces: Iterable[Piece], host_s: float, device_s: float
+) -> tuple[list[float], float, float]:
+    """When the host has issued each piece, when all of them, and when the device is done with them.
+
+    An operator that hands values to the host (the number of rows of a sparse gradient) is issued when the
+    device has done all that came before; what it waits for by itself is in its host time, which was measured.
+
+    Args:
+        pieces: In order.
+        host_s: When the host begins.
+        device_s: When the device is done with what was issued before.
+    """
+    times: list[float] = []
+    for piece in pieces:
+        if piece.waits:
+            host_s = max(host_s, device_s)
+        host_s += piece.host_s
+        times.append(host_s)
+        if piece.has_kernel:
+            device_s = max(device_s, host_s) + piece.lane_s
+    return times, host_s, device_s
 
 
 ADDITIVE = ("work_s", "fixed_s", "host_s", "ideal_s", "roofline_s", "flops", "num_bytes")

@@ -154,14 +154,13 @@ def model_step(
         sync=plan.sync,
         has_rows=bool(rows_beside(workload, plan)),
     )
-    notes = [*_untraced(workload, plan), *priced.notes]
     pieces = _held(machine, plan, setting, priced, cuts, workload.buffer_bytes)
     reads, pieces = _read_late(workload, plan, setting, pieces)
     communication_s, slowdown, assumed = _communication(
         machine, workload, plan, setting, priced, cuts
     )
     encoded, told = encodings(machine, plan, setting, cuts)
-    notes += [*assumed, *told]
+    notes = [*_untraced(workload, plan), *priced.notes, *assumed, *told]
     gap_s = replay_s = 0.0
     if MODES[plan.execution].is_replayed_on(setting.device):
         list_ = prices(machine, setting)

@@ -26,7 +26,7 @@ from ridgeline.simulator.compiler.fusion import (
 )
 from ridgeline.simulator.compiler.layout import conversion_bytes, lays_out
 from ridgeline.simulator.compiler.library_inputs import copied_bytes
-from ridgeline.simulator.compiler.made import price_made
+from ridgeline.simulator.compiler.made import KERNEL_RATE, price_made
 from ridgeline.simulator.compiler.replaying import with_replayed_model
 from ridgeline.simulator.compiler.rewriting import rewritten_seconds
 from ridgeline.simulator.compiler.second_stages import second_stages
@@ -35,13 +35,6 @@ from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.simulator.pricing.pieces import Piece, PricedStep, price_step
 from ridgeline.simulator.pricing.value_checks import value_checks
 from ridgeline.workload import CLIPPING, Op, Phase, Workload
-
-KERNEL_RATE = 0.83
-"""Share of the best measured bandwidth that a kernel of torch's compiler reaches on a GPU.
-
-Source: measured; all such kernels of BERT-base, ResNet-50 and ConvNeXt-T together (torch 2.11, one H200) took
-1 / 0.92, 1 / 0.84 and 1 / 0.74 of the time of their bytes.
-"""
 
 
 def price_execution(
@@ -146,7 +139,6 @@ def _price_read(
         workload,
         price_step(machine, workload, setting, precision),
         programs,
-        rate=KERNEL_RATE,
         call=compiled.call,
         kernel=compiled.kernel,
         has_optimizer=form in ("step-graph", "packaged"),

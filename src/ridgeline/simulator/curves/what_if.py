@@ -149,10 +149,8 @@ def _faster_table(table: tuple[SizePoint, ...], factor: float) -> tuple[SizePoin
 
 
 def _faster_tables(entries: Sequence[_Tabled], factor: float) -> tuple[_Tabled, ...]:
-    return tuple(
-        msgspec.structs.replace(entry, table=_faster_table(entry.table, factor))
-        for entry in entries
-    )
+    replace = msgspec.structs.replace
+    return tuple(replace(one, table=_faster_table(one.table, factor)) for one in entries)
 
 
 def _faster_timings(

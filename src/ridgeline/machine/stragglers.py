@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Self
+from typing import Any, Self
 
 from msgspec import structs
 
@@ -81,10 +81,10 @@ def parse_stragglers(text: str) -> Stragglers:
         >>> str(parse_stragglers("1.3x:1"))
         '1 of them 1.3 times as slow'
     """
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for item in text.split(","):
         word = item.strip()
-        given: dict[str, float] = {}
+        given: dict[str, Any] = {}
         if spread := _SPREAD.fullmatch(word):
             given = {"spread": float(spread[1]) / 100.0}
         elif slow := _SLOW.fullmatch(word):
@@ -101,8 +101,4 @@ def parse_stragglers(text: str) -> Stragglers:
                 "5%,1.3x:1, devices that vary by 5 % from step to step, one of which takes 1.3 times as long"
             )
         found |= given
-    return Stragglers(
-        spread=found.get("spread", 0.0),
-        slow=int(found.get("slow", 0)),
-        slowdown=found.get("slowdown", 1.0),
-    )
+    return Stragglers(**found)

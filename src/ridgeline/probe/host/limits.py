@@ -4,8 +4,11 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from ridgeline.machine.limits import Limit
+import msgspec
+
+from ridgeline.machine.limits import Limit, What
 from ridgeline.probe.host.control_groups import (
     ROOT,
     core_set,
@@ -93,24 +96,15 @@ def _counts(root: Path) -> Iterator[Limit]:
         line_of(path, name).split() for name in ("Max locked memory", "Max open files")
     )
     if locked and locked[0] != "unlimited":
-        yield Limit(
-            what="locked memory",
-            granted=int(locked[0]),
-            whole=_more(locked),
-            unit="B",
-            by="ulimit -l",
-            follows=LOCKED,
-        )
+        yield _raisable("locked memory", locked, unit="B", by="ulimit -l", follows=LOCKED)
     if files and files[0] != "unlimited":
-        yield Limit(
-            what="open files",
-            granted=int(files[0]),
-            whole=_more(files),
-            by="ulimit -n",
-            follows=FILES if _more(files) else FILES.partition(";")[0],
-        )
+        found = _raisable("open files", files, by="ulimit -n", follows=FILES)
+        # Without a second number there is nothing to raise it to.
+        follows = FILES if found.whole else FILES.partition(";")[0]
+        yield msgspec.structs.replace(found, follows=follows)
 
 
-def _more(words: list[str]) -> int | None:
-    """The hard limit, where a process may raise its own to a number above it."""
-    return None if words[1] in (words[0], "unlimited") else int(words[1])
+def _raisable(what: What, words: list[str], **more: Any) -> Limit:
+    """A limit, with the hard one where a process may raise its own to a number above it."""
+    whole = None if words[1] in (words[0], "unlimited") else int(words[1])
+    return Limit(what=what, granted=int(words[0]), whole=whole, **more)

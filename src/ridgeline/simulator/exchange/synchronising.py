@@ -254,11 +254,8 @@ def encodings(
     if setting.device == "cuda" or not codec.is_needed or trains_apart(plan.sync):
         return {}, ()
     names = frame_names(plan, len(cuts))
-    found = {
-        name: codec.encoding(cut.num_bytes, cut.shapes)
-        for name, cut in zip(names, cuts, strict=True)
-    }
-    return found, codec.notes
+    costs = (codec.encoding(cut.num_bytes, cut.shapes) for cut in cuts)
+    return dict(zip(names, costs, strict=True)), codec.notes
 
 
 def encoding_pieces(

@@ -236,23 +236,16 @@ class Prices:
             for name in names:
                 limit = self._ceilings.get((name, candidate))
                 if limit is not None:
-                    is_stand_in = candidate != dtype or (family == "convolution" != name)
-                    note = (
-                        f"{family} in {dtype} was not measured: assumed as {name} in {candidate}"
-                        if is_stand_in
-                        else ""
-                    )
-                    return limit, note
+                    if candidate == dtype and (family != "convolution" or name == family):
+                        return limit, ""
+                    missing = f"{family} in {dtype} was not measured"
+                    return limit, f"{missing}: assumed as {name} in {candidate}"
         raise self._missing(family, dtype)
 
     def _byte_limit(self, names: Collection[str]) -> tuple["_Limit", float]:
         """The ceiling in B/s (any dtype: bytes are bytes) and the best rate of all of them."""
-        found = [
-            limit
-            for name in names
-            for (family, _), limit in self._ceilings.items()
-            if family == name
-        ]
+        known = self._ceilings.items()
+        found = [limit for name in names for (family, _), limit in known if family == name]
         if not found:
             raise self._missing("elementwise", "float32")
         return found[0], max(limit.rate for limit in found)

@@ -59,14 +59,8 @@ def measure_nodes(
                 with pinned(cores.usable[:1]):
                     loops = {"access": walked.timed_access(), "word": walked.timed_word()}
                     found = in_turns(loops, ROUNDS, LEAST_S)
-                paths.append(
-                    NodePath(
-                        cores_of=cores.index,
-                        memory_of=memory.index,
-                        access=Sampled.measured(found["access"], "s"),
-                        word=Sampled.measured(found["word"], "s"),
-                    )
-                )
+                times = {name: Sampled.measured(taken, "s") for name, taken in found.items()}
+                paths.append(NodePath(cores_of=cores.index, memory_of=memory.index, **times))
             # The system may have put pages elsewhere, where the node was full.
             share = share_on(memory.index, walked.address, process)
         if share is not None and share < 1 - MOST_STRAY:

@@ -202,16 +202,14 @@ def _chain(call: SmallCall, count: int) -> Tensor:
 def _dispatch(
     device: Literal["cpu", "cuda"], call: SmallCall, taken: Sequence[CallSeconds]
 ) -> OperatorDispatch:
-    def sampled(values: Sequence[float]) -> Sampled | None:
-        return Sampled.measured(values, "s") if call.has_gradient else None
-
+    plain, recorded, backward = (Sampled.measured(each, "s") for each in zip(*taken, strict=True))
     return OperatorDispatch(
         device=device,
         kind=call.kind,
         call=call.call,
-        plain=Sampled.measured([one.plain for one in taken], "s"),
-        recorded=sampled([one.recorded for one in taken]),
-        backward=sampled([one.backward for one in taken]),
+        plain=plain,
+        recorded=recorded if call.has_gradient else None,
+        backward=backward if call.has_gradient else None,
     )
 
 

@@ -7,14 +7,8 @@ from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.workload import Op, Workload
 
 RECURRENT = ("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh", "rnn_relu")
-DEPENDS_ON_VALUES = (
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "unique_dim",
-    "_local_scalar_dense",
-    "item",
-)
+SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_dim")
+READS_VALUES = ("_local_scalar_dense", "item")
 
 
 def untranslated(workload: Workload) -> Callable[[Op], bool]:
@@ -45,7 +39,7 @@ def _left_alone(workload: Workload) -> frozenset[str]:
         if name in RECURRENT:
             # The module that calls the layer is what dynamo gives up on, and all beneath it.
             found.add(op.module.rpartition(".")[0])
-        elif name in DEPENDS_ON_VALUES:
+        elif name in SIZED_BY_VALUES + READS_VALUES:
             found.add(op.module)
     return frozenset(found)
 

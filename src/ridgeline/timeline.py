@@ -7,9 +7,9 @@ Span names are the contract between the simulator and the runtime, see `ridgelin
 
 import statistics
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value
@@ -17,15 +17,7 @@ from ridgeline.compiled_program import CompilerProgram
 from ridgeline.errors import LawError
 
 Lane = Literal["host", "compute", "copy-in", "copy-out", "communication", "loader", "disk"]
-LANES: tuple[Lane, ...] = (
-    "host",
-    "compute",
-    "copy-in",
-    "copy-out",
-    "communication",
-    "loader",
-    "disk",
-)
+LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 # Checked where a file is read and not where a value is made: a simulation makes thousands of spans.
@@ -52,6 +44,11 @@ class Span(Value, frozen=True, kw_only=True):
     def duration_ns(self) -> int:
         """End minus start."""
         return self.end_ns - self.start_ns
+
+    def moved(self, by_ns: int) -> Self:
+        """The same, so much later; what an earlier one would have before 0 is cut off."""
+        start_ns, end_ns = self.start_ns + by_ns, self.end_ns + by_ns
+        return structs.replace(self, start_ns=max(0, start_ns), end_ns=max(0, end_ns))
 
 
 def lane_title(lane: Lane, index: int, indexes: Sequence[int]) -> str:
@@ -92,11 +89,7 @@ class Timeline(Noun, frozen=True, kw_only=True):
     """What torch's compiler made, or took from its cache, for a trial that compiled."""
 
     def __post_init__(self) -> None:
-        """Reject spans that end before they begin.
-
-        Raises:
-            LawError: names the span.
-        """
+        """Reject spans that end before they begin, by a `LawError`."""
         for span in self.spans:
             if span.end_ns < span.start_ns:
                 raise LawError(

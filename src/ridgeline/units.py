@@ -6,6 +6,7 @@ Three significant digits. Memory sizes are binary (KiB, MiB, GiB); rates and tim
 """
 
 import math
+from collections.abc import Sequence
 
 _DECIMAL = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -31,11 +32,7 @@ def digits3(value: float) -> str:
 
 def seconds(value_s: float) -> str:
     """A duration given in seconds, e.g. `12.3 ms`."""
-    for scale, unit in _TIME:
-        # 0.9995 and not 1, or 999.6 us would be written as 1000 us.
-        if abs(value_s) >= scale * 0.9995:
-            return f"{digits3(value_s / scale)} {unit}"
-    return "0 s" if value_s == 0 else f"{digits3(value_s / 1e-9)} ns"
+    return _scaled(value_s, _TIME) or ("0 s" if value_s == 0 else f"{digits3(value_s / 1e-9)} ns")
 
 
 def nanoseconds(value_ns: float) -> str:
@@ -50,10 +47,7 @@ def moment(text: str) -> str:
 
 def num_bytes(value_bytes: float) -> str:
     """A memory size given in bytes, e.g. `25.0 MiB`."""
-    for scale, unit in _BINARY:
-        if abs(value_bytes) >= scale * 0.9995:
-            return f"{digits3(value_bytes / scale)} {unit}"
-    return f"{value_bytes:.0f} B"
+    return _scaled(value_bytes, _BINARY) or f"{value_bytes:.0f} B"
 
 
 def quantity(value: float, unit: str) -> str:
@@ -65,10 +59,15 @@ def quantity(value: float, unit: str) -> str:
         return seconds(value)
     if unit == "B":
         return num_bytes(value)
-    for scale, prefix in _DECIMAL:
-        if abs(value) >= scale * 0.9995:
-            return f"{digits3(value / scale)} {prefix}{unit}"
-    return f"{digits3(value)} {unit}"
+    scaled = _scaled(value, _DECIMAL)
+    return f"{scaled}{unit}" if scaled else f"{digits3(value)} {unit}"
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """The number in the largest of these units that it reaches; empty where it reaches none."""
+    # 0.9995 and not 1, or 999.6 us would be written as 1000 us.
+    found = ((scale, unit) for scale, unit in units if abs(value) >= scale * 0.9995)
+    return next((f"{digits3(value / scale)} {unit}" for scale, unit in found), "")
 
 
 def percent(fraction: float) -> str:

@@ -178,16 +178,15 @@ class MemoryPoint(Value, frozen=True, kw_only=True):
         return self.parameter_bytes + self.gradient_bytes + self.state_bytes + self.activation_bytes
 
 
-def _dims(spec: TensorSpec) -> tuple[tuple[int, int], ...]:
-    """Size and stride of the dimensions that have more than one element: the others say nothing."""
-    # The stride of a dimension of one element is arbitrary, and differs between equal layouts.
-    pairs = zip(spec.shape, spec.stride, strict=True)
-    return tuple((size, stride) for size, stride in pairs if size > 1)
-
-
-def _drawn(ops: Sequence[Op]) -> list[tuple[str, tuple[tuple[tuple[int, int], ...], ...]]]:
+def _drawn(ops: Sequence[Op]) -> list[tuple[str, list[list[tuple[int, int]]]]]:
     """Each operator that draws, with sizes and strides of what it fills."""
-    return [(op.name, tuple(_dims(spec) for spec in op.outputs)) for op in ops if op.draws_random]
+
+    def dims(spec: TensorSpec) -> list[tuple[int, int]]:
+        # The stride of a dimension of one element is arbitrary, and differs between equal layouts.
+        pairs = zip(spec.shape, spec.stride, strict=True)
+        return [(size, stride) for size, stride in pairs if size > 1]
+
+    return [(op.name, [dims(spec) for spec in op.outputs]) for op in ops if op.draws_random]
 
 
 class Workload(Noun, frozen=True, kw_only=True):

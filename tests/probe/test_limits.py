@@ -17,7 +17,6 @@ from ridgeline.probe.host.control_groups import (
     Grant,
     core_set,
     cpu_quota,
-    listed,
     memory_limit,
     process_limit,
 )
@@ -237,18 +236,6 @@ def test_little_shared_memory(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(total, 0, total))
     found = [str(limit) for limit in limits(host(tmp_path, {}))]
     assert found == (["shared memory: 64.0 MiB (size of /dev/shm)"] if is_told else [])
-
-
-@given(st.sets(st.integers(0, 300)))
-def test_lists_of_the_kernel(numbers: set[int]) -> None:
-    """Single numbers and ranges, in any mixture."""
-    parts, rest = [], sorted(numbers)
-    while rest:
-        first = last = rest.pop(0)
-        while rest and rest[0] == last + 1:
-            last = rest.pop(0)
-        parts.append(str(first) if first == last else f"{first}-{last}")
-    assert listed(",".join(parts) + "\n") == numbers
 
 
 def test_mounts_with_spaces_and_optional_words(tmp_path: Path) -> None:

@@ -212,13 +212,10 @@ def on_gpu_step() -> tuple[Op, Op, Op]:
 def test_ops_of_the_host_cost_the_device_nothing() -> None:
     """Only the host's time is left of them; the read of a tensor on the device keeps its own."""
     workload = msgspec.structs.replace(workload_of(), ops=on_gpu_step(), device="cuda")
-    seconds = Quantity.measured([1e-3], "s")
-    timings = tuple(
-        operators.OperatorTiming(setting=Setting(device="cuda"), key=op.key, seconds=seconds)
-        for op in workload.ops
-    )
+    taken = dict.fromkeys((op.key for op in workload.ops), Quantity.measured([1e-3], "s"))
+    seconds = operators._of_kernels(taken, {}, workload)
     issue = {op.key: Quantity.measured([1e-6], "s") for op in workload.ops}
-    found = operators._with_issue(timings, workload, issue)
+    found = operators._timings(Setting(device="cuda"), seconds, issue, {})
     assert [timing.seconds.value for timing in found] == [0.0, 1e-3, 1e-3]
     assert [timing.issue.value for timing in found] == [1e-6] * 3
     assert [op.runs_on_host for op in workload.ops] == [True, False, False]

@@ -92,6 +92,19 @@ def test_a_host_without_a_compiler_has_no_staircase(
     assert msgspec.structs.replace(found, warnings=machine.warnings, caches={}) == machine
 
 
+def test_a_compiler_that_came_later_takes_the_warning_back(
+    walked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is walked through after all is no longer said to be missing; other warnings stay."""
+    machine = make_machine()
+    lacking = (*machine.warnings, "no staircase of memory: wanted a C compiler, got none")
+    found = staircase.with_stairs(
+        msgspec.structs.replace(machine, warnings=lacking), lambda one: one, print
+    )
+    assert found.stairs
+    assert found.warnings == machine.warnings
+
+
 def test_a_full_measurement_walks_and_times_files_and_a_quick_one_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,7 +14,8 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.simulator.compiler.call_costs import CALLS
 from ridgeline.simulator.compiler.compile_time import KIND_S, OP_S, START_S, compile_seconds
-from ridgeline.simulator.compiler.compiled import KERNEL_RATE, price_execution
+from ridgeline.simulator.compiler.compiled import price_execution
+from ridgeline.simulator.compiler.made import KERNEL_RATE
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.replay import replay
 from ridgeline.simulator.step import simulate

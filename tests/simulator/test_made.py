@@ -19,8 +19,8 @@ from made_programs import (
 from ridgeline.machine import Setting
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.simulator.compiler.call_costs import CALLS
-from ridgeline.simulator.compiler.compiled import KERNEL_RATE
 from ridgeline.simulator.compiler.coverage import why_unread
+from ridgeline.simulator.compiler.made import KERNEL_RATE
 from ridgeline.simulator.step import simulate
 from strategies import make_machine
 

@@ -5,7 +5,7 @@ import pytest
 
 from chained_workloads import Builder, tensor
 from ridgeline.plan import Plan
-from ridgeline.simulator.compiler.compiled import KERNEL_RATE
+from ridgeline.simulator.compiler.made import KERNEL_RATE
 from ridgeline.simulator.compiler.second_stages import BUSY, LEAST_REDUCED, second_stages
 from ridgeline.simulator.step import simulate
 from strategies import make_machine

@@ -96,9 +96,8 @@ def ring_all_reduce_seconds(
         >>> ring_all_reduce_seconds(1e9, 4, 1e9)
         1.5
     """
-    return _seconds("all_reduce", num_bytes, workers, bandwidth_bytes_per_s, latency_s) + (
-        2 * (workers - 1) * check("hop_s", hop_s, least=0.0)
-    )
+    bandwidth, hops = bandwidth_bytes_per_s, 2 * (workers - 1)
+    return _seconds("all_reduce", num_bytes, workers, bandwidth, latency_s, hops, hop_s)
 
 
 def tree_all_reduce_seconds(
@@ -132,8 +131,8 @@ def tree_all_reduce_seconds(
     """
     # Up and down each move the whole tensor: twice a broadcast's traffic.
     # Half the latency each way, as it is paid once for both.
-    payload = 2 * _seconds("broadcast", num_bytes, workers, bandwidth_bytes_per_s, latency_s / 2)
-    return payload + 2 * _tree_depth(workers) * check("hop_s", hop_s, least=0.0)
+    bandwidth, hops = bandwidth_bytes_per_s, _tree_depth(workers)
+    return 2 * _seconds("broadcast", num_bytes, workers, bandwidth, latency_s / 2, hops, hop_s)
 
 
 def reduce_scatter_seconds(
@@ -162,9 +161,8 @@ def reduce_scatter_seconds(
         >>> reduce_scatter_seconds(1e9, 4, 1e9)
         0.75
     """
-    return _seconds("reduce_scatter", num_bytes, workers, bandwidth_bytes_per_s, latency_s) + (
-        (workers - 1) * check("hop_s", hop_s, least=0.0)
-    )
+    bandwidth, hops = bandwidth_bytes_per_s, workers - 1
+    return _seconds("reduce_scatter", num_bytes, workers, bandwidth, latency_s, hops, hop_s)
 
 
 def all_gather_seconds(
@@ -193,9 +191,8 @@ def all_gather_seconds(
         >>> all_gather_seconds(1e9, 4, 1e9)
         0.75
     """
-    return _seconds("all_gather", num_bytes, workers, bandwidth_bytes_per_s, latency_s) + (
-        (workers - 1) * check("hop_s", hop_s, least=0.0)
-    )
+    bandwidth, hops = bandwidth_bytes_per_s, workers - 1
+    return _seconds("all_gather", num_bytes, workers, bandwidth, latency_s, hops, hop_s)
 
 
 def broadcast_seconds(
@@ -224,9 +221,8 @@ def broadcast_seconds(
         >>> broadcast_seconds(1e9, 4, 1e9)
         1.0
     """
-    return _seconds("broadcast", num_bytes, workers, bandwidth_bytes_per_s, latency_s) + (
-        _tree_depth(workers) * check("hop_s", hop_s, least=0.0)
-    )
+    bandwidth, hops = bandwidth_bytes_per_s, _tree_depth(workers)
+    return _seconds("broadcast", num_bytes, workers, bandwidth, latency_s, hops, hop_s)
 
 
 def parameter_server_seconds(
@@ -285,13 +281,18 @@ def _seconds(
     workers: int,
     bandwidth_bytes_per_s: float,
     latency_s: float,
+    hops: int,
+    hop_s: float,
 ) -> float:
     factor = bus_bandwidth_factor(operation, workers)
     check("num_bytes", num_bytes, least=0.0)
     check("bandwidth_bytes_per_s", bandwidth_bytes_per_s, above=0.0)
     check("latency_s", latency_s, least=0.0)
-    return 0.0 if workers == 1 else factor * num_bytes / bandwidth_bytes_per_s + latency_s
+    check("hop_s", hop_s, least=0.0)
+    if workers == 1:
+        return 0.0
+    return factor * num_bytes / bandwidth_bytes_per_s + latency_s + hops * hop_s
 
 
 def _tree_depth(workers: int) -> int:
-    return math.ceil(math.log2(workers))
+    return math.ceil(math.log2(max(1, workers)))

@@ -119,8 +119,9 @@ def fit_amdahl(workers: Sequence[float], throughputs: Sequence[float]) -> Amdahl
     check_points(workers, throughputs, 2)
     counts, values = np.asarray(workers, float), np.asarray(throughputs, float)
     (sigma, _), _ = _least_squares(counts, values, has_kappa=False)
-    rate = _rate(counts, values, sigma, 0.0)
-    return AmdahlFit(sigma, rate, _max_error(counts, values, rate, sigma, 0.0))
+    shape = np.array([usl(float(n), sigma=sigma, kappa=0.0) for n in counts])
+    rate = _rate(shape, values)
+    return AmdahlFit(sigma, rate, _max_error(rate * shape, values))
 
 
 def fit_gustafson(workers: Sequence[float], throughputs: Sequence[float]) -> GustafsonFit:
@@ -149,7 +150,7 @@ def fit_gustafson(workers: Sequence[float], throughputs: Sequence[float]) -> Gus
     # A share that was cut to its range needs another rate than the one found with it.
     shape = np.array([gustafson(serial, float(n)) for n in counts])
     rate = float(np.sum(shape / values) / np.sum((shape / values) ** 2))
-    return GustafsonFit(serial, rate, float(np.max(np.abs(rate * shape / values - 1.0))))
+    return GustafsonFit(serial, rate, _max_error(rate * shape, values))
 
 
 def fit_usl(workers: Sequence[float], throughputs: Sequence[float]) -> USLFit:
@@ -186,9 +187,9 @@ measure more points
             f"kappa is not identifiable: {kappa:.2g} is within two standard errors "
             f"({kappa_error:.2g}) of zero"
         )
-    rate = _rate(counts, values, sigma, kappa)
-    error = _max_error(counts, values, rate, sigma, kappa)
-    return USLFit(rate, sigma, kappa, error, not note, note)
+    shape = np.array([usl(float(n), sigma=sigma, kappa=kappa) for n in counts])
+    rate = _rate(shape, values)
+    return USLFit(rate, sigma, kappa, _max_error(rate * shape, values), not note, note)
 
 
 def _least_squares(
@@ -238,19 +239,9 @@ def _least_squares(
     return (float(parameters[0]), float(parameters[1]) if has_kappa else 0.0), kappa_error
 
 
-def _rate(
-    counts: NDArray[np.float64], values: NDArray[np.float64], sigma: float, kappa: float
-) -> float:
-    shape = np.array([usl(float(n), sigma=sigma, kappa=kappa) for n in counts])
+def _rate(shape: NDArray[np.float64], values: NDArray[np.float64]) -> float:
     return float(np.exp(np.mean(np.log(values / shape))))
 
 
-def _max_error(
-    counts: NDArray[np.float64],
-    values: NDArray[np.float64],
-    rate: float,
-    sigma: float,
-    kappa: float,
-) -> float:
-    fitted = np.array([usl(float(n), sigma=sigma, kappa=kappa, rate=rate) for n in counts])
+def _max_error(fitted: NDArray[np.float64], values: NDArray[np.float64]) -> float:
     return float(np.max(np.abs(fitted / values - 1.0)))

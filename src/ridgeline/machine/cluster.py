@@ -40,11 +40,7 @@ class Level(Value, frozen=True, kw_only=True):
     other_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject places that hold nothing, and links that carry nothing.
-
-        Raises:
-            LawError: a number is out of range.
-        """
+        """Reject places that hold nothing, and links that carry nothing, by a `LawError`."""
         check("size of a place in a cluster", self.size, least=1)
         check("rate_bytes_per_s", self.rate_bytes_per_s, above=0.0)
         check("latency_s", self.latency_s, least=0.0)
@@ -71,12 +67,11 @@ class Level(Value, frozen=True, kw_only=True):
         )
 
     def __str__(self) -> str:
-        words = (
-            f"{self.size} behind {_bits(self.rate_bytes_per_s)}, {units.seconds(self.latency_s)}"
-        )
-        others = [f"{self.other_jobs} other job{'s' * (self.other_jobs != 1)}"] * bool(
-            self.other_jobs
-        )
+        rate, latency = _bits(self.rate_bytes_per_s), units.seconds(self.latency_s)
+        words = f"{self.size} behind {rate}, {latency}"
+        others: list[str] = []
+        if self.other_jobs:
+            others.append(f"{self.other_jobs} other job{'s' * (self.other_jobs != 1)}")
         if self.other_bytes_per_s:
             others.append(f"{_bits(self.other_bytes_per_s)} of others")
         if not others:

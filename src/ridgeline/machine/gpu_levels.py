@@ -1,6 +1,5 @@
 """`GpuLevels`: what a GPU's memory costs by how much of it is used, and what fills its multiprocessors."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 from ridgeline.codec import Value
@@ -33,6 +32,7 @@ class GpuStairs(Value, frozen=True, kw_only=True):
     def cached(self) -> GpuStair | None:
         """The stair that stands for the cache: the largest that fills half of it at most, and was read."""
         # Half at most: what fills a cache entirely is partly read from behind it.
+        # What was too small to be read keeps few multiprocessors busy, and says nothing of the cache's rate.
         fitting = [one for one in self.stairs if one.read and 2 * one.num_bytes <= self.cache_bytes]
         return fitting[-1] if fitting else None
 
@@ -59,7 +59,8 @@ class BlocksCurve(Value, frozen=True, kw_only=True):
     @property
     def knee(self) -> BlocksPoint:
         """The fewest blocks that reach 95 % of the best rate: from there on more bring nothing."""
-        return _first(self.points, FULL * self.best.rate.value)
+        target = FULL * self.best.rate.value
+        return next(point for point in self.points if point.rate.value >= target)
 
 
 class GpuBlocks(Value, frozen=True, kw_only=True):
@@ -98,7 +99,3 @@ class GpuLevels(Value, frozen=True, kw_only=True):
     stairs: GpuStairs | None = None
     blocks: GpuBlocks | None = None
     sizes: GpuSizes | None = None
-
-
-def _first(points: Sequence[BlocksPoint], rate: float) -> BlocksPoint:
-    return next(point for point in points if point.rate.value >= rate)

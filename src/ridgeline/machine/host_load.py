@@ -38,6 +38,7 @@ class HostLoad(Value, frozen=True, kw_only=True):
     @property
     def causes(self) -> tuple[str, ...]:
         """What disturbed the measurement, in words; empty where nothing did."""
+        # By what is most certain first: a spread may have causes that nobody counts.
         told = (
             (self.others, MOST_BY_OTHERS, "other programs used {} of the processors"),
             (
@@ -67,17 +68,12 @@ class HostLoad(Value, frozen=True, kw_only=True):
         """The larger share of each, of two measurements that make one profile."""
         if other is None:
             return self
-        pairs = {
-            name: (getattr(self, name), getattr(other, name)) for name in self.__struct_fields__
-        }
-        return structs.replace(
-            self,
-            **{
-                # What one of them could not see the other may have seen.
-                name: max((share for share in pair if share is not None), default=None)
-                for name, pair in pairs.items()
-            },
-        )
+        worst: dict[str, float] = {}
+        # What one of them could not see the other may have seen.
+        for one in (self, other):
+            known = {k: share for k, share in structs.asdict(one).items() if share is not None}
+            worst |= {name: max(share, worst.get(name, share)) for name, share in known.items()}
+        return structs.replace(self, **worst)
 
     def __str__(self) -> str:
         return " and ".join(self.causes) or "nothing disturbed it"

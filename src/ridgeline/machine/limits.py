@@ -26,6 +26,7 @@ class Limit(Value, frozen=True, kw_only=True):
     @property
     def amount(self) -> str:
         """How much of how much, e.g. `2 of 64`."""
+        # What the host has is left out where it is not known: a limit is worth telling by itself.
         return " of ".join(
             self._text(value) for value in (self.granted, self.whole) if value is not None
         )
@@ -34,11 +35,7 @@ class Limit(Value, frozen=True, kw_only=True):
         return f"{self.what}: {self.amount} ({self.by})"
 
     def _text(self, value: float) -> str:
+        if self.unit == "B":
+            return units.num_bytes(value)
         # `:g` would write a million and more with an exponent.
-        return (
-            units.num_bytes(value)
-            if self.unit == "B"
-            else f"{value:g}"
-            if value < 1e6
-            else f"{value:.0f}"
-        )
+        return f"{value:g}" if value < 1e6 else f"{value:.0f}"

@@ -62,11 +62,8 @@ class CurvePoint(Value, frozen=True, kw_only=True):
     rate: float
 
     def __post_init__(self) -> None:
-        """Reject what has no logarithm, or is no rate.
-
-        Raises:
-            LawError: a number is out of range.
-        """
+        """Reject what has no logarithm, or is no rate, by a `LawError`."""
+        # Both ends are read by their logarithms, and a rate near 0 would make a prediction endless.
         check("work", self.work, least=LEAST, most=MOST)
         check("rate", self.rate, least=LEAST_RATE, most=MOST)
 
@@ -85,11 +82,7 @@ class Ceiling(Value, frozen=True, kw_only=True):
     curve: tuple[CurvePoint, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject a rate at which nothing ends, and a curve that cannot be read.
-
-        Raises:
-            LawError: the rate is out of range, or `work` does not ascend.
-        """
+        """Reject a rate at which nothing ends, and a curve that cannot be read, by a `LawError`."""
         check(f"rate in {self.rate.unit}", self.rate.value, least=LEAST_RATE, most=MOST)
         # Curves are read between neighbours, which a search finds only in order.
         check_ascending("work", [point.work for point in self.curve])
@@ -118,11 +111,7 @@ class SizePoint(Value, frozen=True, kw_only=True):
     seconds: Quantity
 
     def __post_init__(self) -> None:
-        """Reject what has no logarithm.
-
-        Raises:
-            LawError: the bytes are below 1, or the seconds not above 0.
-        """
+        """Reject what has no logarithm, by a `LawError`."""
         check("num_bytes", self.num_bytes, least=1, most=MOST)
         check("number of seconds", self.seconds.value, least=LEAST, most=MOST)
 
@@ -140,12 +129,9 @@ class Collective(Value, frozen=True, kw_only=True):
     table: tuple[SizePoint, ...]
 
     def __post_init__(self) -> None:
-        """Reject a worker alone, and a table that is empty or cannot be read.
-
-        Raises:
-            LawError: fewer than two workers, no points, or sizes that do not ascend.
-        """
+        """Reject a worker alone, and a table that is empty or cannot be read, by a `LawError`."""
         check("number of workers of a collective", self.setting.workers, least=2)
+        # Unlike a link's, whose absence is kept: predictions take any table that is there.
         check("number of points of a size table", len(self.table), least=1)
         check_ascending("num_bytes", [point.num_bytes for point in self.table])
 
@@ -166,11 +152,7 @@ class Link(Value, frozen=True, kw_only=True):
     table: tuple[SizePoint, ...]
 
     def __post_init__(self) -> None:
-        """Reject a table that cannot be read; an empty one says that the link was not measured.
-
-        Raises:
-            LawError: sizes do not ascend.
-        """
+        """Reject a table that cannot be read by a `LawError`; an empty one: the link was not measured."""
         check_ascending("num_bytes", [point.num_bytes for point in self.table])
 
     @property
@@ -182,6 +164,7 @@ class Link(Value, frozen=True, kw_only=True):
 
     def seconds(self, num_bytes: float) -> float:
         """Seconds to copy `num_bytes`, read from the table; see `laws.curves.table_seconds`."""
+        # The median, as copies that others disturbed are no property of the link.
         points = [(float(point.num_bytes), point.seconds.value) for point in self.table]
         return table_seconds(points, num_bytes)
 
@@ -199,11 +182,7 @@ class Overlap(Value, frozen=True, kw_only=True):
     kernel: Quantity | None = None
 
     def __post_init__(self) -> None:
-        """Reject kernels that take no time: lengths are compared by their logarithm.
-
-        Raises:
-            LawError: `kernel` is not above 0.
-        """
+        """Reject kernels that take no time by a `LawError`: lengths are compared by their logarithm."""
         if self.kernel is not None:
             check("kernel in s", self.kernel.value, least=LEAST, most=MOST)
 
@@ -271,6 +250,7 @@ class StepCheck(Value, frozen=True, kw_only=True):
     @property
     def ratio(self) -> float | None:
         """Sum of the timings over the whole pass; None where no whole pass was timed."""
+        # A pass without work takes no time, and nothing can be held against that.
         if self.whole is None or not self.whole.value:
             return None
         return self.ops_s / self.whole.value
@@ -339,6 +319,7 @@ class Machine(Noun, frozen=True, kw_only=True):
         for entry in self.ceilings:
             if (entry.setting, entry.family, entry.dtype) == (setting, family, dtype):
                 return entry
+        # Sorted, so that the message is the same whatever the order of measuring.
         known = sorted({f"{c.family}/{c.dtype} at {c.setting}" for c in self.ceilings})
         raise MachineError(
             f"wanted the {family} ceiling for {dtype} at {setting}, got a profile that has only "

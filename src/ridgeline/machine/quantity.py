@@ -92,6 +92,7 @@ class Quantity(Value, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         text = units.quantity(self.value, self.unit)
+        # What nobody sampled has no spread to show.
         if self.source != "measured":
             return f"{text} ({self.source})"
         within = self.repeats_within
@@ -109,8 +110,7 @@ class Sampled(Quantity, frozen=True, kw_only=True):
         """Median and quartiles of the samples, and those; needs at least one."""
         # Not by `super()`, which would build a `Sampled` without its samples.
         known = Quantity.measured(samples, unit)
-        fields = {name: getattr(known, name) for name in Quantity.__struct_fields__}
-        return cls(**fields, samples=tuple(samples))
+        return cls(**structs.asdict(known), samples=tuple(samples))
 
     def times(self, factor: float) -> Self:
         """The number, its quartiles and its samples multiplied."""

@@ -15,6 +15,7 @@ class Setting(Value, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=0)] = 0
 
     def __str__(self) -> str:
+        # Each GPU serves one worker, whose threads only issue its work.
         if self.device == "cuda":
             return f"{self.workers} x cuda"
         return f"{self.workers} x {self.threads} cpu threads"

@@ -28,4 +28,5 @@ class Stair(Value, frozen=True, kw_only=True):
     @property
     def rate_at_random(self) -> float:
         """Bytes per second of one core whose loads of 8 bytes wait for each other."""
+        # Of a line only one word is used, so this is far below what the memory moves.
         return WORD_BYTES / self.access_s.value

@@ -81,6 +81,7 @@ class Storage(Value, frozen=True, kw_only=True):
 
     @property
     def _way(self) -> str:
+        # First: such file systems may take direct I/O, too, and their figures are of no drive all the same.
         if self.kind in IN_MEMORY:
             return f"{self.kind} keeps files in memory: these are figures of memory, not of a drive"
         if self.is_direct:

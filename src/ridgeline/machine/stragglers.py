@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Self
+from typing import Any, Self
 
 from msgspec import structs
 
@@ -30,11 +30,7 @@ class Stragglers(Value, frozen=True, kw_only=True):
     slowdown: float = 1.0
 
     def __post_init__(self) -> None:
-        """Reject what is no spread, and slow devices that are fast.
-
-        Raises:
-            LawError: a number is out of range.
-        """
+        """Reject what is no spread, and slow devices that are fast, by a `LawError`."""
         check("spread of stragglers", self.spread, least=0.0, most=MOST_SPREAD)
         check("slow devices", self.slow, least=0)
         check("slowdown of slow devices", self.slowdown, least=1.0, most=MOST_SLOWDOWN)
@@ -67,6 +63,7 @@ class Stragglers(Value, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         words = [f"{units.percent(self.spread)} from step to step"] * bool(self.spread)
+        # Slow ones that take no longer than the others are none.
         if self.slow and self.slowdown > 1.0:
             words.append(f"{self.slow} of them {self.slowdown:.3g} times as slow")
         return ", ".join(words) or "all alike"
@@ -84,10 +81,10 @@ def parse_stragglers(text: str) -> Stragglers:
         >>> str(parse_stragglers("1.3x:1"))
         '1 of them 1.3 times as slow'
     """
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for item in text.split(","):
         word = item.strip()
-        given: dict[str, float] = {}
+        given: dict[str, Any] = {}
         if spread := _SPREAD.fullmatch(word):
             given = {"spread": float(spread[1]) / 100.0}
         elif slow := _SLOW.fullmatch(word):
@@ -104,8 +101,4 @@ def parse_stragglers(text: str) -> Stragglers:
                 "5%,1.3x:1, devices that vary by 5 % from step to step, one of which takes 1.3 times as long"
             )
         found |= given
-    return Stragglers(
-        spread=found.get("spread", 0.0),
-        slow=int(found.get("slow", 0)),
-        slowdown=found.get("slowdown", 1.0),
-    )
+    return Stragglers(**found)

@@ -13,7 +13,7 @@ from ridgeline.errors import LaunchError
 from ridgeline.execution import waiting_as_here
 from ridgeline.machine import Setting
 from ridgeline.probe.attempts import survey_in_group
-from ridgeline.probe.findings import Findings, Request
+from ridgeline.probe.findings import BY_SETTING, Findings, Request
 
 DEADLINE_S = 240.0
 """The other workers wait in a collective meanwhile, which NCCL by default ends after 10 minutes."""
@@ -22,11 +22,10 @@ DEADLINE_S = 240.0
 def without_timings(request: Request) -> tuple[Request | None, Request | None]:
     """A request without its operator timings, and one with only those; None for an empty one."""
     alone = msgspec.structs.replace(request, timings=(), workload=None)
-    apart = msgspec.structs.replace(
-        request, ceilings=(), collectives=(), codecs=(), dispatch=False, links=False
-    )
-    rates = (alone.ceilings, alone.collectives, alone.codecs, alone.dispatch, alone.links)
-    return (alone if any(rates) else None), (apart if request.timings else None)
+    nothing = dict.fromkeys(BY_SETTING, ())
+    apart = msgspec.structs.replace(request, **nothing, dispatch=False, links=False)
+    has_rates = any(getattr(request, name) for name in (*BY_SETTING, "dispatch", "links"))
+    return (alone if has_rates else None), (apart if request.timings else None)
 
 
 def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
@@ -71,10 +70,9 @@ def _here(setting: Setting) -> Setting:
     return msgspec.structs.replace(setting, workers=max(1, min(setting.workers, local)))
 
 
-def _as_of(findings: Findings, setting: Setting) -> Findings:
+def _as_of(found: Findings, setting: Setting) -> Findings:
     """The findings as those of the setting of all hosts."""
-    return msgspec.structs.replace(
-        findings,
-        timings=tuple(msgspec.structs.replace(t, setting=setting) for t in findings.timings),
-        checks=tuple(msgspec.structs.replace(c, setting=setting) for c in findings.checks),
-    )
+    replace = msgspec.structs.replace
+    timings = tuple(replace(timing, setting=setting) for timing in found.timings)
+    checks = tuple(replace(check, setting=setting) for check in found.checks)
+    return replace(found, timings=timings, checks=checks)

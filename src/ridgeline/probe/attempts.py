@@ -2,14 +2,14 @@
 
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGKILL
 
 import msgspec
 
-from ridgeline.machine import Ceiling, CodecTiming, Collective, Setting
-from ridgeline.probe.findings import Findings, Request
+from ridgeline.machine import Setting
+from ridgeline.probe.findings import BY_SETTING, Findings, Request, TraceKey
 from ridgeline.probe.groups.group import Group, WorkerError, run_in_group
 from ridgeline.probe.groups.journal import (
     DIRECTORY,
@@ -100,46 +100,41 @@ def error_is_lack_of_memory(how: str) -> bool:
 
 def remainder(request: Request, done: Findings, key: str) -> Request:
     """What of a request is left to measure after `done`, without the operator `key`."""
-    rated = {entry.setting for entry in done.ceilings}
-    joined = {entry.setting for entry in done.collectives}
-    encoded = {entry.setting for entry in done.codecs}
     return msgspec.structs.replace(
         request,
-        ceilings=tuple(setting for setting in request.ceilings if setting not in rated),
-        collectives=tuple(setting for setting in request.collectives if setting not in joined),
-        codecs=tuple(setting for setting in request.codecs if setting not in encoded),
+        **{name: _left(request, done, name) for name in BY_SETTING},
         dispatch=request.dispatch and not done.dispatch,
         links=request.links and not done.links,
         skip=(*request.skip, key),
-        timed=(
-            *request.timed,
-            *((check.setting, check.precision, check.memory_format) for check in done.checks),
-        ),
+        timed=(*request.timed, *_checked(done)),
     )
+
+
+def _left(request: Request, done: Findings, name: str) -> tuple[Setting, ...]:
+    """The settings of one of `BY_SETTING` that nothing was found at."""
+    found = {entry.setting for entry in getattr(done, name)}
+    return tuple(setting for setting in getattr(request, name) if setting not in found)
+
+
+def _checked(done: Findings) -> tuple[TraceKey, ...]:
+    return tuple((check.setting, check.precision, check.memory_format) for check in done.checks)
 
 
 def _unmeasured(request: Request, done: Findings, how: str) -> tuple[str, ...]:
     """What a group that was ended for being late did not come to, a line each."""
-    checked = {(check.setting, check.precision, check.memory_format) for check in done.checks}
+    known = (*request.timed, *_checked(done))
     lines = [
         f"operators of {load.name} ({load.precision}, {load.memory_format} memory) were not timed at "
         f"{setting}: measuring had {how}"
         for setting in request.timings
         for load in request.traces
-        if (setting, load.precision, load.memory_format) not in (*checked, *request.timed)
+        if (setting, load.precision, load.memory_format) not in known
     ]
-    missing: list[tuple[str, Iterable[Setting], Iterable[Ceiling | Collective | CodecTiming]]] = [
-        ("rates", request.ceilings, done.ceilings),
-        ("collectives", request.collectives, done.collectives),
-        ("compressions", request.codecs, done.codecs),
+    lines += [
+        f"{what} of {setting} were not measured: measuring had {how}"
+        for what, name in zip(("rates", "collectives", "compressions"), BY_SETTING, strict=True)
+        for setting in _left(request, done, name)
     ]
-    for what, wanted, found in missing:
-        known = {entry.setting for entry in found}
-        lines += [
-            f"{what} of {setting} were not measured: measuring had {how}"
-            for setting in wanted
-            if setting not in known
-        ]
     alone = (("dispatch", request.dispatch, done.dispatch), ("links", request.links, done.links))
     lines += [
         f"{what} of this machine: not measured, as measuring had {how}"

@@ -63,6 +63,12 @@ def with_fields(
     return msgspec.structs.replace(machine, warnings=warnings)
 
 
+def forgotten(machine: Machine, prefix: str) -> Machine:
+    """The profile without the warnings that begin so: what is measured again says itself if it fails."""
+    told = tuple(line for line in machine.warnings if not line.startswith(prefix))
+    return msgspec.structs.replace(machine, warnings=told)
+
+
 def _is_of(warning: str, names: frozenset[str]) -> bool:
     """Whether it says that some of these were not measured."""
     told, colon, _ = warning.removeprefix(PREFIX).partition(": ")

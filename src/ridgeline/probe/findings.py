@@ -17,6 +17,9 @@ from ridgeline.workload import Workload
 TraceKey = tuple[Setting, str, str]
 """What identifies a timed trace of a step: the setting, the precision and the memory format."""
 
+BY_SETTING = ("ceilings", "collectives", "codecs")
+"""Fields of a request that have settings; those of findings have an entry or more for each of them."""
+
 
 class Request(Value, frozen=True, kw_only=True):
     """What to measure, and at which settings.

@@ -11,7 +11,7 @@ import torch
 
 from ridgeline.machine import Dispatch, DispatchPhase
 from ridgeline.machine.quantity import Sampled
-from ridgeline.probe.timing import sample, time_block
+from ridgeline.probe.timing import device_seconds, sample, time_block
 
 LAUNCHES = 1000
 QUEUED = 64
@@ -28,10 +28,8 @@ def measure_launch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ...]
     """Seconds of an eager launch, of issuing a graph, its start, and what each of its kernels still costs."""
     rounds = 4 if quick else 8
     launch = _eager_launch(torch.zeros(1, device=device), rounds)
-    return (
-        Dispatch(device="cuda", phase="launch", seconds=launch),
-        *_graph_costs(device, rounds),
-    )
+    costs = _graph_costs(device, rounds)
+    return (Dispatch(device="cuda", phase="launch", seconds=launch), *costs)
 
 
 def small_kernels(device: torch.device) -> list[Callable[[], object]]:
@@ -70,19 +68,18 @@ def kernel_samples(call: Callable[[], object], *, seconds: float, least: int = 3
     alone_s = time_block(call, 1)
     if alone_s > LONG_S:
         return sample(call, seconds=seconds, least=least)
+
+    def queued() -> None:
+        for _ in range(QUEUED):
+            call()
+
     samples: list[float] = []
     start = time.perf_counter()
     while len(samples) < least or time.perf_counter() - start < seconds:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         # Else the sleep would begin behind what is still queued, and end too early.
         torch.cuda.synchronize()
         sleep(Ruler.SLEEP_CYCLES)
-        begin.record()
-        for _ in range(QUEUED):
-            call()
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end) * 1e-3 / QUEUED)
+        samples.append(device_seconds(queued) / QUEUED)
     return samples
 
 
@@ -240,18 +237,13 @@ def _replays(device: torch.device, rounds: int) -> _Replays:
     for _ in range(rounds):
         seconds = []
         for graph in graphs:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
             start = time.perf_counter()
             graph.replay()
             issued_s = time.perf_counter() - start
-            begin.record()
             # Several in a row, so that what the events add weighs little.
-            for _ in range(10):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            seconds.append(begin.elapsed_time(end) * 1e-4)
+            in_a_row_s = device_seconds(lambda graph=graph: [graph.replay() for _ in range(10)])
+            seconds.append(in_a_row_s / 10)
         # The difference of two lengths is free of the start, which both have once.
         kernel_s = (seconds[1] - seconds[0]) / (GRAPH_KERNELS[1] - GRAPH_KERNELS[0])
         found.kernel_s.append(kernel_s)

@@ -45,6 +45,21 @@ MOST_OVER_ESTIMATE = 1.5
 Progress = Callable[[str], None]
 
 
+class WantedProfile(NamedTuple):
+    """What of a profile is asked for; see `measure`."""
+
+    quick: bool
+    workload: Workload | None
+    settings: Sequence[Setting] | None
+    codecs: bool
+    limit_s: float
+
+    def missing(self, machine: Machine, settings: Sequence[Setting]) -> tuple[Request, ...]:
+        """What the machine lacks of it at some settings."""
+        asked = {"quick": self.quick, "codecs": self.codecs}
+        return requests(machine, settings, workload=self.workload, **asked)
+
+
 def measure(
     quick: bool = True,
     *,
@@ -92,15 +107,15 @@ def measure(
     say = progress or (lambda line: None)
     blank = _blank()
     peers = Peers.of(process_group)
+    wanted = WantedProfile(quick, workload, settings, codecs, limit_s)
+    hosts = identity.num_hosts() if peers.size > 1 else 1
+    machine = _cached(blank, quick, refresh, hosts)
     if peers.size > 1:
-        return _measure_in_place(
-            blank, peers, quick, workload, settings, codecs, refresh, say, limit_s
-        )
-    wanted = tuple(settings) if settings is not None else default_settings(blank)
-    _check(blank, wanted)
-    machine = _cached(blank, quick, refresh)
+        return _measure_in_place(machine, peers, wanted, say, hosts)
+    all_settings = tuple(settings) if settings is not None else default_settings(blank)
+    _check(blank, all_settings)
     end, over = (time.monotonic() + share * limit_s for share in (1.0, MOST_OVER_ESTIMATE))
-    for asked in requests(machine, wanted, quick=quick, workload=workload, codecs=codecs):
+    for asked in wanted.missing(machine, all_settings):
         request, left_out = fitted(asked, end - time.monotonic())
         say(_describe(request))
         # A bound also without a limit: a group that hangs must not keep a script for ever.
@@ -196,14 +211,9 @@ def missing_seconds(
     refresh: bool = False,
     limit_s: float = math.inf,
 ) -> float:
-    """About how long `measure` would take for what the cache lacks; 0 where it lacks nothing.
+    """About how long `measure` would take, with these arguments, for what the cache lacks; 0 for nothing.
 
-    Args:
-        workload: See `measure`.
-        settings: See `measure`.
-        codecs: See `measure`.
-        refresh: See `measure`.
-        limit_s: See `measure`; more than that is told where not even the least fits.
+    More than `limit_s` is told where not even the least fits.
     """
     known = _blank() if refresh else known_machine().machine
     missing = requests(known, settings, quick=True, workload=workload, codecs=codecs)
@@ -216,9 +226,8 @@ def default_settings(machine: Machine) -> tuple[Setting, ...]:
         sizes = [size for size in (1, 2, 4, 8) if size <= machine.num_gpus]
         return tuple(Setting(device="cuda", workers=size) for size in sizes)
     cores = machine.host.cores
-    found = [Setting(device="cpu", workers=1, threads=1)]
     # All cores at least once: that is what a single worker of a script has.
-    found.append(Setting(device="cpu", workers=1, threads=cores))
+    found = [Setting(device="cpu", workers=1, threads=threads) for threads in (1, cores)]
     workers = 2
     while workers <= min(cores, MOST_WORKERS):
         found.append(Setting(device="cpu", workers=workers, threads=cores // workers))
@@ -236,9 +245,7 @@ def _kept(machine: Machine, hosts: int = 1) -> Machine:
             f"the profile could not be kept in {path} ({error.strerror}) and will be measured again; let "
             "XDG_CACHE_HOME name a directory that can be written"
         )
-        return msgspec.structs.replace(
-            machine, warnings=tuple(dict.fromkeys((*machine.warnings, warning)))
-        )
+        return merge(machine, Findings(warnings=(warning,)))
     return machine
 
 
@@ -313,35 +320,25 @@ def _check(machine: Machine, wanted: Sequence[Setting]) -> None:
 
 
 def _measure_in_place(
-    blank: Machine,
-    peers: Peers,
-    quick: bool,
-    workload: Workload | None,
-    settings: Sequence[Setting] | None,
-    codecs: bool,
-    refresh: bool,
-    say: Progress,
-    limit_s: float,
+    machine: Machine, peers: Peers, wanted: WantedProfile, say: Progress, hosts: int
 ) -> Machine:
     """Measure with the process group that is there; rank 0 decides what, and its machine goes to all."""
     device = "cuda" if peers.device.type == "cuda" else "cpu"
     threads = 0 if device == "cuda" else torch.get_num_threads()
     here = Setting(device=device, workers=peers.size, threads=threads)
     # Measured in place, so by as many workers as there are, whatever else is wanted.
-    if settings is not None and any(setting.workers != peers.size for setting in settings):
+    settings = (here,) if wanted.settings is None else wanted.settings
+    if any(setting.workers != peers.size for setting in settings):
         raise MachineError(
             f"wanted settings of {peers.size} workers, as many as the process group has, got "
             f"{', '.join(map(str, settings))}; leave settings out, or measure without torchrun"
         )
-    wanted = tuple(settings) if settings is not None else (here,)
-    hosts = identity.num_hosts()
-    machine = _cached(blank, quick, refresh, hosts)
     if hosts > 1:
         machine = msgspec.structs.replace(machine, collectives=(), overlaps=())
-    over = time.monotonic() + MOST_OVER_ESTIMATE * limit_s
+    over = time.monotonic() + MOST_OVER_ESTIMATE * wanted.limit_s
     machine = _share(machine, peers)  # caches may differ between hosts, but all must measure alike
-    for asked in requests(machine, wanted, quick=quick, workload=workload, codecs=codecs):
-        request, left_out = fitted(asked, limit_s)  # by the clock alone workers would differ
+    for asked in wanted.missing(machine, settings):
+        request, left_out = fitted(asked, wanted.limit_s)  # by the clock alone workers would differ
         machine = merge(machine, Findings(warnings=left_out))
         is_first = peers.rank == 0
         if is_first:
@@ -377,13 +374,8 @@ def _share(machine: Machine, peers: Peers) -> Machine:
 
 
 def _describe(request: Request) -> str:
-    parts = [
-        *(["ceilings"] if request.ceilings else []),
-        *(["dispatch"] if request.dispatch else []),
-        *(["collectives and overlap"] if request.collectives else []),
-        *(["codecs"] if request.codecs else []),
-        *(["links"] if request.links else []),
-    ]
+    words = ("ceilings", "dispatch", "collectives and overlap", "codecs", "links")
+    parts = [word for word in words if getattr(request, word.partition(" ")[0])]
     if request.workload is not None:
         keys = len({op.key for load in request.traces for op in load.ops})
         parts.append(f"{keys} distinct operators of {request.workload.name}")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.machine import Machine, Setting
-from ridgeline.probe.findings import Findings, Request
+from ridgeline.machine import Ceiling, CodecTiming, Collective, Machine, Setting
+from ridgeline.probe.findings import BY_SETTING, Findings, Request
 from ridgeline.probe.rates.doubts import doubts
 from ridgeline.probe.rates.links import every_link
 from ridgeline.workload import Workload
@@ -27,39 +27,28 @@ def requests(
 
     Of a full measurement, which takes minutes, one for each setting: each is kept before the next begins.
 
-    Args:
-        machine: What is known.
-        wanted: See `measure`.
-        quick: See `measure`.
-        workload: See `measure`.
-        codecs: See `measure`.
+    The other arguments are those of `measure`.
     """
     found: list[Request] = []
     for device in ("cpu", "cuda"):
         mine = [setting for setting in wanted if setting.device == device]
         # A GPU serves one worker, so rates and timings do not depend on how many there are.
         rated = mine if device == "cpu" or not mine else [Setting(device="cuda", workers=1)]
+        joined = [setting for setting in mine if setting.workers > 1]
         has_dispatch = any(entry.device == device for entry in machine.dispatch)
         request = Request(
             quick=quick,
-            ceilings=_without(rated, [entry.setting for entry in machine.ceilings]),
-            collectives=_without(
-                [setting for setting in mine if setting.workers > 1],
-                [entry.setting for entry in machine.collectives],
-            ),
-            codecs=_without(
-                [one for one in mine if codecs and one.workers > 1 and device == "cpu"],
-                [entry.setting for entry in machine.codecs],
-            ),
+            ceilings=_without(rated, machine.ceilings),
+            collectives=_without(joined, machine.collectives),
+            codecs=_without(joined if codecs and device == "cpu" else [], machine.codecs),
             timings=tuple(s for s in rated if workload and _has_untimed(machine, s, workload)),
             dispatch=bool(mine) and not has_dispatch,
             links=device == "cuda" and bool(mine) and _has_unmeasured_link(machine),
         )
         if request.timings:
             # Without timings no operators travel to the workers: a workload is its largest part.
-            request = msgspec.structs.replace(
-                request, workload=workload, skip=_faulty(machine, workload)
-            )
+            request = msgspec.structs.replace(request, workload=workload)
+            request = msgspec.structs.replace(request, skip=_faulty(machine, request))
         if request.settings:
             found += [request] if quick else parts(request)
     return tuple(found)
@@ -67,23 +56,18 @@ def requests(
 
 def parts(request: Request) -> list[Request]:
     """One request for each setting; what belongs to none is in the first."""
-    found: list[Request] = []
-    for setting in request.settings:
-        part = msgspec.structs.replace(
+    return [
+        msgspec.structs.replace(
             request,
-            ceilings=_only(setting, request.ceilings),
-            collectives=_only(setting, request.collectives),
-            codecs=_only(setting, request.codecs),
-            timings=_only(setting, request.timings),
-            dispatch=request.dispatch and not found,
-            links=request.links and not found,
+            **{
+                name: (setting,) * (setting in getattr(request, name))
+                for name in (*BY_SETTING, "timings")
+            },
+            dispatch=request.dispatch and not number,
+            links=request.links and not number,
         )
-        found.append(part)
-    return found
-
-
-def _only(setting: Setting, settings: Sequence[Setting]) -> tuple[Setting, ...]:
-    return (setting,) if setting in settings else ()
+        for number, setting in enumerate(request.settings)
+    ]
 
 
 def merge(machine: Machine, findings: Findings) -> Machine:
@@ -112,7 +96,10 @@ def merge(machine: Machine, findings: Findings) -> Machine:
     )
 
 
-def _without(wanted: Sequence[Setting], known: Sequence[Setting]) -> tuple[Setting, ...]:
+def _without(
+    wanted: Sequence[Setting], measured: Sequence[Ceiling | Collective | CodecTiming]
+) -> tuple[Setting, ...]:
+    known = {entry.setting for entry in measured}
     return tuple(setting for setting in wanted if setting not in known)
 
 
@@ -136,8 +123,8 @@ def _has_untimed(machine: Machine, setting: Setting, workload: Workload) -> bool
     )
 
 
-def _faulty(machine: Machine, workload: Workload | None) -> tuple[str, ...]:
+def _faulty(machine: Machine, request: Request) -> tuple[str, ...]:
     """Operators that a warning names: issued again they would fail again, or end the process again."""
     told = "\n".join(machine.warnings)
-    loads = (workload, *workload.variants) if workload else ()
-    return tuple(dict.fromkeys(op.key for load in loads for op in load.ops if op.key in told))
+    keys = dict.fromkeys(op.key for load in request.traces for op in load.ops)
+    return tuple(key for key in keys if key in told)

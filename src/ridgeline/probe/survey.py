@@ -4,6 +4,7 @@ The parent asks once for all settings, because starting workers costs seconds. A
 workers than the group is measured by its first ranks while the others wait.
 """
 
+import contextlib
 import importlib
 import itertools
 from collections import defaultdict
@@ -19,10 +20,7 @@ from ridgeline.codec import write_atomically
 from ridgeline.errors import DeviceLostError
 from ridgeline.host.memory import keep_freed_memory
 from ridgeline.host.message_threads import calm_message_threads
-from ridgeline.machine import (
-    Dispatch,
-    Setting,
-)
+from ridgeline.machine import Dispatch, Setting
 from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.gpu import measure_launch
 from ridgeline.probe.groups.journal import (
@@ -185,18 +183,12 @@ def _at(
     # The step as written first: if time runs out, nothing tells more about it.
     yield from itertools.islice(timings, 1)
     if setting in request.ceilings:
-        yield (
-            "ceilings",
-            Findings(ceilings=measure_ceilings(setting, peers, quick=request.quick)),
-        )
+        ceilings = measure_ceilings(setting, peers, quick=request.quick)
+        yield "ceilings", Findings(ceilings=ceilings)
     if setting in request.collectives and peers.size > 1:
-        yield (
-            "collectives",
-            Findings(
-                collectives=measure_collectives(setting, peers, quick=request.quick),
-                overlaps=measure_overlap(setting, peers, quick=request.quick),
-            ),
-        )
+        collectives = measure_collectives(setting, peers, quick=request.quick)
+        overlaps = measure_overlap(setting, peers, quick=request.quick)
+        yield "collectives", Findings(collectives=collectives, overlaps=overlaps)
     yield from timings
     if setting in request.codecs and peers.size > 1:
         codecs, warnings = measure_codecs(setting, peers, quick=request.quick)
@@ -231,13 +223,10 @@ def _timings(request: Request, variant: int, setting: Setting, peers: Peers) -> 
         reason = f"the step needs {units.num_bytes(needed)}, {units.num_bytes(free)} are free"
         warning = f"operators of {workload.name} were not timed at {setting}: {reason}"
         return Findings(warnings=(warning,))
-    directory = scratch()
-    if directory is None:
-        timed = time_operators(workload, setting, peers, skip=skip, budget_s=budget_s)
-    else:
-        with ProbeJournal(journal_path(directory, _rank()), variant) as journal:
-            clock = ReplayClock(peers.device, before=journal.note)
-            timed = time_operators(
-                workload, setting, peers, skip=skip, budget_s=budget_s, clock=clock
-            )
+    with contextlib.ExitStack() as stack:
+        clock, directory = None, scratch()
+        if directory is not None:
+            journal = ProbeJournal(journal_path(directory, _rank()), variant)
+            clock = ReplayClock(peers.device, before=stack.enter_context(journal).note)
+        timed = time_operators(workload, setting, peers, skip=skip, budget_s=budget_s, clock=clock)
     return Findings(timings=timed.timings, warnings=timed.warnings, checks=(timed.check,))

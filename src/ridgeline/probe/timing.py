@@ -1,16 +1,15 @@
 """Timing of blocks and functions: synchronised with the device, medians with quartiles."""
 
-import statistics
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 import torch
 
 from ridgeline import units
 from ridgeline.codec import Value
+from ridgeline.machine import Quantity
 
 BLOCK_S = 2e-3
 """Calls faster than this are timed in blocks, so that reading the clock does not count."""
@@ -28,16 +27,8 @@ class Measurement(Value, frozen=True, kw_only=True):
     @classmethod
     def of(cls, name: str, samples_s: list[float]) -> Self:
         """Median and quartiles of samples in seconds; needs at least one."""
-        low = high = samples_s[0]
-        if len(samples_s) > 1:
-            low, _, high = statistics.quantiles(samples_s, n=4, method="inclusive")
-        return cls(
-            name=name,
-            median_s=statistics.median(samples_s),
-            low_s=low,
-            high_s=high,
-            n=len(samples_s),
-        )
+        q = Quantity.measured(samples_s, "s")
+        return cls(name=name, median_s=q.value, low_s=q.low, high_s=q.high, n=q.n)
 
     def __repr__(self) -> str:
         return (
@@ -67,12 +58,7 @@ class Benchmark:
         self._start = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             return  # a block that failed was not timed
         synchronize()
@@ -123,24 +109,35 @@ def sample(
     return samples
 
 
+def device_seconds(launch: Callable[[], object]) -> float:
+    """Seconds on the GPU of what is launched on the current stream, by events around it.
+
+    Cost: Waits for it.
+    """
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    launch()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3
+
+
 def time_block(fn: Callable[[], Any], calls: int) -> float:
     """Mean seconds per call over one block of `calls` calls.
 
     Cost: Synchronises the device before and after.
     """
-    # Not where nobody has used a GPU: asking would make a context, and take its memory.
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        synchronize()
-        begin.record()
+
+    def block() -> None:
         for _ in range(calls):
             fn()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e-3 / calls
+
+    # Not where nobody has used a GPU: asking would make a context, and take its memory.
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        synchronize()
+        return device_seconds(block) / calls
     start = time.perf_counter()
-    for _ in range(calls):
-        fn()
+    block()
     return (time.perf_counter() - start) / calls
 
 

@@ -73,8 +73,8 @@ def _merged(values: Sequence[Any], build: Build) -> Any:
     if isinstance(first, msgspec.Struct):
         fields = {
             name: _merged([getattr(value, name) for value in values], build)
-            for name in first.__struct_fields__
-            if isinstance(getattr(first, name), (msgspec.Struct, tuple))
+            for name, field in msgspec.structs.asdict(first).items()
+            if isinstance(field, (msgspec.Struct, tuple))
         }
         return msgspec.structs.replace(first, **fields)
     return first
@@ -97,7 +97,7 @@ def _key(entry: Any) -> Hashable:
     """What an entry of a table is about: all of it that was not measured."""
     if not isinstance(entry, msgspec.Struct):
         return entry
-    fields = (getattr(entry, name) for name in entry.__struct_fields__)
+    fields = msgspec.structs.astuple(entry)
     return tuple(field for field in fields if isinstance(field, (str, int, Setting)))
 
 

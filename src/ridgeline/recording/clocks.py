@@ -19,15 +19,12 @@ class Clock(Protocol):
 
     def stamp(self) -> Stamp:
         """Now, on this clock."""
-        ...
 
     def resolve(self, stamps: Sequence[Stamp]) -> list[int]:
         """Nanoseconds of each stamp after the first one."""
-        ...
 
     def recycle(self, stamps: Iterable[Stamp]) -> None:
         """Take back stamps that will not be resolved."""
-        ...
 
 
 class HostClock:

@@ -8,8 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from ridgeline.recording.clocks import Clock, DeviceClock, Stamp
 from ridgeline.recording.gaps import GapMeter, Gaps, StepGap, judge
 from ridgeline.timeline import Lane, Span, Timeline
@@ -206,16 +204,15 @@ class Recorder:
             max(0, duration - self._cut(r, cut_ns)) // len(r.gaps)
             for (duration, r), cut_ns in zip(steps, cuts_ns, strict=True)
         ]
-        if self._is_on_device:
-            # How long the device had nothing to do is known of the sampled steps alone.
-            unknown = [
-                c > 0 and (not r.is_sampled or len(r.gaps) > 1)
-                for (_, r), c in zip(steps, cuts_ns, strict=True)
-            ]
-            known = [duration for duration, u in zip(cut, unknown, strict=True) if not u]
-            if known:
-                usual = statistics.median_low(known)
-                cut = [min(d, usual) if u else d for d, u in zip(cut, unknown, strict=True)]
+        # How long the device had nothing to do is known of the sampled steps alone.
+        unknown = [
+            self._is_on_device and c > 0 and (not r.is_sampled or len(r.gaps) > 1)
+            for (_, r), c in zip(steps, cuts_ns, strict=True)
+        ]
+        known = [duration for duration, u in zip(cut, unknown, strict=True) if not u]
+        if known:
+            usual = statistics.median_low(known)
+            cut = [min(d, usual) if u else d for d, u in zip(cut, unknown, strict=True)]
         return [(d, r) for d, (_, r) in zip(cut, steps, strict=True)], gaps
 
     def _cut(self, record: StepRecord, cut_ns: int) -> int:
@@ -235,11 +232,8 @@ class Recorder:
             lengths = sorted(self._frames, key=lambda spans: max(s.end_ns for s in spans))
             frames = lengths[(len(lengths) - 1) // 2]
             wait = max(0, step_ns - max(span.end_ns for span in frames))
-            moved = [
-                msgspec.structs.replace(s, start_ns=s.start_ns + wait, end_ns=s.end_ns + wait)
-                for s in frames
-            ]
-            return (Span(name="input", lane="host", start_ns=0, end_ns=wait), *moved)
+            begin = Span(name="input", lane="host", start_ns=0, end_ns=wait)
+            return (begin, *(span.moved(wait) for span in frames))
         sampled = [
             (self.clock.resolve((record.begin, record.end))[1] - duration, record)
             for duration, record in ordered
@@ -248,12 +242,7 @@ class Recorder:
         if not sampled:
             return ()
         cut_ns, record = sampled[(len(sampled) - 1) // 2]
-        return tuple(
-            msgspec.structs.replace(
-                s, start_ns=max(0, s.start_ns - cut_ns), end_ns=max(0, s.end_ns - cut_ns)
-            )
-            for s in step_spans(record, self.clock)
-        )
+        return tuple(span.moved(-cut_ns) for span in step_spans(record, self.clock))
 
 
 def _counters(gaps: Gaps) -> dict[str, float]:

@@ -10,28 +10,37 @@ that hinders others in a way of its own brings its own slowdown.
 import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Self
 
-from ridgeline.codec import Value
+from ridgeline.simulator.frames import Frame
 from ridgeline.timeline import Lane, Span
 
 READY_ORDER_LANES: frozenset[Lane] = frozenset({"loader", "disk"})
 """Lanes whose thread takes the ready task of highest priority, as in the engine."""
 
 
-class SimTask(Value, frozen=True, kw_only=True):
-    """A task with a duration. It starts no earlier than `release_ns`; higher priorities go first.
+class SimTask(Frame, frozen=True, kw_only=True):
+    """A frame with a duration. It starts no earlier than `release_ns`; higher priorities go first.
 
     `slowdown` holds in place of that of the others while this task runs; None for a task like the others.
     """
 
-    name: str
-    lane: Lane
     duration_ns: int
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
     release_ns: int = 0
     priority: int = 0
     slowdown: dict[Lane, float] | None = None
+
+    @classmethod
+    def of(cls, frame: Frame, seconds: float, release_s: float = 0.0) -> Self:
+        """A frame, or a part of it, that takes so long, in whole nanoseconds."""
+        return cls(
+            name=frame.name,
+            lane=frame.lane,
+            reads=frame.reads,
+            writes=frame.writes,
+            duration_ns=round(seconds * 1e9),
+            release_ns=round(release_s * 1e9),
+        )
 
 
 def run_tasks(
@@ -53,22 +62,16 @@ def run_tasks(
     return _Clock(tasks, slowdown or {}).run()
 
 
-def dependencies(tasks: Sequence[SimTask]) -> list[list[int]]:
+def dependencies(tasks: Sequence[Frame]) -> list[list[int]]:
     """For each task the earlier tasks that it must wait for through variables."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     found: list[list[int]] = []
     for index, task in enumerate(tasks):
-        waits: dict[int, None] = {}
-        for name in task.reads:
-            if name in writer:
-                waits[writer[name]] = None
+        waits = {writer[name]: None for name in (*task.reads, *task.writes) if name in writer}
         # Writers wait for readers too: a value must not change while it is read.
         for name in task.writes:
-            if name in writer:
-                waits[writer[name]] = None
-            for reader in readers.get(name, ()):
-                waits[reader] = None
+            waits |= dict.fromkeys(readers.get(name, ()))
         for name in task.reads:
             if name not in task.writes:
                 readers.setdefault(name, []).append(index)

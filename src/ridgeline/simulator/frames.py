@@ -86,47 +86,30 @@ def step_frames(
     frames = [Frame(name="input", lane="host", writes=("batch",))]
     if MODES[execution].is_one_program:
         check_alone(execution, workers)
-        whole = Frame(
-            name=WHOLE_STEP,
-            lane="compute",
-            reads=("batch",),
-            writes=("gradients", "buffers", "parameters"),
-        )
-        return (*frames, whole)
-    frames += [
-        Frame(
-            name=f"micro/{index}",
-            lane="compute",
-            reads=("batch", "parameters"),
-            writes=("gradients",),
-        )
-        for index in range(accumulate - 1)
-    ]
-    frames.append(
-        Frame(
-            name="forward",
-            lane="compute",
-            reads=("batch", "parameters"),
-            writes=("activations", "buffers"),
-        )
-    )
+        changed = ("gradients", "buffers", "parameters")
+        return (*frames, _computing(WHOLE_STEP, ("batch",), changed))
+    reads = ("batch", "parameters")
+    frames += [_computing(f"micro/{i}", reads, ("gradients",)) for i in range(accumulate - 1)]
+    frames.append(_computing("forward", reads, ("activations", "buffers")))
     rhythm = sync or Sync()
     if workers > 1 and not trains_apart(rhythm):
         names = frame_names(rhythm, num_buckets)
         frames += _synchronised(names, has_buffers=has_buffers, has_rows=has_rows)
         frames += _gathered() if shards_update(rhythm) else []
         return tuple(frames)
-    frames += [
-        Frame(name="backward", lane="compute", reads=("activations",), writes=("gradients",)),
-        Frame(name="optimizer", lane="compute", reads=("gradients",), writes=("parameters",)),
-    ]
+    frames.append(_computing("backward", ("activations",), ("gradients",)))
+    frames.append(_computing("optimizer", ("gradients",), ("parameters",)))
     if workers > 1:
         # It writes what it reads: the next step may use neither before it is over.
         common = ("parameters", "buffers")
         (name,) = frame_names(rhythm, 1)
         frames.append(Frame(name=name, lane="communication", reads=common, writes=common))
-        frames.append(Frame(name="wait", lane="compute", reads=common))
+        frames.append(_computing("wait", common))
     return tuple(frames)
+
+
+def _computing(name: str, reads: tuple[str, ...], writes: tuple[str, ...] = ()) -> Frame:
+    return Frame(name=name, lane="compute", reads=reads, writes=writes)
 
 
 def _gathered() -> list[Frame]:
@@ -134,7 +117,7 @@ def _gathered() -> list[Frame]:
     updated = ("parameters",)
     return [
         Frame(name=GATHERING, lane="communication", reads=updated, writes=updated),
-        Frame(name="wait", lane="compute", reads=updated),
+        _computing("wait", updated),
     ]
 
 
@@ -145,30 +128,14 @@ def _synchronised(names: Sequence[str], *, has_buffers: bool, has_rows: bool) ->
     if has_buffers:
         frames.append(Frame(name="broadcast_buffers", lane="communication", writes=("buffers",)))
     for index, (name, bucket) in enumerate(zip(names, buckets, strict=True)):
-        frames.append(
-            Frame(
-                name=f"backward/{index}",
-                lane="compute",
-                reads=("activations",),
-                writes=("gradients", bucket),
-            )
-        )
+        frames.append(_computing(f"backward/{index}", ("activations",), ("gradients", bucket)))
         frames.append(Frame(name=name, lane="communication", writes=(bucket,)))
-    frames.append(
-        Frame(
-            name=f"backward/{len(names)}",
-            lane="compute",
-            reads=("activations",),
-            writes=("gradients",),
-        )
-    )
+    frames.append(_computing(f"backward/{len(names)}", ("activations",), ("gradients",)))
     synchronised = (*buckets, "buffers") if has_buffers else buckets
     if has_rows:  # behind the means of all others
         reads = (*synchronised, "gradients")
         frames.append(Frame(name=SPARSE_ROWS, lane="communication", reads=reads, writes=("rows",)))
         synchronised = (*synchronised, "rows")
-    frames.append(Frame(name="wait", lane="compute", reads=synchronised))
-    frames.append(
-        Frame(name="optimizer", lane="compute", reads=synchronised, writes=("parameters",))
-    )
+    frames.append(_computing("wait", synchronised))
+    frames.append(_computing("optimizer", synchronised, ("parameters",)))
     return frames

@@ -57,8 +57,9 @@ def held_step(model: StepModel) -> HeldStep:
     begin_ns = next(
         s.end_ns for one, s in zip(work, spans, strict=True) if one.frame == "optimizer"
     )
+    # What ended before is of the next step. An exchange that began before is cut there, as a recorder does.
     moved = [
-        _moved(span, begin_ns, 0 if one.is_next or span.end_ns > begin_ns else period_ns)
+        span.moved((0 if one.is_next or span.end_ns > begin_ns else period_ns) - begin_ns)
         for one, span in zip(work, spans, strict=True)
     ]
     ran = list(zip(work, moved, strict=True))
@@ -75,24 +76,13 @@ def _shown(frame: Frame, ran: Sequence[tuple[_Work, Span]]) -> list[Span]:
     at_ns = spans[0].start_ns
     for span in spans:
         if span.start_ns > at_ns:
-            shown.append(_of(span, "wait", at_ns, span.start_ns))
+            shown.append(Span(name="wait", lane=span.lane, start_ns=at_ns, end_ns=span.start_ns))
         # A frame that lasts no time is still shown once: measured steps have it, too.
         is_needed = span is spans[-1] and all(one.name != frame.name for one in shown)
         if span.duration_ns or is_needed:
-            shown.append(_of(span, span.name, span.start_ns, span.end_ns))
+            shown.append(span)
         at_ns = span.end_ns
     return shown
-
-
-def _of(span: Span, name: str, start_ns: int, end_ns: int) -> Span:
-    return Span(name=name, lane=span.lane, start_ns=start_ns, end_ns=end_ns)
-
-
-def _moved(span: Span, begin_ns: int, later_ns: int) -> Span:
-    """A span on the clock of the step that begins at `begin_ns` of the schedule, or of the one before it."""
-    by_ns = later_ns - begin_ns
-    # An exchange that began before the step is cut at its begin, as a recorder cuts it.
-    return _of(span, span.name, max(0, span.start_ns + by_ns), max(0, span.end_ns + by_ns))
 
 
 def _period(model: StepModel) -> list[_Work]:
@@ -144,38 +134,24 @@ def _reading(model: StepModel, frame: Frame, written: dict[str, tuple[str, ...]]
     found: list[_Work] = []
     at = 0
     for read in model.late_reads:
-        found.append(_part(model, frame, pieces[at : read.at], frame.reads))
-        late = _part(model, frame, (read.update,), written[read.frame])
+        found.append(_part(frame, pieces[at : read.at], frame.reads))
+        late = _part(frame, (read.update,), written[read.frame])
         found.append(late._replace(task=msgspec.structs.replace(late.task, name="optimizer")))
         # Several buckets may be read by one operator: the part between them is then empty.
         at = max(at, read.at)
-    found.append(_part(model, frame, pieces[at:], frame.reads))
+    found.append(_part(frame, pieces[at:], frame.reads))
     return found
 
 
 def _whole(model: StepModel, frame: Frame, reads: tuple[str, ...]) -> _Work:
     if frame.lane == "communication":
-        seconds = model.communication_s[frame.name]
-        return _Work(_task(frame, seconds, reads, frame.writes), frame.name, ())
-    pieces = model.pieces.get(frame.name, ())
-    return _Work(_task(frame, _seconds(pieces), reads, frame.writes), frame.name, pieces)
+        task = SimTask.of(frame, model.communication_s[frame.name])
+        return _Work(msgspec.structs.replace(task, reads=reads), frame.name, ())
+    return _part(frame, model.pieces.get(frame.name, ()), reads, frame.writes)
 
 
 def _part(
-    model: StepModel, frame: Frame, pieces: tuple[Piece, ...], reads: tuple[str, ...]
+    frame: Frame, pieces: tuple[Piece, ...], reads: tuple[str, ...], writes: tuple[str, ...] = ()
 ) -> _Work:
-    return _Work(_task(frame, _seconds(pieces), reads, ()), frame.name, pieces)
-
-
-def _seconds(pieces: Sequence[Piece]) -> float:
-    return sum(piece.lane_s for piece in pieces)
-
-
-def _task(frame: Frame, seconds: float, reads: tuple[str, ...], writes: tuple[str, ...]) -> SimTask:
-    return SimTask(
-        name=frame.name,
-        lane=frame.lane,
-        duration_ns=round(seconds * 1e9),
-        reads=reads,
-        writes=writes,
-    )
+    task = SimTask.of(frame, sum(piece.lane_s for piece in pieces))
+    return _Work(msgspec.structs.replace(task, reads=reads, writes=writes), frame.name, pieces)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from ridgeline.simulator.model import StepModel
+from ridgeline.simulator.pricing.pieces import issued
 
 SETTLING_STEPS = 4
 """Steps until each takes as long as the one before: the host then begins as far ahead as it ever will."""
@@ -21,28 +22,17 @@ class Issue(NamedTuple):
 def issue_step(model: StepModel) -> Issue:
     """Issue the step again and again, as a training loop does.
 
-    An operator that hands values to the host is issued when the device has done all that came before; what it
-    waits for by itself is in its host time, which was measured. Collectives are left out: they have a lane of
-    their own.
+    Collectives are left out: they have a lane of their own.
     """
     host_s = device_s = 0.0
     issue = Issue({}, 0.0)
     # Without waits the host never looks at the device, and the first step is as all others.
-    for _ in range(SETTLING_STEPS if _waits(model) else 1):
+    waits = any(piece.waits for held in model.pieces.values() for piece in held)
+    for _ in range(SETTLING_STEPS if waits else 1):
         begin_s, at_s = host_s, dict[str, list[float]]()
         for frame in model.frames:
-            issued: list[float] = []
-            for piece in model.pieces.get(frame.name, ()):
-                if piece.waits:
-                    host_s = max(host_s, device_s)
-                host_s += piece.host_s
-                issued.append(host_s - begin_s)
-                if piece.has_kernel:
-                    device_s = max(device_s, host_s) + piece.lane_s
-            at_s[frame.name] = issued
+            held = model.pieces.get(frame.name, ())
+            times_s, host_s, device_s = issued(held, host_s, device_s)
+            at_s[frame.name] = [time_s - begin_s for time_s in times_s]
         issue = Issue(at_s, host_s - begin_s)
     return issue
-
-
-def _waits(model: StepModel) -> bool:
-    return any(piece.waits for held in model.pieces.values() for piece in held)

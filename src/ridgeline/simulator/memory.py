@@ -22,10 +22,8 @@ USABLE_SHARE = 0.9
 Source: assumed; allocator rounding, CUDA context and library workspaces take up to a tenth.
 """
 
-
 PEAK_CATEGORIES = ("parameter", "gradient", "state", "activation", "workspace")
 """What memory is held for, as in the names of the fields below."""
-
 
 _NOTHING = MemoryPoint(
     op=-1, parameter_bytes=0, gradient_bytes=0, state_bytes=0, activation_bytes=0

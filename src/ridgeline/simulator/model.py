@@ -17,7 +17,7 @@ from ridgeline.machine.cluster import crossings
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.compiler.compiled import in_parts, price_execution
 from ridgeline.simulator.compiler.layout import lays_out
-from ridgeline.simulator.compiler.replaying import CALL_DISPATCHES, issued_behind, loading
+from ridgeline.simulator.compiler.replaying import CALL_DISPATCHES, loading
 from ridgeline.simulator.exchange.codecs import CodecCost
 from ridgeline.simulator.exchange.communication import overlap_slowdown
 from ridgeline.simulator.exchange.late_reads import LateRead, early_update, late_reads
@@ -38,6 +38,7 @@ from ridgeline.simulator.pricing.pieces import (
     copy_pieces,
     cut_workload,
     handed_out_by_part,
+    issued,
 )
 from ridgeline.simulator.pricing.sparse_rows import SparseGradient, check_rows, sent_by_rows
 from ridgeline.synchronisation import (
@@ -153,14 +154,13 @@ def model_step(
         sync=plan.sync,
         has_rows=bool(rows_beside(workload, plan)),
     )
-    notes = [*_untraced(workload, plan), *priced.notes]
     pieces = _held(machine, plan, setting, priced, cuts, workload.buffer_bytes)
     reads, pieces = _read_late(workload, plan, setting, pieces)
     communication_s, slowdown, assumed = _communication(
         machine, workload, plan, setting, priced, cuts
     )
     encoded, told = encodings(machine, plan, setting, cuts)
-    notes += [*assumed, *told]
+    notes = [*_untraced(workload, plan), *priced.notes, *assumed, *told]
     gap_s = replay_s = 0.0
     if MODES[plan.execution].is_replayed_on(setting.device):
         list_ = prices(machine, setting)
@@ -171,7 +171,8 @@ def model_step(
         if workload.is_optimizer_outside:
             held = [p for frame, ps in pieces.items() if frame != "optimizer" for p in ps]
             graph_s = sum(p.lane_s + (gap_s if p.has_kernel else 0.0) for p in held)
-            replay_s = issued_behind(priced.optimizer, replay_s, graph_s)
+            # The optimizer steps behind the replay, and is issued while the graph runs.
+            _, replay_s, _ = issued(priced.optimizer, replay_s, replay_s + graph_s)
         notes += list_.notes
     return StepModel(
         frames,

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec import structs
+
 from ridgeline.codec import Value
 from ridgeline.plan import Sync
 from ridgeline.simulator.events import SimTask, dependencies, run_tasks
@@ -81,14 +83,10 @@ def replay(timeline: Timeline, *, with_gaps: bool = False) -> Timeline:
     tasks: list[SimTask] = []
     shown: list[int] = []
     for frame, part in zip(frames, _parts(timeline, frames), strict=True):
-        task = SimTask(
-            name=frame.name,
-            lane=frame.lane,
-            duration_ns=part.duration_ns,
-            reads=frame.reads,
-            writes=frame.writes,
-        )
-        gap = [_lasting(task, part.gap_ns)] if with_gaps and part.gap_ns else []
+        task = structs.replace(SimTask.of(frame, 0.0), duration_ns=part.duration_ns)
+        # It holds the lane of the task, and waits for the same.
+        wait = structs.replace(task, name="gap", duration_ns=part.gap_ns)
+        gap = [wait] if with_gaps and part.gap_ns else []
         # A `wait` is late at its end (the last collective is noticed late), other frames at their begin.
         tail = [task, *gap] if frame.name == "wait" else [*gap, task]
         shown.append(len(tasks) + tail.index(task))
@@ -132,16 +130,15 @@ def _frames(timeline: Timeline) -> tuple[Frame, ...]:
     algorithms = {name: entry.name for name in names if (entry := algorithm_of(name)) is not None}
     # Of workers that train alone for some steps backward is undivided.
     every = _SOME if "backward" in names and timeline.workers > 1 else 1
-    sync = Sync(every=every)
-    if algorithms:
-        sync = Sync(algorithm=algorithms[min(algorithms)], every=every)
+    # By name, so that the same steps give the same frames.
+    algorithm = algorithms[min(algorithms)] if algorithms else Sync().algorithm
     return step_frames(
         workers=1 if WHOLE_STEP in names else timeline.workers,
         num_buckets=len(algorithms),
         accumulate=1 + sum(name.startswith("micro/") for name in names),
         has_buffers="broadcast_buffers" in names,
         execution="step-graph" if WHOLE_STEP in names else "eager",
-        sync=sync,
+        sync=Sync(algorithm=algorithm, every=every),
         has_rows=SPARSE_ROWS in names,
     )
 
@@ -151,14 +148,9 @@ def _parts(timeline: Timeline, frames: Sequence[Frame]) -> Iterator[_Part]:
     recorded: dict[str, deque[Span]] = {}
     for span in timeline.frames:
         recorded.setdefault(span.name, deque()).append(span)
-    # Only the order matters here, so durations are left out.
-    bare = [
-        SimTask(name=f.name, lane=f.lane, duration_ns=0, reads=f.reads, writes=f.writes)
-        for f in frames
-    ]
     ends: list[int] = []
     free: dict[Lane, int] = {}
-    for frame, waits in zip(frames, dependencies(bare), strict=True):
+    for frame, waits in zip(frames, dependencies(frames), strict=True):
         ready = max(free.get(frame.lane, 0), *(ends[index] for index in waits), 0)
         found = recorded.get(frame.name)
         span = found.popleft() if found else None
@@ -172,13 +164,6 @@ def _parts(timeline: Timeline, frames: Sequence[Frame]) -> Iterator[_Part]:
         ends.append(ready if span is None else span.end_ns)
         # Frames of one lane follow each other, also where no variable says so.
         free[frame.lane] = ends[-1]
-
-
-def _lasting(task: SimTask, gap_ns: int) -> SimTask:
-    """What holds the lane of a task for a gap, and waits for the same."""
-    return SimTask(
-        name="gap", lane=task.lane, duration_ns=gap_ns, reads=task.reads, writes=task.writes
-    )
 
 
 def _rest_ns(timeline: Timeline) -> int:

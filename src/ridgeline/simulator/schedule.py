@@ -54,8 +54,7 @@ def schedule(
         frames = contiguous(spans)
         shown = _inside(model, parts or _frame_parts(model, spans)) if details else []
         if issue_s * 1e9 > end_ns:  # a replay cannot be issued faster than this
-            last = frames[-1]
-            frames[-1] = _span(last, last.start_ns, round(issue_s * 1e9))
+            frames[-1] = msgspec.structs.replace(frames[-1], end_ns=round(issue_s * 1e9))
     if not details:
         return tuple(frames)
     return (*frames, *shown, *_issuing(model, issue, issue_s))
@@ -69,19 +68,13 @@ def frame_spans(model: StepModel) -> tuple[Span, ...]:
     merged = []
     for part in parts:
         ran = [next(spans) for _ in part]
-        merged.append(_span(ran[0], ran[0].start_ns, ran[-1].end_ns))
+        merged.append(msgspec.structs.replace(ran[0], end_ns=ran[-1].end_ns))
     return tuple(merged)
 
 
 def _tasks(model: StepModel, frame: Frame) -> tuple[SimTask, ...]:
     """A frame as tasks of its lane: one, or three where gradients are encoded around a collective."""
-    task = SimTask(
-        name=frame.name,
-        lane=frame.lane,
-        duration_ns=round(frame_seconds(model, frame) * 1e9),
-        reads=frame.reads,
-        writes=frame.writes,
-    )
+    task = SimTask.of(frame, frame_seconds(model, frame))
     encoding = model.encodings.get(frame.name)
     if encoding is None:
         return (task,)
@@ -100,6 +93,11 @@ def frame_seconds(model: StepModel, frame: Frame) -> float:
     if frame.lane == "communication":
         return model.communication_s[frame.name]
     held = model.pieces.get(frame.name, ())
+    return _nominal_seconds(model, held)
+
+
+def _nominal_seconds(model: StepModel, held: Sequence[Piece]) -> float:
+    """Seconds of some pieces one after the other, with the gaps behind the kernels of a graph."""
     return sum(p.lane_s + (model.gap_s if p.has_kernel else 0.0) for p in held)
 
 
@@ -108,11 +106,9 @@ def contiguous(spans: Sequence[Span]) -> list[Span]:
     placed: list[Span] = []
     reached: int | None = None
     for span in spans:
-        if span.lane == "compute":
-            placed.append(_span(span, span.start_ns if reached is None else reached, span.end_ns))
-            reached = span.end_ns
-        else:
-            placed.append(span)
+        is_next = span.lane == "compute" and reached is not None
+        placed.append(msgspec.structs.replace(span, start_ns=reached) if is_next else span)
+        reached = span.end_ns if span.lane == "compute" else reached
     return placed
 
 
@@ -129,7 +125,7 @@ def _inside(model: StepModel, parts: _Parts) -> list[Span]:
     """Operators one after the other in their frames, stretched like the frame where it was slowed."""
     shown: list[Span] = []
     for held, span in parts:
-        nominal = sum(p.lane_s + (model.gap_s if p.has_kernel else 0.0) for p in held)
+        nominal = _nominal_seconds(model, held)
         if nominal <= 0.0:
             continue
         stretch = span.duration_ns / nominal
@@ -185,29 +181,11 @@ def _issued_tasks(model: StepModel, issue: Issue) -> tuple[list[SimTask], list[t
         for piece, host_s in issued:
             if piece.has_kernel:
                 kernels.append(piece)
-                tasks.append(
-                    SimTask(
-                        name=frame.name,
-                        lane=frame.lane,
-                        duration_ns=round(piece.lane_s * 1e9),
-                        reads=frame.reads,
-                        writes=frame.writes,
-                        release_ns=round(host_s * 1e9),
-                    )
-                )
+                tasks.append(SimTask.of(frame, piece.lane_s, host_s))
         # A frame without kernels still orders what comes behind it.
         if not kernels:
-            seconds = frame_seconds(model, frame)
-            tasks.append(
-                SimTask(
-                    name=frame.name,
-                    lane=frame.lane,
-                    duration_ns=round(seconds * 1e9),
-                    reads=frame.reads,
-                    writes=frame.writes,
-                    release_ns=round(host_s * 1e9) if frame.lane == "communication" else 0,
-                )
-            )
+            release_s = host_s if frame.lane == "communication" else 0.0
+            tasks.append(SimTask.of(frame, frame_seconds(model, frame), release_s))
         held.append(tuple(kernels))
     return tasks, held
 
@@ -235,10 +213,6 @@ def _host(name: str, start_ns: int, end_ns: int) -> Span:
         detail=True,
         attributes={"bound": "dispatch"},
     )
-
-
-def _span(span: Span, start_ns: int, end_ns: int) -> Span:
-    return Span(name=span.name, lane=span.lane, start_ns=start_ns, end_ns=end_ns)
 
 
 def _detail(piece: Piece, start_ns: int, end_ns: int) -> Span:

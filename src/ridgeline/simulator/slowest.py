@@ -1,5 +1,7 @@
 """A collective starts when the last worker is there: the step of the slowest of them."""
 
+from functools import partial
+
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.simulator.model import StepModel
@@ -33,11 +35,9 @@ def of_slowest(model: StepModel, machine: Machine, plan: Plan) -> StepModel:
         f"the slowest of {plan.workers} workers is taken to compute {factor:.3f} times as long as one alone: "
         f"devices differ as described ({machine.stragglers})"
     )
+    slowed = partial(_slowed, factor=factor)
     return model._replace(
-        pieces={
-            name: tuple(_slowed(piece, factor) for piece in held)
-            for name, held in model.pieces.items()
-        },
+        pieces={name: tuple(map(slowed, held)) for name, held in model.pieces.items()},
         # Gaps between kernels are of the slow device as well; seconds on links are not.
         gap_s=factor * model.gap_s,
         replay_s=factor * model.replay_s,
@@ -45,9 +45,7 @@ def of_slowest(model: StepModel, machine: Machine, plan: Plan) -> StepModel:
             name: one._replace(before_s=factor * one.before_s, after_s=factor * one.after_s)
             for name, one in model.encodings.items()
         },
-        late_reads=tuple(
-            read._replace(update=_slowed(read.update, factor)) for read in model.late_reads
-        ),
+        late_reads=tuple(read._replace(update=slowed(read.update)) for read in model.late_reads),
         notes=(*model.notes, note),
     )
 

@@ -1,15 +1,15 @@
 """What operators take for themselves, over the step: measured workspaces at the operators that have them."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from math import prod
 
 from ridgeline.machine import Machine, Setting, Workspace
-from ridgeline.simulator.pricing.costs import IdentityKey
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.simulator.pricing.settings import resolve
 from ridgeline.workload import Op, Workload
 
 
+@kept_by_identity(64)
 def workspace_bytes(
     machine: Machine, workload: Workload, setting: Setting, *, accumulate: int = 1
 ) -> tuple[int, ...]:
@@ -26,48 +26,31 @@ def workspace_bytes(
         accumulate: Micro-batches of the step. What is kept is smaller in each, as activations are; copies of
             weights are not, so what passes counts whole.
     """
-    return _workspace_bytes(IdentityKey(machine), IdentityKey(workload), setting, accumulate)
-
-
-@lru_cache(maxsize=64)
-def _workspace_bytes(
-    machine: IdentityKey[Machine],
-    workload: IdentityKey[Workload],
-    setting: Setting,
-    accumulate: int,
-) -> tuple[int, ...]:
-    known = _known(machine.value, setting)
+    known = _known(machine, setting)
     if not known:
         return ()
-    nothing = Workspace()
-    ops = workload.value.ops
+    nothing, ops = Workspace(), workload.ops
     # By key, so that equal operators need one measurement.
     spaces = [known.get(key, nothing) for key in _keys(workload)]
     held = [0] * len(ops)
     for index, last in enumerate(_last_readers(ops, spaces)):
         for position in range(index, last + 1):
             held[position] += -(-spaces[index].kept_bytes // accumulate)
-    library = sum(
-        # The largest alone: a library's buffer is made once and used again.
-        max(
-            (
-                space.library_bytes
-                for op, space in zip(ops, spaces, strict=True)
-                if (op.phase == "backward") == is_backward
-            ),
-            default=0,
-        )
-        for is_backward in (False, True)
-    )
+    # Of each thread the largest alone: a library's buffer is made once and used again.
+    threads = {False: 0, True: 0}
+    for op, space in zip(ops, spaces, strict=True):
+        is_backward = op.phase == "backward"
+        threads[is_backward] = max(threads[is_backward], space.library_bytes)
+    library = sum(threads.values())
     return tuple(
         library + space.passing_bytes + kept for space, kept in zip(spaces, held, strict=True)
     )
 
 
-@lru_cache(maxsize=64)
-def _keys(workload: IdentityKey[Workload]) -> tuple[str, ...]:
+@kept_by_identity(64)
+def _keys(workload: Workload) -> tuple[str, ...]:
     """The operators' keys, which are hashes, for all machines that a search draws."""
-    return tuple(op.key for op in workload.value.ops)
+    return tuple(op.key for op in workload.ops)
 
 
 def _known(machine: Machine, setting: Setting) -> Mapping[str, Workspace]:

@@ -1,16 +1,15 @@
 """Blocks that threads move between memory and a file, one after another each, and the times of all."""
 
 import contextlib
-import ctypes
 import itertools
 import math
-import mmap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ridgeline.machine.quantity import Quantity
+from ridgeline.probe.host.memory_levels import Mapped
 
 LARGE_PAGE_BYTES = 2 << 20
 NUM_RATES = 10
@@ -36,16 +35,10 @@ def pages(num_bytes: int) -> Iterator[memoryview]:
     A transfer to pages that lie apart has a part for each, and drives take only so many parts at once: on a
     virtual machine of two cores 1 MiB at a time was read with 1.3 GB/s into small pages, with 2.4 into large.
     """
-    with mmap.mmap(
-        -1, num_bytes + LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    ) as memory:
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without large pages
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        first = ctypes.c_char.from_buffer(memory)
-        start = -ctypes.addressof(first) % LARGE_PAGE_BYTES
-        del first  # memory that is referred to cannot be given back
-        with memoryview(memory) as whole, whole[start : start + num_bytes] as part:
+    with Mapped(num_bytes + LARGE_PAGE_BYTES) as memory:
+        start = -memory.address % LARGE_PAGE_BYTES
+        # Memory that is referred to cannot be given back, so both views end before.
+        with memory.words.data.cast("B") as whole, whole[start : start + num_bytes] as part:
             yield part
 
 

@@ -10,7 +10,6 @@ import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from ridgeline.errors import MachineError
@@ -45,22 +44,21 @@ class Scratch:
     """
 
     def __init__(self, folder: Path) -> None:
-        # In the folder itself, since another one may be on another drive.
-        self._cached, name = tempfile.mkstemp(dir=folder, prefix=".storage-")
-        self._direct: int | None = None
-        self._stack = contextlib.ExitStack()
-        self._noise = self._stack.enter_context(pages(NUM_PIECES * PIECE_BYTES))
         self.num_bytes = 0
         self.is_compiled = _can_compile()
-        try:
+        with contextlib.ExitStack() as stack:
+            # In the folder itself, since another one may be on another drive.
+            self._cached, name = tempfile.mkstemp(dir=folder, prefix=".storage-")
+            stack.callback(os.close, self._cached)
+            self._noise = stack.enter_context(pages(NUM_PIECES * PIECE_BYTES))
             try:
                 self._direct = _direct(name)
             finally:
                 # Open files live on without a name, and go with the process.
                 Path(name).unlink()
-        except BaseException:
-            self.close()
-            raise
+            if self._direct is not None:
+                stack.callback(os.close, self._direct)
+            self._stack = stack.pop_all()
         # Noise, as drives and file systems that compress would otherwise store next to nothing.
         self._noise[:] = random.Random(0).randbytes(NUM_PIECES * PIECE_BYTES)
 
@@ -72,20 +70,12 @@ class Scratch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Give the file's room back."""
         self._stack.close()
-        for file in (self._cached, self._direct):
-            if file is not None:
-                os.close(file)
 
     def write(self, num_bytes: int, limit_s: float = math.inf) -> list[BlockSpan]:
         """Write the file in order, a piece at a time, until it has `num_bytes` or the time is over.
@@ -94,9 +84,8 @@ class Scratch:
         """
 
         def act(memory: memoryview, place: int) -> None:
-            number = place // PIECE_BYTES
             self._write(self._file, place, PIECE_BYTES)
-            if not self.is_direct and number % NUM_PIECES == NUM_PIECES - 1:
+            if not self.is_direct and place // PIECE_BYTES % NUM_PIECES == NUM_PIECES - 1:
                 os.fsync(self._cached)
 
         places = range(0, num_bytes, PIECE_BYTES)

@@ -11,13 +11,9 @@ from ridgeline import units
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.machine.storage import Access, Operation, Storage, described
+from ridgeline.probe.fields import forgotten
 from ridgeline.probe.files.blocks import BlockSpan, rate_of, seconds_of
-from ridgeline.probe.files.storage import (
-    BLOCK_BYTES,
-    PIECE_BYTES,
-    Scratch,
-    shown,
-)
+from ridgeline.probe.files.storage import BLOCK_BYTES, PIECE_BYTES, Scratch, shown
 from ridgeline.probe.host.mounts import mount_of
 from ridgeline.probe.host.staircase import room_bytes
 
@@ -63,7 +59,7 @@ def with_storage(
 
     Args:
         machine: What is known of this host; figures of other file systems stay.
-        keep: Saves a profile, and gives back what it saved.
+        keep: See `fields.with_fields`.
         say: Takes a line before each way.
         folder: Where files are written. None: the current directory, below which runs are written.
 
@@ -71,15 +67,15 @@ def with_storage(
         written, or there is no room, a warning says so.
     """
     folder = (folder or Path.cwd()).resolve()
-    told = tuple(line for line in machine.warnings if not line.startswith(PREFIX))
-    machine = msgspec.structs.replace(machine, warnings=told)
+    machine = forgotten(machine, PREFIX)
     mount = mount_of(folder)
     here = (str(mount.point), mount.kind)
     # By file system, as a folder elsewhere on it has the same drive.
     others = tuple(one for one in machine.storage if (one.mount, one.kind) != here)
     known = next((one for one in machine.storage if (one.mount, one.kind) == here), None)
     storage = known or Storage(folder=shown(folder), mount=here[0], kind=here[1])
-    missing = [way for way in WAYS if not _has(storage, way)]
+    tried = {(one.operation, one.block_bytes, one.depth) for one in storage.accesses}
+    missing = [way for way in WAYS if way[:3] not in tried]
     if not missing:
         return machine
     try:
@@ -96,10 +92,9 @@ def with_storage(
                 storage = _with(storage, way, spans, scratch)
                 machine = keep(msgspec.structs.replace(machine, storage=(*others, storage)))
     except (OSError, MachineError) as error:
-        warning = PREFIX + (
-            str(error) if isinstance(error, MachineError) else _refusal(folder, error)
-        )
-        machine = msgspec.structs.replace(machine, warnings=(*told, warning))
+        reason = str(error) if isinstance(error, MachineError) else _refusal(folder, error)
+        warnings = (*machine.warnings, f"{PREFIX}{reason}")
+        machine = msgspec.structs.replace(machine, warnings=warnings)
     return machine
 
 
@@ -121,11 +116,6 @@ def room(folder: Path, *, is_direct: bool) -> int:
 
 def _refusal(folder: Path, error: OSError) -> str:
     return f"wanted to write and read a file in {shown(folder)}, got: {error.strerror or error}; {NEXT}"
-
-
-def _has(storage: Storage, way: AccessTrial) -> bool:
-    known = {(one.operation, one.block_bytes, one.depth) for one in storage.accesses}
-    return (way.operation, way.block_bytes, way.depth) in known
 
 
 def _spans(scratch: Scratch, way: AccessTrial, most_bytes: int) -> list[BlockSpan]:

@@ -4,6 +4,7 @@ What takes the time is given (`GpuLoops`); on a GPU those of `gpu_loops`.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ from ridgeline.machine.gpu_levels import (
     BlocksCurve,
     BlocksPoint,
     GpuBlocks,
+    GpuLevels,
     GpuSizes,
     GpuStair,
     GpuStairs,
@@ -51,49 +53,37 @@ class GpuLoops(Protocol):
     @property
     def multiprocessors(self) -> int:
         """How many there are."""
-        ...
 
     @property
     def cache_bytes(self) -> int:
         """Of the cache of the whole GPU."""
-        ...
 
     @property
     def room_bytes(self) -> int:
         """The most that may be taken of its memory."""
-        ...
 
     def lay(self, num_bytes: int) -> None:
         """Lay a random walk through all lines of so many bytes, which `access` follows."""
-        ...
 
     def access(self, loads: int) -> float:
         """So many loads, each of which waits for the one before it."""
-        ...
 
     def read(self, num_bytes: int, blocks: int, threads: int, loads: int) -> float:
         """Four times so many loads of 16 bytes by each thread; the next call goes on behind them."""
-        ...
 
     def multiply_add(self, blocks: int, threads: int, operations: int) -> float:
         """So many multiply-adds by each thread, each of which waits for the one before it."""
-        ...
 
     def read_shared(self, blocks: int, threads: int, passes: int) -> float:
         """So many times 64 bytes of shared memory by each thread."""
-        ...
 
     def scale(self, num_bytes: int, least: int) -> list[float]:
         """Samples of a tensor of 32-bit floats that is multiplied in place."""
-        ...
 
 
-class FieldReply(Value, frozen=True, kw_only=True):
+class FieldReply(GpuLevels, frozen=True, kw_only=True):
     """What a worker found of one field, or why it found nothing."""
 
-    stairs: GpuStairs | None = None
-    blocks: GpuBlocks | None = None
-    sizes: GpuSizes | None = None
     reason: str = ""
 
 
@@ -104,7 +94,7 @@ def with_gpu_levels(
 
     Args:
         machine: What is known of this host.
-        keep: Saves a profile, and gives back what it saved.
+        keep: See `fields.with_fields`.
         say: Takes a line before each field.
 
     Cost: the first GPU for about 5 s, of whose memory 4 GiB or a quarter of what is free are taken, and a
@@ -118,7 +108,7 @@ def with_gpu_levels(
         "blocks": "rates by blocks",
         "sizes": "an operator by size",
     }
-    probes = [FieldProbe(field, name, _asking(field)) for field, name in names.items()]
+    probes = [FieldProbe(field, name, partial(_asked, field)) for field, name in names.items()]
     return with_fields(machine, "gpu", probes, keep, say, "GPU")
 
 
@@ -161,7 +151,7 @@ def measure_stairs(loops: GpuLoops) -> GpuStairs:
             return None
         moved = threads * LOADS_AT_ONCE * WORD_BYTES
         blocks = READING[0] * loops.multiprocessors
-        return _rate(lambda loads: loops.read(num_bytes, blocks, READING[1], loads), moved, "B/s")
+        return _rate(partial(loops.read, num_bytes, blocks, READING[1]), moved, "B/s")
 
     def access(num_bytes: int) -> Sampled:
         loops.lay(num_bytes)
@@ -189,42 +179,29 @@ def measure_blocks(loops: GpuLoops) -> GpuBlocks:
 
     def multiply_adds(blocks: int) -> Sampled:
         flops = 2 * blocks * THREADS
-        return _rate(lambda count: loops.multiply_add(blocks, THREADS, count), flops, "FLOP/s")
+        return _rate(partial(loops.multiply_add, blocks, THREADS), flops, "FLOP/s")
 
     def reads(blocks: int) -> Sampled:
         moved = blocks * THREADS * LOADS_AT_ONCE * WORD_BYTES
-        return _rate(lambda loads: loops.read(num_bytes, blocks, THREADS, loads), moved, "B/s")
+        return _rate(partial(loops.read, num_bytes, blocks, THREADS), moved, "B/s")
 
     counts = numbers_of_blocks(loops.multiprocessors)
-    blocks = READING[0] * loops.multiprocessors
+    blocks, threads = READING[0] * loops.multiprocessors, READING[1]
+    shared_bytes = blocks * threads * SHARED_BYTES
     return GpuBlocks(
         multiprocessors=loops.multiprocessors,
-        curves=(
-            _curve("multiply-add", counts, multiply_adds),
-            _curve("read", counts, reads),
-        ),
-        shared=_rate(
-            lambda passes: loops.read_shared(blocks, READING[1], passes),
-            blocks * READING[1] * SHARED_BYTES,
-            "B/s",
-        ),
+        curves=(_curve("multiply-add", counts, multiply_adds), _curve("read", counts, reads)),
+        shared=_rate(partial(loops.read_shared, blocks, threads), shared_bytes, "B/s"),
     )
 
 
 def measure_sizes(loops: GpuLoops) -> GpuSizes:
     """What an operator that reads and writes a tensor reaches by its size; without any kernel of our own."""
-    return GpuSizes(
-        call="mul_ of float32",
-        points=tuple(
-            SizedRate(
-                num_bytes=size,
-                rate=Sampled.measured(
-                    [2 * size / taken for taken in loops.scale(size, SAMPLES)], "B/s"
-                ),
-            )
-            for size in powers(SMALLEST_READ, min(LARGEST, loops.room_bytes))
-        ),
-    )
+    points: list[SizedRate] = []
+    for size in powers(SMALLEST_READ, min(LARGEST, loops.room_bytes)):
+        rates = [2 * size / taken for taken in loops.scale(size, SAMPLES)]
+        points.append(SizedRate(num_bytes=size, rate=Sampled.measured(rates, "B/s")))
+    return GpuSizes(call="mul_ of float32", points=tuple(points))
 
 
 def powers(least: int, most: int) -> tuple[int, ...]:
@@ -238,10 +215,6 @@ def numbers_of_blocks(multiprocessors: int) -> tuple[int, ...]:
     """1, 2, 4 ... up to one on each multiprocessor, then whole numbers on each."""
     few = (1 << power for power in range(multiprocessors.bit_length()))
     return tuple(sorted({*few, *(each * multiprocessors for each in BLOCKS_EACH)}))
-
-
-def _asking(field: Field) -> Callable[[], Value]:
-    return lambda: _asked(field)
 
 
 def _asked(field: Field) -> Value:

@@ -1,13 +1,12 @@
 """The loops of `gpu_levels` on the current GPU, each timed by events around it."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ridgeline.machine.stairs import WORD_BYTES
 from ridgeline.probe.gpu import kernel_samples, sleep
 from ridgeline.probe.gpu_memory.gpu_kernels import kernels
+from ridgeline.probe.timing import device_seconds
 
 LINE_BYTES = 128
 """A line of the caches of NVIDIA's GPUs. Source: CUDA C++ Programming Guide, on global memory."""
@@ -93,7 +92,8 @@ class CudaLoops:
 
     def _timed(self, name: str, blocks: int, threads: int, *arguments: Tensor | int) -> float:
         launch = kernels()[name]
-        return seconds_of_launch(
+        sleep(LAUNCHED_CYCLES)  # else the launch would be in the seconds
+        return device_seconds(
             lambda: launch(grid=(blocks, 1, 1), block=(threads, 1, 1), args=[*arguments])
         )
 
@@ -115,17 +115,3 @@ def lay_walk(words: Tensor) -> Tensor:
     addresses = order.mul(LINE_BYTES).add_(words.data_ptr())
     words[order.mul_(per_line)] = addresses.roll(-1)
     return addresses[:1]
-
-
-def seconds_of_launch(launch: Callable[[], object]) -> float:
-    """Seconds on the GPU of what is launched on the current stream.
-
-    Cost: Synchronises with it.
-    """
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    sleep(LAUNCHED_CYCLES)  # else the launch would be in the seconds
-    begin.record()
-    launch()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e-3

@@ -33,22 +33,14 @@ SETTLE_S = 0.5
 _POLL_S = 0.02
 _LOOK_S = 0.5
 
-
 Kind = tuple[str, int, int, str, int]
 
 
 class Group:
     """Worker processes on this host, which serve one call; used as a context, whose end ends them.
 
-    Args:
-        target: `module:function`, importable by the caller.
-        workers: Number of processes, at least 1.
-        threads: Threads of torch in each worker; 0 leaves the default.
-        device: `cpu` (gloo) or `cuda` (NCCL, worker k on GPU `first_gpu` + k).
-        deadline_s: Seconds that a collective may take; infinite for `group_worker.WAITING_S`.
-        first_gpu: The GPU of rank 0.
-        environment: Variables to add to those of the workers.
-        prefixes: See `run_in_group`.
+    Args: as of `run_in_group`, but `deadline_s`: seconds that a collective may take; infinite for
+    `group_worker.WAITING_S`.
 
     Raises:
         LaunchError: the arguments are wrong.
@@ -219,14 +211,8 @@ def _environment(rank: int, workers: int, threads: int, deadline_s: float) -> di
     )
     environment.update(thread_variables(threads, os.environ))
     # A rendezvous inherited from torchrun belongs to the caller's group, not to this one.
-    for name in (
-        "MASTER_PORT",
-        "GROUP_RANK",
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_USE_AGENT_STORE",
-    ):
-        environment.pop(name, None)
-    return environment
+    inherited = ("MASTER_PORT", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
+    return {name: value for name, value in environment.items() if name not in inherited}
 
 
 def _wait(

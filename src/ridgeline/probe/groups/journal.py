@@ -9,7 +9,6 @@ import os
 import struct
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 _ENTRY = struct.Struct("<Qii")
@@ -54,12 +53,7 @@ class ProbeJournal:
         self.note(_NOTHING)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # Otherwise the entry stays: it names what the worker died in.
         if error is None:
             self.note(_NOTHING)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from ridgeline.probe.host.processors import text_of
+
 
 class Cache(NamedTuple):
     """A cache of core 0 that holds data, as the system describes it."""
@@ -15,14 +17,9 @@ def caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[Cac
     """The caches of core 0, nearest first; none where the system does not tell."""
     found = []
     for folder in sorted(root.glob("index*")):
-        try:
-            kind, level, size = (
-                (folder / name).read_text().strip() for name in ("type", "level", "size")
-            )
-        except OSError:
-            continue
+        kind, level, size = (text_of(folder / name) for name in ("type", "level", "size"))
         # Codes are no data; unified caches hold both.
-        if kind != "Instruction" and level.isdecimal():
+        if kind != "Instruction" and level.isdecimal() and size:
             scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(size[-1:], 1)
             found.append(Cache(int(level), int(size.rstrip("KMG")) * scale))
     return tuple(sorted(found))

@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from ridgeline.probe.host.mounts import Mount, mounts
-from ridgeline.probe.host.processors import numbers
+from ridgeline.probe.host.processors import numbers, text_of
 
 ROOT = Path("/")
 
@@ -88,14 +88,9 @@ def core_set(root: Path = ROOT) -> Grant | None:
         Grant(count, f"cgroup {name}")
         for folder in _groups("cpuset", root)
         for name in names
-        if (count := len(listed(text_of(folder / name))))
+        if (count := len(numbers(text_of(folder / name))))
     ]
     return min(found, key=lambda grant: grant.amount, default=None)
-
-
-def listed(text: str) -> frozenset[int]:
-    """The numbers of a list as the kernel writes it, e.g. `0-3,8`."""
-    return frozenset(numbers(text))
 
 
 def _least(controller: str, names: tuple[str, ...], root: Path) -> Grant | None:
@@ -139,12 +134,3 @@ def _below(mount: Mount, path: str) -> PurePosixPath:
     if ".." not in group.parts and group.is_relative_to(mount.root):
         return group.relative_to(mount.root)
     return PurePosixPath()
-
-
-def text_of(path: Path) -> str:
-    """Content of a small file; empty where there is none, or it is not for us."""
-    try:
-        return path.read_text().strip()
-    # Files of control groups differ by version, by level and by who mounts them.
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return ""

@@ -14,6 +14,7 @@ from ridgeline.codec import cache_directory
 from ridgeline.machine import Device, Host, Machine
 from ridgeline.probe.host.caches import caches
 from ridgeline.probe.host.control_groups import cpu_quota, memory_limit
+from ridgeline.probe.host.processors import allowed, line_of
 
 SCHEMA = 1
 """Raised when profiles of older releases must not be used any more."""
@@ -85,8 +86,8 @@ def num_hosts() -> int:
 def num_cores() -> int:
     """Cores that this process may use: its affinity, further limited by a control group's quota."""
     # Not the host's: taskset and containers leave a process fewer.
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(allowed or 1, _quota() or sys.maxsize))
+    cores, grant = len(allowed()) or os.cpu_count() or 1, cpu_quota()
+    return max(1, cores if grant is None else min(cores, int(grant.amount)))
 
 
 def driver() -> str:
@@ -106,12 +107,6 @@ def driver() -> str:
     return version.decode() if isinstance(version, bytes) else str(version)
 
 
-def _quota() -> int | None:
-    """Whole cores of CPU time that the control groups grant; None when they do not limit."""
-    grant = cpu_quota()
-    return None if grant is None else max(1, int(grant.amount))
-
-
 def memory_bytes() -> int:
     """Memory of the host, or what the control groups grant of it."""
     # Control groups of version 1 have a huge limit where there is none.
@@ -120,8 +115,5 @@ def memory_bytes() -> int:
 
 
 def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    told = line_of(Path("/proc/cpuinfo"), "model name").removeprefix(":").strip()
+    return told or platform.processor() or platform.machine()

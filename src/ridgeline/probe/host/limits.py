@@ -4,17 +4,19 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from ridgeline.machine.limits import Limit
+import msgspec
+
+from ridgeline.machine.limits import Limit, What
 from ridgeline.probe.host.control_groups import (
     ROOT,
     core_set,
     cpu_quota,
-    listed,
     memory_limit,
     process_limit,
-    text_of,
 )
+from ridgeline.probe.host.processors import line_of, numbers, text_of
 
 USUAL_SHARE = 0.5
 """Share of the memory that /dev/shm may take unless somebody says otherwise. Source: tmpfs(5), `size`."""
@@ -51,7 +53,7 @@ def limits(root: Path = ROOT) -> tuple[Limit, ...]:
 
 
 def _cores(root: Path) -> Iterator[Limit]:
-    there = len(listed(text_of(root / "sys/devices/system/cpu/online"))) or None
+    there = len(numbers(text_of(root / "sys/devices/system/cpu/online"))) or None
     most = there or math.inf
     quota, group = cpu_quota(root), core_set(root)
     if quota is not None and quota.amount < most:
@@ -61,7 +63,7 @@ def _cores(root: Path) -> Iterator[Limit]:
         most = group.amount
         follows = CORES.format(cores=most)
         yield Limit(what="cores", granted=most, whole=there, by=group.by, follows=follows)
-    allowed = len(listed(_line(root / "proc/self/status", "Cpus_allowed_list:")))
+    allowed = len(numbers(line_of(root / "proc/self/status", "Cpus_allowed_list:")))
     # Only where it bites further: an affinity often repeats the group's set.
     if 0 < allowed < most < math.inf:
         follows = f"{CORES.format(cores=allowed)}; they were chosen where this process was started"
@@ -69,7 +71,7 @@ def _cores(root: Path) -> Iterator[Limit]:
 
 
 def _memory(root: Path) -> Iterator[Limit]:
-    words = _line(root / "proc/meminfo", "MemTotal:").split()
+    words = line_of(root / "proc/meminfo", "MemTotal:").split()
     there = int(words[0]) << 10 if words else None
     most = there or math.inf
     grant = memory_limit(root)
@@ -90,32 +92,19 @@ def _counts(root: Path) -> Iterator[Limit]:
     if grant is not None:
         yield Limit(what="processes", granted=grant.amount, by=grant.by, follows=PROCESSES)
     path = root / "proc/self/limits"
-    locked, files = _line(path, "Max locked memory").split(), _line(path, "Max open files").split()
+    locked, files = (
+        line_of(path, name).split() for name in ("Max locked memory", "Max open files")
+    )
     if locked and locked[0] != "unlimited":
-        yield Limit(
-            what="locked memory",
-            granted=int(locked[0]),
-            whole=_more(locked),
-            unit="B",
-            by="ulimit -l",
-            follows=LOCKED,
-        )
+        yield _raisable("locked memory", locked, unit="B", by="ulimit -l", follows=LOCKED)
     if files and files[0] != "unlimited":
-        yield Limit(
-            what="open files",
-            granted=int(files[0]),
-            whole=_more(files),
-            by="ulimit -n",
-            follows=FILES if _more(files) else FILES.partition(";")[0],
-        )
+        found = _raisable("open files", files, by="ulimit -n", follows=FILES)
+        # Without a second number there is nothing to raise it to.
+        follows = FILES if found.whole else FILES.partition(";")[0]
+        yield msgspec.structs.replace(found, follows=follows)
 
 
-def _more(words: list[str]) -> int | None:
-    """The hard limit, where a process may raise its own to a number above it."""
-    return None if words[1] in (words[0], "unlimited") else int(words[1])
-
-
-def _line(path: Path, name: str) -> str:
-    """What follows a name at the beginning of a line; empty where there is none."""
-    rest = (line[len(name) :] for line in text_of(path).splitlines() if line.startswith(name))
-    return next(rest, "").strip()
+def _raisable(what: What, words: list[str], **more: Any) -> Limit:
+    """A limit, with the hard one where a process may raise its own to a number above it."""
+    whole = None if words[1] in (words[0], "unlimited") else int(words[1])
+    return Limit(what=what, granted=int(words[0]), whole=whole, **more)

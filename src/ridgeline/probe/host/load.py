@@ -17,7 +17,8 @@ import psutil
 
 from ridgeline.machine import Ceiling
 from ridgeline.machine.host_load import HostLoad
-from ridgeline.probe.host.control_groups import ROOT, Periods, cpu_periods, text_of
+from ridgeline.probe.host.control_groups import ROOT, Periods, cpu_periods
+from ridgeline.probe.host.processors import text_of
 
 LISTENED_S = 0.3
 """To tell whether a host is quiet: some thirty ticks of each processor."""

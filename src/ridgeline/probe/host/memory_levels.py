@@ -15,6 +15,7 @@ import numpy as np
 
 from ridgeline.machine import Quantity
 from ridgeline.machine.stairs import WORD_BYTES
+from ridgeline.probe.host.processors import line_of
 from ridgeline.probe.native import library
 
 LINE_BYTES = 64
@@ -51,9 +52,7 @@ class Mapped:
         )
         advice = getattr(mmap, "MADV_HUGEPAGE" if large_pages else "MADV_NOHUGEPAGE", None)
         if advice is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # a kernel that was built without them has no such advice
+            with contextlib.suppress(OSError):  # a kernel without them has no such advice
                 self._memory.madvise(advice)
         self.words = np.frombuffer(self._memory, np.uint64)
         self.address = self.words.ctypes.data
@@ -73,12 +72,8 @@ class Mapped:
     @property
     def large_page_bytes(self) -> int | None:
         """How much of this process lies in large pages; None where the system does not tell."""
-        try:
-            lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        except OSError:
-            return None
-        found = (line.split()[1] for line in lines if line.startswith("AnonHugePages:"))
-        return next((int(kib) << 10 for kib in found), None)
+        words = line_of(Path("/proc/self/smaps_rollup"), "AnonHugePages:").split()
+        return int(words[0]) << 10 if words else None
 
 
 class Walked(Mapped):

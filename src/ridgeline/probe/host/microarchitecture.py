@@ -21,7 +21,7 @@ def with_microarchitecture(
 
     Args:
         machine: What is known of this host.
-        keep: Saves a profile, and gives back what it saved.
+        keep: See `fields.with_fields`.
         say: Takes a line before each part.
 
     Cost: one core for about 20 s, and two for 3 s, and memory of eight times the largest cache, at most a

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ridgeline.machine.microarchitecture import Node, NodePath, Nodes
 from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.host.memory_levels import Walked
-from ridgeline.probe.host.processors import SYSTEM, allowed, numbers, pinned
+from ridgeline.probe.host.processors import SYSTEM, allowed, numbers, pinned, text_of
 from ridgeline.probe.turns import in_turns
 
 ROUNDS, LEAST_S = 21, 1.0
@@ -59,14 +59,8 @@ def measure_nodes(
                 with pinned(cores.usable[:1]):
                     loops = {"access": walked.timed_access(), "word": walked.timed_word()}
                     found = in_turns(loops, ROUNDS, LEAST_S)
-                paths.append(
-                    NodePath(
-                        cores_of=cores.index,
-                        memory_of=memory.index,
-                        access=Sampled.measured(found["access"], "s"),
-                        word=Sampled.measured(found["word"], "s"),
-                    )
-                )
+                times = {name: Sampled.measured(taken, "s") for name, taken in found.items()}
+                paths.append(NodePath(cores_of=cores.index, memory_of=memory.index, **times))
             # The system may have put pages elsewhere, where the node was full.
             share = share_on(memory.index, walked.address, process)
         if share is not None and share < 1 - MOST_STRAY:
@@ -81,10 +75,8 @@ def describe(system: Path = SYSTEM) -> tuple[Described, ...]:
     usable = allowed()
     found: list[Described] = []
     for folder in (system / "node").glob("node[0-9]*"):
-        try:
-            cores = numbers((folder / "cpulist").read_text())
-            memory = (folder / "meminfo").read_text()
-        except OSError:
+        cores, memory = numbers(text_of(folder / "cpulist")), text_of(folder / "meminfo")
+        if not memory:
             continue
         kib = next((line.split()[3] for line in memory.splitlines() if "MemTotal:" in line), "0")
         mine = tuple(core for core in cores if core in usable)
@@ -94,11 +86,7 @@ def describe(system: Path = SYSTEM) -> tuple[Described, ...]:
 
 def share_on(node: int, address: int, process: Path = Path("/proc/self")) -> float | None:
     """Share of the memory that begins at an address on a node; None where the system does not tell."""
-    try:
-        lines = (process / "numa_maps").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
+    for line in text_of(process / "numa_maps").splitlines():
         words = line.split()
         # The mapping is its own, so it begins where its memory does.
         if words and int(words[0], 16) == address:

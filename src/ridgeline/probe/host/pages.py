@@ -7,6 +7,7 @@ from ridgeline import units
 from ridgeline.machine.microarchitecture import PageLoads, Pages
 from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.host.memory_levels import SHORT_S, Sample, Walked
+from ridgeline.probe.host.processors import text_of
 from ridgeline.probe.host.strides import timed_at_random
 from ridgeline.probe.turns import in_turns, ratio
 
@@ -40,10 +41,11 @@ def measure_pages(num_bytes: int, settings: Path = SETTINGS) -> Pages:
                 loops["waiting", size] = walked.timed_access(SHORT_S)
                 loops["independent", size] = timed_at_random(walked, num_bytes)
             found = in_turns(loops, ROUNDS, LEAST_S)
+    size = text_of(settings / "hpage_pmd_size")
     return Pages(
         num_bytes=num_bytes,
         small_page_bytes=mmap.PAGESIZE,
-        large_page_bytes=None if reason else _large_page_bytes(settings),
+        large_page_bytes=int(size) if size.isdecimal() and not reason else None,
         waiting=_loads(found["waiting", "small"], found.get(("waiting", "large"))),
         independent=_loads(found["independent", "small"], found.get(("independent", "large"))),
         reason=reason,
@@ -51,13 +53,10 @@ def measure_pages(num_bytes: int, settings: Path = SETTINGS) -> Pages:
 
 
 def _loads(small: tuple[float, ...], large: tuple[float, ...] | None) -> PageLoads:
+    in_small = Sampled.measured(small, "s")
     if large is None:
-        return PageLoads(small=Sampled.measured(small, "s"))
-    return PageLoads(
-        small=Sampled.measured(small, "s"),
-        large=Sampled.measured(large, "s"),
-        gain=ratio(small, large),
-    )
+        return PageLoads(small=in_small)
+    return PageLoads(small=in_small, large=Sampled.measured(large, "s"), gain=ratio(small, large))
 
 
 def refusal(num_bytes: int, before: int | None, after: int | None, settings: Path) -> str:
@@ -73,18 +72,10 @@ def refusal(num_bytes: int, before: int | None, after: int | None, settings: Pat
         return "the system does not say what lies in large pages"
     if after - before >= ENOUGH * num_bytes:
         return ""
-    try:
-        enabled = (settings / "enabled").read_text().strip()
-    except OSError:
+    enabled = text_of(settings / "enabled")
+    if not enabled:
         return "this system has no transparent large pages"
     return (
         f"of {units.num_bytes(num_bytes)} that were asked for in large pages the system gave "
         f"{units.num_bytes(max(0, after - before))} ({settings / 'enabled'}: {enabled})"
     )
-
-
-def _large_page_bytes(settings: Path) -> int | None:
-    try:
-        return int((settings / "hpage_pmd_size").read_text())
-    except (OSError, ValueError):
-        return None

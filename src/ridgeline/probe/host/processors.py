@@ -9,6 +9,21 @@ from pathlib import Path
 SYSTEM = Path("/sys/devices/system")
 
 
+def text_of(path: Path) -> str:
+    """Content of a small file of the system; empty where there is none, or it is not for us."""
+    # Files of control groups differ by version, by level and by who mounts them; systems differ in the rest.
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def line_of(path: Path, name: str) -> str:
+    """What follows a name at the beginning of a line of such a file; empty where there is none."""
+    rest = (line[len(name) :] for line in text_of(path).splitlines() if line.startswith(name))
+    return next(rest, "").strip()
+
+
 def may_pin() -> bool:
     """Whether the system lets a thread choose its cores."""
     return hasattr(os, "sched_setaffinity")
@@ -60,22 +75,11 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """What the first processor says that it can, in the system's words; empty where it does not tell."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        name, _, words = line.partition(":")
-        # x86 calls them flags, ARM features.
-        if name.strip() in ("flags", "Features"):
-            return frozenset(words.split())
-    return frozenset()
+    # x86 calls them flags, ARM features.
+    words = line_of(path, "flags") or line_of(path, "Features")
+    return frozenset(words.removeprefix(":").split())
 
 
 def _threads(core: int, system: Path) -> tuple[int, ...]:
-    try:
-        return numbers(
-            (system / "cpu" / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
-        )
-    except OSError:
-        return (core,)
+    text = text_of(system / "cpu" / f"cpu{core}" / "topology" / "thread_siblings_list")
+    return numbers(text) or (core,)

@@ -9,6 +9,7 @@ from ridgeline import units
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.machine.stairs import Stair
+from ridgeline.probe.fields import forgotten
 from ridgeline.probe.host.caches import Cache, caches
 from ridgeline.probe.host.fingerprint import memory_bytes
 from ridgeline.probe.host.memory_levels import Walked
@@ -19,6 +20,7 @@ BEYOND = 4
 MOST_OF_FREE = 0.25
 """Share of the free memory that may be walked through; making the walk takes the same amount again."""
 MOST_BYTES = 2 << 30
+PREFIX = "no staircase of memory: "
 
 
 def with_stairs(
@@ -28,7 +30,7 @@ def with_stairs(
 
     Args:
         machine: What is known of this host.
-        keep: Saves a profile, and gives back what it saved.
+        keep: See `fields.with_fields`.
         say: Takes a line before each size.
 
     Cost: one core for about 40 s, and memory of four times the largest cache, at most a quarter of what is
@@ -36,15 +38,15 @@ def with_stairs(
     """
     known = caches()
     sizes_known = {f"L{cache.level}": cache.num_bytes for cache in known}
-    machine = msgspec.structs.replace(machine, caches=sizes_known)
+    machine = msgspec.structs.replace(forgotten(machine, PREFIX), caches=sizes_known)
     stairs = {stair.num_bytes: stair for stair in machine.stairs}
     missing = [size for size in sizes(known, room_bytes(), quick=False) if size not in stairs]
     for number, size in enumerate(missing, 1):
         try:
             stairs[size] = stair(size, say, f" ({number} of {len(missing)})")
         except MachineError as error:
-            warnings = dict.fromkeys((*machine.warnings, f"no staircase of memory: {error}"))
-            return msgspec.structs.replace(machine, warnings=tuple(warnings))
+            warnings = (*machine.warnings, f"{PREFIX}{error}")
+            return msgspec.structs.replace(machine, warnings=warnings)
         ordered = tuple(stairs[each] for each in sorted(stairs))
         machine = keep(msgspec.structs.replace(machine, stairs=ordered))
     return machine

@@ -5,7 +5,7 @@ import ctypes
 from ridgeline.machine.microarchitecture import StridePoint, Strides
 from ridgeline.machine.quantity import Sampled
 from ridgeline.machine.stairs import WORD_BYTES
-from ridgeline.probe.host.memory_levels import LINE_BYTES, SHORT_S, Mapped, Sample, enough
+from ridgeline.probe.host.memory_levels import LINE_BYTES, SHORT_S, Mapped, Run, Sample, enough
 from ridgeline.probe.native import library
 from ridgeline.probe.turns import in_turns
 
@@ -30,12 +30,10 @@ def measure_strides(num_bytes: int) -> Strides:
     with Mapped(num_bytes) as memory:
         memory.words[:] = 1  # what was never written is one page of zeros, wherever it is read
         readers = {stride: StrideReader(memory, num_bytes, stride) for stride in STRIDES}
-        loops = {}
+        loops: dict[tuple[int, str], Sample] = {}
         for stride, reader in readers.items():
-            for name, run in (("in order", reader.in_order), ("at random", reader.at_random)):
-                loads = enough(run, LEAST_LOADS, SHORT_S)
-                # Bound as defaults: a lambda would look both up when all loops are made.
-                loops[stride, name] = lambda run=run, loads=loads: run(loads) / loads
+            loops[stride, "in order"] = _timed(reader.in_order)
+            loops[stride, "at random"] = _timed(reader.at_random)
         found = in_turns(loops, ROUNDS, LEAST_S)
     return Strides(
         num_bytes=num_bytes,
@@ -57,7 +55,10 @@ def timed_at_random(memory: Mapped, num_bytes: int) -> Sample:
         memory: That is read.
         num_bytes: Of it; a power of two.
     """
-    run = StrideReader(memory, num_bytes, LINE_BYTES).at_random
+    return _timed(StrideReader(memory, num_bytes, LINE_BYTES).at_random)
+
+
+def _timed(run: Run) -> Sample:
     loads = enough(run, LEAST_LOADS, SHORT_S)
     return lambda: run(loads) / loads
 

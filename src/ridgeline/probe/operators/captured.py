@@ -14,6 +14,7 @@ import torch
 from ridgeline.errors import DeviceLostError
 from ridgeline.machine import Quantity
 from ridgeline.probe.operators.replay import ReplayWatch, WorkloadReplay
+from ridgeline.probe.timing import device_seconds
 from ridgeline.workload import Op
 
 MANY_LAUNCHES = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")
@@ -109,12 +110,4 @@ class _Captures:
 
 def _seconds(graph: torch.cuda.CUDAGraph) -> float:
     """Median seconds of a replay on the GPU."""
-    found = []
-    for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) * 1e-3)
-    return statistics.median(found[2:])
+    return statistics.median([device_seconds(graph.replay) for _ in range(REPLAYS)][2:])

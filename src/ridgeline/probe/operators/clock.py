@@ -53,7 +53,7 @@ class ReplayClock:
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._device = device
-        self._before = before
+        self._before = before or (lambda index: None)
         self._now_ns = now_ns
         self._ruler = Ruler(device) if device.type == "cuda" else None
         self._overhead_ns: list[float] = []
@@ -64,13 +64,11 @@ class ReplayClock:
         self, replay: WorkloadReplay, wanted: Callable[[int], bool], *, is_first: bool
     ) -> None:
         """A pass that is not timed. The first waits for a GPU after each op: a fault there has a culprit."""
-        settle: Callable[[], None] | None = None
-        if is_first and self._ruler is not None:
-
-            def settle() -> None:
-                torch.cuda.synchronize(self._device)
-
+        settle = self._settle if is_first else None
         replay.run(wanted, lambda: None, ReplayWatch(before=self._before, settle=settle))
+        self._settle()
+
+    def _settle(self) -> None:
         if self._ruler is not None:
             torch.cuda.synchronize(self._device)
 
@@ -96,8 +94,7 @@ class ReplayClock:
         late: set[int] = set()
 
         def before(index: int) -> None:
-            if self._before is not None:
-                self._before(index)
+            self._before(index)
             if ruler.pace() and order:
                 # The one before: the GPU woke while that was being queued.
                 late.add(order[-1])
@@ -131,8 +128,7 @@ class ReplayClock:
     ) -> None:
         """A pass that is not timed, with something around every call; see `ReplayWatch.around`."""
         replay.run(wanted, lambda: None, ReplayWatch(before=self._before, around=around))
-        if self._ruler is not None:
-            torch.cuda.synchronize(self._device)
+        self._settle()
 
     def whole(self, replay: WorkloadReplay) -> list[Stretch] | None:
         """Seconds of one pass, stretch by stretch; None where the clock could not follow.
@@ -146,8 +142,7 @@ class ReplayClock:
         firsts: list[tuple[int, int]] = []
 
         def before(index: int) -> None:
-            if self._before is not None:
-                self._before(index)
+            self._before(index)
             if not firsts or index >= firsts[-1][0] + STRETCH:
                 firsts.append((index, self._now_ns()))
 
@@ -178,8 +173,7 @@ class ReplayClock:
 
         def before(index: int) -> None:
             nonlocal last, was_late
-            if self._before is not None:
-                self._before(index)
+            self._before(index)
             has_waited = last in (self._waiting or ())
             last = index
             if not firsts or has_waited or index >= firsts[-1] + STRETCH:

@@ -9,6 +9,7 @@ that has none; so each cause has a figure of its own, from steps with much of it
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -82,7 +83,8 @@ def module_calls(paths: Sequence[str]) -> list[int]:
     before: list[str] = []
     for path in paths:
         now = _parts(path)
-        common = sum(1 for _ in _common(before, now))
+        pairs = zip(before, now, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         # Modules that are left cost nothing by themselves: only calls are counted.
         counts.append(len(now) - common)
         before = now
@@ -148,32 +150,21 @@ def _beyond(
     loss: Callable[[], Tensor],
     optimizer: Optimizer,
     device: torch.device,
-    modules: int,
-    parameters: int,
     rounds: int,
+    modules: int = 0,
 ) -> Beyond:
     step = SmallStep(loss, optimizer, device, times_clearing=True)
-    return Beyond(
-        step.beyond_replay(rounds, min),
-        {phase: len(step.calls[phase]) for phase in PHASES},
-        modules,
-        parameters,
-    )
+    ops = {phase: len(step.calls[phase]) for phase in PHASES}
+    parameters = sum(len(group["params"]) for group in optimizer.param_groups)
+    return Beyond(step.beyond_replay(rounds, min), ops, modules, parameters)
 
 
 def _steps(device: torch.device, rounds: int) -> Iterable[Beyond]:
     """In the order of the arguments of `_solved`."""
     yield _chain(device, CHAIN, FEW, rounds, fused=True)
     network, batch = SmallNetwork().to(device), torch.rand(2, WIDTH, device=device)
-    parameters = list(network.parameters())
-    yield _beyond(
-        lambda: network(batch),
-        SGD(parameters, lr=0.01, momentum=0.9, fused=True),
-        device,
-        network.num_calls,
-        len(parameters),
-        rounds,
-    )
+    optimizer = SGD(network.parameters(), lr=0.01, momentum=0.9, fused=True)
+    yield _beyond(lambda: network(batch), optimizer, device, rounds, network.num_calls)
     # The same links three times: only what the optimizer does differs.
     yield _chain(device, MANY // 2, FEW, rounds, fused=True)
     yield _chain(device, MANY // 2, MANY, rounds, fused=True)
@@ -195,7 +186,7 @@ def _chain(
         return x.sum()
 
     optimizer = SGD(parameters, lr=0.01, momentum=0.9, fused=fused, foreach=False)
-    return _beyond(loss, optimizer, device, 0, num_parameters, rounds)
+    return _beyond(loss, optimizer, device, rounds)
 
 
 def _parts(path: str) -> list[str]:
@@ -206,11 +197,3 @@ def _parts(path: str) -> list[str]:
         else:
             parts.append(part)
     return parts
-
-
-def _common(one: Sequence[str], other: Sequence[str]) -> Iterable[str]:
-    """What two paths begin with."""
-    for mine, its in zip(one, other, strict=False):
-        if mine != its:
-            return
-        yield mine

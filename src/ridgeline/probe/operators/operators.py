@@ -1,5 +1,6 @@
 """Seconds of every distinct operator of a workload, measured in the order and company of its step."""
 
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -10,7 +11,7 @@ import msgspec
 import torch
 
 from ridgeline.host.speed import HOST_SPEED
-from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck
+from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck, Workspace
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.operators.captured import captured_seconds
 from ridgeline.probe.operators.clock import Passes, ReplayClock
@@ -77,24 +78,42 @@ def time_operators(
         passes = timed_passes(replay, clock, keys, peers, budget_s=budget_s)
     samples = _samples(passes, clock, keys, replay)
     check = check_step(workload, setting, passes, _everywhere(samples, keys))
-    merged = _mean_of_peers(
-        _by_key(workload, setting, samples, correction(check)), setting, workload, peers
-    )
+    by_key = _by_key(workload, setting, samples, correction(check))
+    seconds = _mean_of_peers(by_key, dict.fromkeys(keys), peers)
+    issue: dict[str, Quantity] = {}
     if setting.device == "cuda":
-        merged = _with_issue(merged, workload, _issue_seconds(replay, workload, device, clock))
+        issue = _issue_seconds(replay, workload, device, clock)
         # Behind the host's passes, which captures would disturb.
         captured = captured_seconds(replay, workload.ops, device)
-        merged = tuple(
-            msgspec.structs.replace(timing, seconds=captured.get(timing.key, timing.seconds))
-            for timing in merged
-        )
+        seconds = _of_kernels(seconds, captured, workload)
     told = _warnings(workload, replay, setting)  # before the next pass, whose end is no timing's
-    workspaces, notes = measured_workspaces(replay, workload, setting, clock)
-    merged = tuple(
-        msgspec.structs.replace(timing, workspace=workspaces.get(timing.key)) for timing in merged
+    spaces, notes = measured_workspaces(replay, workload, setting, clock)
+    timings = _timings(setting, seconds, issue, spaces)
+    return Timed(timings, (*told, *filter(None, [warning(check)]), *notes), check)
+
+
+def _timings(
+    setting: Setting,
+    seconds: Mapping[str, Quantity],
+    issue: Mapping[str, Quantity],
+    spaces: Mapping[str, Workspace],
+) -> tuple[OperatorTiming, ...]:
+    return tuple(
+        OperatorTiming(
+            setting=setting, key=k, seconds=s, issue=issue.get(k), workspace=spaces.get(k)
+        )
+        for k, s in seconds.items()
     )
-    said = warning(check)
-    return Timed(merged, (*told, *([said] if said else []), *notes), check)
+
+
+def _of_kernels(
+    seconds: Mapping[str, Quantity], captured: Mapping[str, Quantity], workload: Workload
+) -> dict[str, Quantity]:
+    """Seconds on the GPU, of captures where there are any; views and ops of the host have none there."""
+    idle = {op.key for op in workload.ops if op.family == "view" or op.runs_on_host}
+    # Zero and measured: nothing is to be assumed of what has no kernel.
+    nothing = Quantity.measured([0.0], "s")
+    return {k: nothing if k in idle else captured.get(k, s) for k, s in seconds.items()}
 
 
 def _samples(
@@ -174,23 +193,6 @@ def _issue_seconds(
     return {key: Quantity.measured(seconds, "s") for key, seconds in taken.items()}
 
 
-def _with_issue(
-    timings: tuple[OperatorTiming, ...], workload: Workload, issue: dict[str, Quantity]
-) -> tuple[OperatorTiming, ...]:
-    """The timings with what the host needs; of views and ops of the host nothing else is left."""
-    idle = {op.key for op in workload.ops if op.family == "view" or op.runs_on_host}
-    # Zero and measured: nothing is to be assumed of what has no kernel.
-    nothing = Quantity(value=0.0, unit="s", low=0.0, high=0.0, n=1, source="measured")
-    return tuple(
-        msgspec.structs.replace(
-            timing,
-            seconds=nothing if timing.key in idle else timing.seconds,
-            issue=issue.get(timing.key),
-        )
-        for timing in timings
-    )
-
-
 def _merge(by_index: dict[int, list[float]]) -> Quantity:
     """One figure for all occurrences of an op.
 
@@ -199,36 +201,23 @@ def _merge(by_index: dict[int, list[float]]) -> Quantity:
     """
     spread = Quantity.measured([s for seconds in by_index.values() for s in seconds], "s")
     value = statistics.fmean(statistics.median(seconds) for seconds in by_index.values())
-    return Quantity(
-        value=value,
-        unit="s",
-        low=min(spread.low, value),
-        high=max(spread.high, value),
-        n=spread.n,
-        source="measured",
-    )
+    low, high = min(spread.low, value), max(spread.high, value)
+    return msgspec.structs.replace(spread, value=value, low=low, high=high)
 
 
 def _mean_of_peers(
-    timings: Mapping[str, Quantity], setting: Setting, workload: Workload, peers: Peers
-) -> tuple[OperatorTiming, ...]:
-    """Timings averaged over the workers; ops that failed on any of them are left out."""
-    keys = list(dict.fromkeys(op.key for op in workload.ops))
+    mine: Mapping[str, Quantity], keys: Collection[str], peers: Peers
+) -> dict[str, Quantity]:
+    """Seconds by key, averaged over the workers; ops that failed on any of them are left out."""
     # NaN passes through sums, so one worker's failure shows in the mean of all.
     missing = Quantity.assumed(float("nan"), "s")
-    mine = [timings.get(key, missing) for key in keys]
-    rows = peers.gather([v for q in mine for v in (q.value, q.low, q.high)])
-    merged = []
-    for position, key in enumerate(keys):
-        columns = [statistics.fmean(row[3 * position + part] for row in rows) for part in range(3)]
-        if key in timings and columns[0] == columns[0]:  # not NaN on any worker
-            quantity = Quantity(
-                value=columns[0],
-                unit="s",
-                low=columns[1],
-                high=columns[2],
-                n=timings[key].n * peers.size,
-                source="measured",
+    quantities = [mine.get(key, missing) for key in keys]
+    rows = peers.gather([v for q in quantities for v in (q.value, q.low, q.high)])
+    means = iter([statistics.fmean(column) for column in zip(*rows, strict=True)])
+    found: dict[str, Quantity] = {}
+    for key, value, low, high in zip(keys, means, means, means, strict=True):
+        if key in mine and not math.isnan(value):
+            found[key] = msgspec.structs.replace(
+                mine[key], value=value, low=low, high=high, n=mine[key].n * peers.size
             )
-            merged.append(OperatorTiming(setting=setting, key=key, seconds=quantity))
-    return tuple(merged)
+    return found

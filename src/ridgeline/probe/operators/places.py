@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from ridgeline.probe.operators.valid_inputs import Made
 from ridgeline.workload import Op, TensorSpec
 
@@ -104,20 +106,21 @@ class Places:
         is_lasting = spec.role in ("parameter", "state", "buffer", "batch")
         # Two equal inputs are two tensors, mostly: the first match is taken already.
         twin = sum(_same(spec, other) for other in op.inputs[:position])
-        matches = [
-            InputSource(made, output, is_whole=True)
-            # The latest first, which is most likely still alive.
+        # The latest first, which is most likely still alive.
+        outputs = [
+            (made, output, candidate)
             for made in sorted(op.dependencies, reverse=True)
             for output, candidate in enumerate(self._ops[made].outputs)
+        ]
+        matches = [
+            InputSource(made, output, is_whole=True)
+            for made, output, candidate in outputs
             if _same(spec, candidate) and (not is_lasting or candidate.role == spec.role)
         ]
         if matches or is_lasting:
             return matches[min(twin, len(matches) - 1)] if matches else None
-        for made in sorted(op.dependencies, reverse=True):
-            for output, candidate in enumerate(self._ops[made].outputs):
-                if _could_show(candidate, spec):
-                    return InputSource(made, output)
-        return None
+        shown = (InputSource(made, o) for made, o, whole in outputs if _could_show(whole, spec))
+        return next(shown, None)
 
 
 def valid(source: InputSource, spec: TensorSpec, made: Made | None) -> InputSource:
@@ -145,23 +148,16 @@ def _look(spec: TensorSpec, storage: int, offset: int) -> tuple[Any, ...]:
 
 
 def _same(one: TensorSpec, other: TensorSpec) -> bool:
-    return (one.shape, one.stride, one.dtype, one.on_host) == (
-        other.shape,
-        other.stride,
-        other.dtype,
-        other.on_host,
-    )
+    # Whatever their roles are.
+    return one == structs.replace(other, role=one.role)
 
 
 def _could_show(whole: TensorSpec, part: TensorSpec) -> bool:
     """Whether a tensor reaches as far as one that may be a look at it; a sparse one shows none."""
     if any(len(spec.stride) != len(spec.shape) for spec in (whole, part)):
         return False
-    return (
-        whole.dtype == part.dtype
-        and whole.on_host == part.on_host
-        and _extent(whole) >= _extent(part)
-    )
+    is_alike = (whole.dtype, whole.on_host) == (part.dtype, part.on_host)
+    return is_alike and _extent(whole) >= _extent(part)
 
 
 def _extent(spec: TensorSpec) -> int:

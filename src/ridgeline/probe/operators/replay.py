@@ -200,9 +200,8 @@ class WorkloadReplay:
         except FAILURES as error:
             if _is_out_of_memory(error):
                 raise
-            self.failures[step.op.key] = (
-                f"{type(error).__name__}: {first_line(error, type(error).__name__)}"
-            )
+            kind = type(error).__name__
+            self.failures[step.op.key] = f"{kind}: {first_line(error, kind)}"
             self._check_device(index)
             self._stand_in(index)
             return None
@@ -230,9 +229,8 @@ class WorkloadReplay:
         for source in step.only_issued:
             filler = self._ops[source.op].key if source.op >= 0 else ""
             if source.op < 0 or filler in self.failures or filler in self._skip:
-                self.failures[step.op.key] = (
-                    "the op that makes its workspace or sparse tensor cannot be issued"
-                )
+                reason = "the op that makes its workspace or sparse tensor cannot be issued"
+                self.failures[step.op.key] = reason
                 return False
         # Also what was passed over this time: its output is not there.
         return all((source.op, source.output) in self._values for source in step.only_issued)
@@ -272,10 +270,9 @@ class WorkloadReplay:
         shape = tuple(tensor.shape)
         if shape == spec.shape and (source.is_whole or tuple(tensor.stride()) == spec.stride):
             return tensor
+        # Traced by a rule that does not know the size: a workspace, a random state.
         if source.is_whole and tensor.numel() != prod(spec.shape):
-            return (
-                tensor  # traced by a rule that does not know the size: a workspace, a random state
-            )
+            return tensor
         # An operator here may lay its result out otherwise than the one that was traced.
         return tensor.as_strided(spec.shape, spec.stride)
 
@@ -304,11 +301,8 @@ class WorkloadReplay:
                 valid(source, spec, made.get(position))
                 for position, (source, spec) in enumerate(zip(sources, op.inputs, strict=True))
             )
-            only_issued = tuple(
-                source
-                for source, spec in zip(sources, op.inputs, strict=True)
-                if is_only_issued(spec)
-            )
+            pairs = zip(sources, op.inputs, strict=True)
+            only_issued = tuple(source for source, spec in pairs if is_only_issued(spec))
             program.append(Instruction(op, call, args, kwargs, sources, only_issued))
         for (made_by, output), reader in last_read.items():
             self._read[made_by].append(output)

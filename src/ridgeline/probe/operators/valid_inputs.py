@@ -5,7 +5,7 @@ of what it indexes, and then a kernel on a GPU asserts, which ends the whole pro
 operators check, or read memory by, is given values that are in range for that very call.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -38,8 +38,8 @@ class Made(NamedTuple):
     trusts_ops: bool = False
 
 
-Rule = Callable[[NamedArguments], dict[str, Made]]
-"""Argument name to the values that it needs."""
+Rule = Callable[[NamedArguments], Mapping[str, Made] | Mapping[int, Made]]
+"""Argument, or position of one among the op's inputs, to the values that it needs."""
 
 
 def valid_inputs(op: Op) -> dict[int, Made]:
@@ -54,9 +54,10 @@ def valid_inputs(op: Op) -> dict[int, Made]:
     if rule is None:
         return {}
     call = NamedArguments(op)
-    found = dict(_index_by_dimension(call)) if rule is _by_dimension else {}
+    found: dict[int, Made] = {}
     for argument, made in rule(call).items():
-        found |= {position: made for position in call.positions(argument) if position is not None}
+        positions = [argument] if isinstance(argument, int) else call.positions(argument)
+        found |= {position: made for position in positions if position is not None}
     return {position: made for position, made in found.items() if _suits(made, call.at(position))}
 
 
@@ -112,9 +113,9 @@ def _classes(call: NamedArguments) -> int:
     return scores[1] if len(scores) > 1 else (scores or (1,))[0]
 
 
-def _by_dimension(call: NamedArguments) -> dict[str, Made]:
-    """`index` and its relatives take one tensor a dimension: see `_index_by_dimension`."""
-    return {}
+def _by_dimension(call: NamedArguments) -> dict[int, Made]:
+    """`index` and its relatives take one tensor a dimension."""
+    return dict(_index_by_dimension(call))
 
 
 def _index_by_dimension(call: NamedArguments) -> Iterator[tuple[int, Made]]:
@@ -151,9 +152,7 @@ def _counted(call: NamedArguments) -> dict[str, Made]:
 
 def _selected(call: NamedArguments) -> dict[str, Made]:
     """As many true elements as were picked, over all that the mask is expanded to."""
-    mask = prod(call.shape("mask"))
-    repeats = max(1, prod(call.shape("self")) // max(1, mask))
-    return {"mask": Made("trues", (call.made() or (1,))[0] // repeats)}
+    return {"mask": Made("trues", (call.made() or (1,))[0] // _repeats_of_mask(call))}
 
 
 def _bags(call: NamedArguments) -> dict[str, Made]:
@@ -192,9 +191,12 @@ def _ctc(call: NamedArguments) -> dict[str, Made]:
 
 def _scattered(call: NamedArguments) -> dict[str, Made]:
     """As many true elements as the source has values for, over all that the mask is expanded to."""
-    mask = prod(call.shape("mask"))
-    repeats = max(1, prod(call.shape("self")) // max(1, mask))
-    return {"mask": Made("trues", min(mask, prod(call.shape("source")) // repeats))}
+    given = prod(call.shape("source")) // _repeats_of_mask(call)
+    return {"mask": Made("trues", min(prod(call.shape("mask")), given))}
+
+
+def _repeats_of_mask(call: NamedArguments) -> int:
+    return max(1, prod(call.shape("self")) // max(1, prod(call.shape("mask"))))
 
 
 def _repeats(call: NamedArguments) -> dict[str, Made]:
@@ -216,40 +218,25 @@ def _packed_attention(call: NamedArguments) -> dict[str, Made]:
     }
 
 
-_WEIGHT_ROWS = _of(_rows("weight"), "indices")
+_TARGETS = _of(_classes, "target")
 _TABLE: tuple[tuple[str, Rule], ...] = (
-    (
-        (
-            "gather scatter scatter_add scatter_reduce index_select index_add index_copy index_fill "
-            "index_reduce"
-        ),
-        _along,
-    ),
+    ("gather scatter scatter_add scatter_reduce", _along),
+    ("index_select index_add index_copy index_fill index_reduce", _along),
     ("take put", _of(_elements("self"), "index")),
     ("index _unsafe_index index_put _unsafe_index_put _index_put_impl", _by_dimension),
     ("_unsafe_masked_index _unsafe_masked_index_put_accumulate", _by_dimension),
-    ("embedding", _WEIGHT_ROWS),
+    ("embedding", _of(_rows("weight"), "indices")),
     ("embedding_renorm", _of(_rows("self"), "indices")),
     (
         "embedding_dense_backward embedding_sparse_backward",
         _of(lambda call: int(call.get("num_weights")), "indices"),
     ),
     ("_embedding_bag _embedding_bag_forward_only", _bags),
-    (
-        (
-            "_embedding_bag_backward _embedding_bag_dense_backward "
-            "_embedding_bag_per_sample_weights_backward"
-        ),
-        _bags_backward,
-    ),
-    (
-        (
-            "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
-            "multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward "
-            "multilabel_margin_loss_backward"
-        ),
-        _of(_classes, "target"),
-    ),
+    ("_embedding_bag_backward _embedding_bag_dense_backward", _bags_backward),
+    ("_embedding_bag_per_sample_weights_backward", _bags_backward),
+    ("nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward", _TARGETS),
+    ("multi_margin_loss multi_margin_loss_backward", _TARGETS),
+    ("multilabel_margin_loss_forward multilabel_margin_loss_backward", _TARGETS),
     ("_ctc_loss _ctc_loss_backward _cudnn_ctc_loss", _ctc),
     ("nonzero argwhere", _counted),
     ("masked_select", _selected),
@@ -278,13 +265,8 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("lu_unpack", _same(Made("constant", 1, trusts_ops=True), "LU_pivots")),
     ("div floor_divide remainder fmod", _same(Made("index", 3, least=1), "other")),
     ("_pack_padded_sequence", lambda call: {"lengths": Made("constant", _longest(call))}),
-    (
-        (
-            "_flash_attention_forward _flash_attention_backward _efficient_attention_forward "
-            "_efficient_attention_backward"
-        ),
-        _packed_attention,
-    ),
+    ("_flash_attention_forward _flash_attention_backward", _packed_attention),
+    ("_efficient_attention_forward _efficient_attention_backward", _packed_attention),
 )
 
 

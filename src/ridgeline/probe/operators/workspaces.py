@@ -5,9 +5,8 @@ what a recurrent layer keeps for its backward pass and cuBLAS's buffers are know
 each distinct operator is issued once while the allocator is watched.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -72,7 +71,7 @@ def measured_workspaces(
         # What only this call can make, an operator may need that was not seen yet.
         return not is_known or any(is_only_issued(spec) for spec in workload.ops[index].outputs)
 
-    meter = _GpuMeter(workload) if setting.device == "cuda" else _CpuMeter(workload)
+    meter = _Meter(workload, setting.device)
     try:
         with torch.no_grad(), meter.watching():
             clock.watch(replay, is_wanted, meter.around)
@@ -84,100 +83,66 @@ def measured_workspaces(
     return {keys[index]: each for index, each in reversed(found.items())}, ()
 
 
-class _Meter(ABC):
-    """Notes what each call made; subclasses tell what it held.
+class _Meter:
+    """Notes what each call made, and what it held meanwhile.
+
+    On a CPU torch's profiler reports each allocation of the calling thread, in order. On a GPU torch's
+    allocator counts what is asked of it, on the host: nothing waits for the device.
 
     Args:
         workload: Whose operators are called, by their index.
+        device: `cpu` or `cuda`.
     """
 
-    device = "cpu"
-
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, device: str) -> None:
         self._ops = workload.ops
+        self._device = device
         self._made: dict[int, tuple[int, int]] = {}
+        self._held: dict[int, HeldMemory] = {}
+        self._profile = profiler.profile(device == "cpu", use_cpu=True, profile_memory=True)
 
     def watching(self) -> AbstractContextManager[Any]:
         """What is to be entered before the first call."""
-        return nullcontext()
+        # There is one a process: a second one would end the first.
+        if self._device == "cpu" and profiler._is_profiler_enabled:  # noqa: SLF001 - as torch asks it
+            raise RuntimeError("torch's profiler is in use; measure where nobody profiles")
+        return self._profile
 
-    @abstractmethod
     def around(self, index: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of a call, which is watched."""
-
-    @abstractmethod
-    def held(self) -> dict[int, HeldMemory]:
-        """What each call held, by the operator's index."""
+        if self._device == "cpu":
+            with profiler.record_function(f"{MARK}{index}"):
+                result = call(*args, **kwargs)
+        else:
+            # cuBLAS then asks for its buffers again, in every call that needs them.
+            torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - it has no other name
+            # The peak is of the whole process, so it begins anew for each call.
+            torch.cuda.reset_peak_memory_stats()
+            before, _ = _requested()
+            result = call(*args, **kwargs)
+            left, most = _requested()
+            self._held[index] = HeldMemory(most - before, left - before)
+        specs = self._ops[index].outputs
+        self._made[index] = made_bytes((args, kwargs), tensors_in(result), specs, self._device)
+        return result
 
     def found(self) -> dict[int, Workspace]:
         """The workspace of each operator that was called, by its index."""
-        held = self.held()
+        results = self._profile.kineto_results if self._device == "cpu" else None
+        events: Any = () if results is None else results.events()
+        held = held_in(events) if self._device == "cpu" else self._held
         if missing := [self._ops[i].name for i in self._made if i not in held]:
             raise ValueError(f"wanted what {missing[0]} held, got nothing from the profiler")
         return {i: self._workspace(held[i], *made) for i, made in sorted(self._made.items())}
 
     def _workspace(self, held: HeldMemory, made: int, kept: int) -> Workspace:
         # On a CPU no library keeps what torch allocated: what is left over was counted with another name.
-        library = max(0, held.left - made) if self.device == "cuda" else 0
+        library = max(0, held.left - made) if self._device == "cuda" else 0
         return Workspace(
             passing_bytes=max(0, held.most - made - library),
             kept_bytes=kept,
             library_bytes=library,
         )
-
-    def _note(self, index: int, given: Any, result: Any) -> None:
-        made = tensors_in(result)
-        self._made[index] = made_bytes(given, made, self._ops[index].outputs, self.device)
-
-
-class _CpuMeter(_Meter):
-    """Torch's profiler reports each allocation of the calling thread, in order."""
-
-    def __init__(self, workload: Workload) -> None:
-        super().__init__(workload)
-        self._profile = profiler.profile(use_cpu=True, profile_memory=True)
-
-    def watching(self) -> AbstractContextManager[Any]:
-        # There is one a process: a second one would end the first.
-        if profiler._is_profiler_enabled:  # noqa: SLF001 - as torch asks it
-            raise RuntimeError("torch's profiler is in use; measure where nobody profiles")
-        return self._profile
-
-    def around(self, index: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with profiler.record_function(f"{MARK}{index}"):
-            result = call(*args, **kwargs)
-        self._note(index, (args, kwargs), result)
-        return result
-
-    def held(self) -> dict[int, HeldMemory]:
-        results = self._profile.kineto_results
-        events: list[Any] = [] if results is None else list(results.events())
-        return held_in(events)
-
-
-class _GpuMeter(_Meter):
-    """Torch's allocator counts what is asked of it, on the host: nothing waits for the device."""
-
-    device = "cuda"
-
-    def __init__(self, workload: Workload) -> None:
-        super().__init__(workload)
-        self._held: dict[int, HeldMemory] = {}
-
-    def around(self, index: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # cuBLAS then asks for its buffers again, in every call that needs them.
-        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - it has no other name
-        # The peak is of the whole process, so it begins anew for each call.
-        torch.cuda.reset_peak_memory_stats()
-        before, _ = _requested()
-        result = call(*args, **kwargs)
-        left, most = _requested()
-        self._held[index] = HeldMemory(most - before, left - before)
-        self._note(index, (args, kwargs), result)
-        return result
-
-    def held(self) -> dict[int, HeldMemory]:
-        return self._held
 
 
 def held_in(events: Iterable[_Event]) -> dict[int, HeldMemory]:

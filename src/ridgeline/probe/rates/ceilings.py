@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,55 +32,40 @@ def measure_ceilings(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Ce
     Source: rates are medians over samples of the best size; elementwise counts two reads and one
     write, copies one read and one write.
     """
-    seconds = QUICK_S if quick else FULL_S
+    curve = partial(_curve, setting, peers, QUICK_S if quick else FULL_S)
     found = []
     for dtype in _dtypes(setting):
         with _precision(dtype):
-            found.append(
-                _curve(setting, "matmul", dtype, _matmuls(setting, dtype, quick), peers, seconds)
-            )
-            found.append(
-                _curve(setting, "convolution", dtype, _convolutions(setting, dtype), peers, seconds)
-            )
+            found.append(curve("matmul", dtype, _matmuls(setting, dtype, quick)))
+            found.append(curve("convolution", dtype, _convolutions(setting, dtype)))
         if dtype != "tf32":  # a way to multiply, not to store
-            jobs = _elementwise(setting, dtype, quick)
-            found.append(_curve(setting, "elementwise", dtype, jobs, peers, seconds))
-    found.append(_curve(setting, "memory", "float32", _copies(setting, quick), peers, seconds))
+            found.append(curve("elementwise", dtype, _elementwise(setting, dtype, quick)))
+    found.append(curve("memory", "float32", _copies(setting, quick)))
     return tuple(found)
 
 
 def _curve(
-    setting: Setting, family: str, dtype: str, jobs: Iterator[Job], peers: Peers, seconds: float
+    setting: Setting, peers: Peers, seconds: float, family: str, dtype: str, jobs: Iterator[Job]
 ) -> Ceiling:
     """Time one job after the other, all peers at once, until they become slow."""
     take = kernel_samples if setting.device == "cuda" else sample
-    points: list[tuple[float, list[float]]] = []
+    unit = "B/s" if family in ("elementwise", "memory") else "FLOP/s"
+    curve: list[CurvePoint] = []
+    rates: list[Sampled] = []
     for work, call in jobs:
         # Before it is run at all: three calls at the last rate must not take long either.
-        if points and not peers.agree(work / max(points[-1][1]) < 2 * SLOW_S):
+        if rates and not peers.agree(work / max(rates[-1].samples) < 2 * SLOW_S):
             break
         peers.barrier()
         # Two at least: of a single one nobody knows what disturbed it.
         samples = take(call, seconds=seconds, least=2)
-        points.append((work, [work / taken for taken in samples]))
+        rates.append(Sampled.measured([work / taken for taken in samples], unit))
+        curve.append(CurvePoint(work=work, rate=rates[-1].value))
         if not peers.agree(min(samples) < SLOW_S):
             break
-    quantities = [
-        (work, Sampled.measured(rates, "B/s" if family in ("elementwise", "memory") else "FLOP/s"))
-        for work, rates in points
-    ]
     # What memory sustains is its rate at the largest size; smaller ones run in cache.
-    if family == "memory":
-        best = quantities[-1][1]
-    else:
-        best = max((quantity for _, quantity in quantities), key=lambda quantity: quantity.value)
-    return Ceiling(
-        setting=setting,
-        family=family,
-        dtype=dtype,
-        rate=best,
-        curve=tuple(CurvePoint(work=work, rate=quantity.value) for work, quantity in quantities),
-    )
+    best = rates[-1] if family == "memory" else max(rates, key=lambda rate: rate.value)
+    return Ceiling(setting=setting, family=family, dtype=dtype, rate=best, curve=tuple(curve))
 
 
 def _dtypes(setting: Setting) -> tuple[str, ...]:
@@ -104,13 +90,11 @@ def _precision(dtype: str) -> Iterator[None]:
 
 
 def _tensor(setting: Setting, dtype: str, *shape: int) -> Tensor:
-    stored = "float32" if dtype == "tf32" else dtype
+    stored = getattr(torch, "float32" if dtype == "tf32" else dtype)
     count = math.prod(shape)
     # Random values: hardware runs faster and cooler on zeros. Drawing all of a large tensor would take a CPU
     # longer than the samples.
-    block = torch.empty(
-        min(count, DRAWN), device=setting.device, dtype=getattr(torch, stored)
-    ).uniform_(-1, 1)
+    block = torch.empty(min(count, DRAWN), device=setting.device, dtype=stored).uniform_(-1, 1)
     return block.repeat(-(-count // len(block)))[:count].view(shape)
 
 

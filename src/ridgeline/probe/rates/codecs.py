@@ -60,9 +60,8 @@ def measure_codecs(
         # Tried by all before any of them measures: one alone in a barrier waits for ever.
         failure = _failure(name, rehearsal, peers)
         if failure:
-            warnings.append(
-                f"encoding {COMPRESSIONS[name].label} gradients was not timed: {failure}"
-            )
+            label = COMPRESSIONS[name].label
+            warnings.append(f"encoding {label} gradients was not timed: {failure}")
         else:
             found.append(_measured(setting, name, rehearsal, peers, sides, rounds))
     return tuple(found), tuple(warnings)

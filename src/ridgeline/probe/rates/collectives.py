@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from ridgeline.machine import Collective, Operation, Setting, SizePoint
 from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.gpu import sleep
 from ridgeline.probe.groups.peers import Peers
+from ridgeline.probe.timing import device_seconds
 from ridgeline.synchronisation import operations
 from ridgeline.workers import flat_collectives
 
@@ -28,7 +30,7 @@ on the way hold is sent both ways at once, while of long messages one direction 
 LAUNCH_CYCLES = 600_000
 """About 0.3 ms of GPU clock: longer than it takes to launch two collectives."""
 
-Calls = dict[tuple[Operation, int], Callable[[], None]]
+Calls = dict[tuple[Operation, int], Callable[[], object]]
 """What is measured, by operation and bytes."""
 
 
@@ -46,7 +48,7 @@ def measure_collectives(
     # One for all sizes: only its beginning is sent of the smaller ones.
     buffer = torch.zeros(sizes[-1] // 4, device=peers.device)
     measured = operations(setting.device)
-    calls = {(o, s): _CALLS[o](buffer[: s // 4], peers) for o in measured for s in sizes}
+    calls = {(o, s): _call(o, buffer[: s // 4], peers) for o in measured for s in sizes}
     calls, rounds_of = _affordable(calls, peers, LATEST_SHARE * budget / len(measured))
     samples: dict[tuple[Operation, int], list[float]] = {key: [] for key in calls}
     end = time.perf_counter() + budget
@@ -108,77 +110,33 @@ def _affordable(
     return found, rounds
 
 
-def _all_reduce(tensor: Tensor, peers: Peers) -> Callable[[], None]:
-    def call() -> None:
-        dist.all_reduce(tensor, group=peers.group)
-
-    return call
-
-
-def _broadcast(tensor: Tensor, peers: Peers) -> Callable[[], None]:
-    def call() -> None:
-        dist.broadcast(tensor, group=peers.group, group_src=0)
-
-    return call
-
-
-def _all_gather(tensor: Tensor, peers: Peers) -> Callable[[], None]:
-    whole, share = _shares(tensor, peers)
-
-    def call() -> None:
-        flat_collectives.all_gather(whole, share, peers.group)
-
-    return call
-
-
-def _reduce_scatter(tensor: Tensor, peers: Peers) -> Callable[[], None]:
-    whole, share = _shares(tensor, peers)
-
-    def call() -> None:
-        flat_collectives.reduce_scatter(share, whole, peers.group)
-
-    return call
-
-
-def _all_to_all(tensor: Tensor, peers: Peers) -> Callable[[], None]:
-    whole, _ = _shares(tensor, peers)
-    found = torch.zeros_like(whole)
-
-    def call() -> None:
-        flat_collectives.all_to_all(found, whole, peers.group)
-
-    return call
-
-
-def _shares(tensor: Tensor, peers: Peers) -> tuple[Tensor, Tensor]:
-    """A tensor as far as the peers divide it, and a worker's share of it beside."""
+def _call(operation: Operation, tensor: Tensor, peers: Peers) -> Callable[[], object]:
+    """One collective on a tensor; of those that share it out, as far as the peers divide it."""
     length = tensor.numel() // peers.size
-    return tensor[: length * peers.size], torch.zeros(length, device=peers.device)
+    whole, share = tensor[: length * peers.size], torch.zeros(length, device=peers.device)
+    match operation:
+        case "all_reduce":
+            return partial(dist.all_reduce, tensor, group=peers.group)
+        case "broadcast":
+            return partial(dist.broadcast, tensor, group=peers.group, group_src=0)
+        case "all_gather":
+            return partial(flat_collectives.all_gather, whole, share, peers.group)
+        case "reduce_scatter":
+            return partial(flat_collectives.reduce_scatter, share, whole, peers.group)
+        case "all_to_all":
+            found = torch.zeros_like(whole)
+            return partial(flat_collectives.all_to_all, found, whole, peers.group)
 
 
-_CALLS: dict[Operation, Callable[[Tensor, Peers], Callable[[], None]]] = {
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-}
-
-
-def _time(call: Callable[[], None], peers: Peers) -> float:
+def _time(call: Callable[[], object], peers: Peers) -> float:
     """Seconds of one call on this rank, from a common start."""
     peers.barrier()
     if peers.device.type == "cuda":
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         # A collective is queued behind work in a real step, so its launch is not part of its time;
         # the small all-reduce lines the ranks up again.
         sleep(LAUNCH_CYCLES)
         dist.all_reduce(torch.zeros(1, device=peers.device), group=peers.group)
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e-3
+        return device_seconds(call)
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

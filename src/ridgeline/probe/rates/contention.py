@@ -18,6 +18,7 @@ from ridgeline.host.message_threads import calm_message_threads
 from ridgeline.machine import Machine, Setting
 from ridgeline.machine.contention import ComputeFamily, Contention, TransferKind
 from ridgeline.machine.quantity import Sampled
+from ridgeline.probe.fields import forgotten
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.rates.overlap import (
@@ -70,14 +71,12 @@ def with_contention(
 
     Args:
         machine: What is known of this host.
-        keep: Saves a profile, and gives back what it saved.
+        keep: See `fields.with_fields`.
         say: Takes a line before each setting.
 
     Cost: all workers of a setting for about 10 s. Where they fail a warning says so, and the rest goes on.
     """
-    # What is measured again says itself whether it fails again.
-    told = tuple(line for line in machine.warnings if not line.startswith(PREFIX))
-    machine = msgspec.structs.replace(machine, warnings=told)
+    machine = forgotten(machine, PREFIX)
     missing = settings_without(machine)
     for number, setting in enumerate(missing, 1):
         say(f"contention: {setting} ({number} of {len(missing)})")
@@ -140,9 +139,8 @@ def family_calls(device: torch.device) -> Iterator[FamilyCall]:
     if device.type == "cpu":
         a = torch.rand(CPU_SIDE, CPU_SIDE, device=device)
         yield FamilyCall("matmul", f"mm of {CPU_SIDE} x {CPU_SIDE}", partial(torch.mm, a, a))
-        yield FamilyCall(
-            "convolution", "conv2d of 4 x 32 x 28 x 28", _convolution(device, 4, 32, 28)
-        )
+        conv = "conv2d of 4 x 32 x 28 x 28"
+        yield FamilyCall("convolution", conv, _convolution(device, 4, 32, 28))
         yield _sum_of(CPU_ELEMENTS, device)
     else:
         mm = f"mm of {GPU_SIDE} x {GPU_SIDE} in float16"

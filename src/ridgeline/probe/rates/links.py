@@ -1,7 +1,7 @@
 """Copies between pinned host memory and each GPU, and between every two GPUs, by size."""
 
 import itertools
-from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -65,17 +65,9 @@ def _measure(
     goal = pinned if direction == "device_to_host" else on_gpu[target]
     # A copy between GPUs runs on the current stream of the one that it leaves, so events there time it.
     with torch.cuda.device(target if direction == "host_to_device" else source):
-        table = [
-            SizePoint(
-                num_bytes=size,
-                seconds=Sampled.measured(
-                    sample(_copy(goal[:size], origin[:size]), seconds=seconds), "s"
-                ),
-            )
-            for size in sizes
-        ]
+        table: list[SizePoint] = []
+        for size in sizes:
+            copy = partial(goal[:size].copy_, origin[:size], non_blocking=True)
+            taken = Sampled.measured(sample(copy, seconds=seconds), "s")
+            table.append(SizePoint(num_bytes=size, seconds=taken))
     return Link(direction=direction, source=source, target=target, table=tuple(table))
-
-
-def _copy(target: Tensor, source: Tensor) -> Callable[[], object]:
-    return lambda: target.copy_(source, non_blocking=True)

@@ -5,6 +5,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from ridgeline.host.speed import HOST_SPEED
 from ridgeline.machine import Machine
 from ridgeline.machine.operator_dispatch import OperatorClass, OperatorDispatch
 from ridgeline.machine.quantity import Sampled
+from ridgeline.probe.fields import forgotten
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.probe.timing import synchronize
 from ridgeline.probe.turns import in_turns
@@ -69,8 +71,7 @@ def with_operator_dispatch(
         says so.
     """
     device = machine.device_kind
-    told = tuple(line for line in machine.warnings if not line.startswith(PREFIX))
-    machine = msgspec.structs.replace(machine, warnings=told)
+    machine = forgotten(machine, PREFIX)
     if any(entry.device == device for entry in machine.operator_dispatch):
         return machine
     say(f"dispatch: classes of operators on {device}")
@@ -84,7 +85,7 @@ def with_operator_dispatch(
             deadline_s=DEADLINE_S,
         )
     except LaunchError as error:
-        return msgspec.structs.replace(machine, warnings=(*told, f"{PREFIX}{error}"))
+        return msgspec.structs.replace(machine, warnings=(*machine.warnings, f"{PREFIX}{error}"))
     found = msgspec.json.decode(reply, type=tuple[OperatorDispatch, ...])
     every = (*machine.operator_dispatch, *found)
     return keep(msgspec.structs.replace(machine, operator_dispatch=every))
@@ -111,7 +112,8 @@ def measure_operator_dispatch(device: torch.device) -> tuple[OperatorDispatch, .
     for call in calls:
         seconds_of(call)  # warms up
     HOST_SPEED.wait()
-    found = in_turns({call.kind: _sampler(call) for call in calls}, ROUNDS, LEAST_S)
+    loops = {call.kind: partial(seconds_of, call) for call in calls}
+    found = in_turns(loops, ROUNDS, LEAST_S)
     kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     return tuple(_dispatch(kind, call, found[call.kind]) for call in calls)
 
@@ -197,23 +199,17 @@ def _chain(call: SmallCall, count: int) -> Tensor:
     return x
 
 
-def _sampler(call: SmallCall) -> Callable[[], CallSeconds]:
-    return lambda: seconds_of(call)
-
-
 def _dispatch(
     device: Literal["cpu", "cuda"], call: SmallCall, taken: Sequence[CallSeconds]
 ) -> OperatorDispatch:
-    def sampled(values: Sequence[float]) -> Sampled | None:
-        return Sampled.measured(values, "s") if call.has_gradient else None
-
+    plain, recorded, backward = (Sampled.measured(each, "s") for each in zip(*taken, strict=True))
     return OperatorDispatch(
         device=device,
         kind=call.kind,
         call=call.call,
-        plain=Sampled.measured([one.plain for one in taken], "s"),
-        recorded=sampled([one.recorded for one in taken]),
-        backward=sampled([one.backward for one in taken]),
+        plain=plain,
+        recorded=recorded if call.has_gradient else None,
+        backward=backward if call.has_gradient else None,
     )
 
 

@@ -56,13 +56,15 @@ def _measure(setting: Setting, compute: Compute, peers: Peers, rounds: int) -> O
     message = torch.zeros(MESSAGE_BYTES // 4, device=peers.device)
     compute()  # warms up
     found = [beside_all_reduces(compute, message, peers) for _ in range(rounds)]
+    compute_x, transfer_x = computing_slowdowns(found, peers), transfer_slowdowns(found, peers)
+    kernel = None
+    if peers.device.type == "cuda":
+        kernel = Sampled.measured(_of_all([one.call_s for one in found], peers), "s")
     return Overlap(
         setting=setting,
-        compute_slowdown=Sampled.measured(computing_slowdowns(found, peers), "x"),
-        communication_slowdown=Sampled.measured(transfer_slowdowns(found, peers), "x"),
-        kernel=Sampled.measured(_of_all([one.call_s for one in found], peers), "s")
-        if peers.device.type == "cuda"
-        else None,
+        compute_slowdown=Sampled.measured(compute_x, "x"),
+        communication_slowdown=Sampled.measured(transfer_x, "x"),
+        kernel=kernel,
     )
 
 

@@ -1,12 +1,11 @@
 """How long torch's compiler takes for a step, before anything was compiled."""
 
 from collections.abc import Collection
-from functools import lru_cache
 
-from ridgeline.execution import MODES, Form
+from ridgeline.execution import MODES
 from ridgeline.plan import Execution
 from ridgeline.simulator.compiler.fusion import blocks_of, parts_of
-from ridgeline.simulator.pricing.costs import IdentityKey
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.workload import Op, Workload
 
 START_S = {"cuda": 5.0, "cpu": 6.0}
@@ -33,6 +32,7 @@ measured on a host scales them there, see `choose`.
 """
 
 
+@kept_by_identity(64)
 def compile_seconds(workload: Workload, execution: Execution) -> float:
     """Seconds until a step is compiled for the first time; 0 for modes that compile nothing.
 
@@ -45,17 +45,13 @@ def compile_seconds(workload: Workload, execution: Execution) -> float:
 
     Source: `START_S[device] + OP_S[device] x operators + KIND_S[device] x kinds of operators`, see there.
     """
-    return _compile_seconds(IdentityKey(workload), MODES[execution].form)
-
-
-@lru_cache(maxsize=64)
-def _compile_seconds(workload: IdentityKey[Workload], form: Form) -> float:
-    part = parts_of(workload.value, form)
-    ops = [op for op in workload.value.ops if part(op) is not None]
+    form = MODES[execution].form
+    part = parts_of(workload, form)
+    ops = [op for op in workload.ops if part(op) is not None]
     # Equal blocks share a compiled program, so of each kind one counts.
     if form == "regional":
-        ops = _of_distinct_blocks(workload.value)
-    device = workload.value.device
+        ops = _of_distinct_blocks(workload)
+    device = workload.device
     num_kinds = len({op.key for op in ops if op.family != "view"})
     seconds = START_S[device] + OP_S[device] * _num_translated(ops) + KIND_S[device] * num_kinds
     return seconds if ops else 0.0

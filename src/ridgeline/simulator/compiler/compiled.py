@@ -7,7 +7,6 @@ its kernels.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from ridgeline.compiled_program import CompilerProgram
 from ridgeline.execution import MODES, Form
@@ -27,21 +26,15 @@ from ridgeline.simulator.compiler.fusion import (
 )
 from ridgeline.simulator.compiler.layout import conversion_bytes, lays_out
 from ridgeline.simulator.compiler.library_inputs import copied_bytes
-from ridgeline.simulator.compiler.made import price_made
+from ridgeline.simulator.compiler.made import KERNEL_RATE, price_made
 from ridgeline.simulator.compiler.replaying import with_replayed_model
 from ridgeline.simulator.compiler.rewriting import rewritten_seconds
 from ridgeline.simulator.compiler.second_stages import second_stages
-from ridgeline.simulator.pricing.costs import IdentityKey, Prices, prices
-from ridgeline.simulator.pricing.pieces import Piece, PricedStep, added_piece, price_step
+from ridgeline.simulator.pricing.costs import Prices, prices
+from ridgeline.simulator.pricing.kept import kept_by_identity
+from ridgeline.simulator.pricing.pieces import Piece, PricedStep, price_step
 from ridgeline.simulator.pricing.value_checks import value_checks
 from ridgeline.workload import CLIPPING, Op, Phase, Workload
-
-KERNEL_RATE = 0.83
-"""Share of the best measured bandwidth that a kernel of torch's compiler reaches on a GPU.
-
-Source: measured; all such kernels of BERT-base, ResNet-50 and ConvNeXt-T together (torch 2.11, one H200) took
-1 / 0.92, 1 / 0.84 and 1 / 0.74 of the time of their bytes.
-"""
 
 
 def price_execution(
@@ -68,14 +61,8 @@ def price_execution(
     # A trace in the plan's own precision has its operators: casting them again would count twice.
     precision = "as-is" if workload.precision == plan.precision else plan.precision
     if mode.form in CALLS:
-        priced = _price_compiled(
-            IdentityKey(machine),
-            IdentityKey(workload),
-            setting,
-            precision,
-            mode.form,
-            plan.random == "compiled",
-        )
+        owns_random = plan.random == "compiled"
+        priced = _price_compiled(machine, workload, setting, precision, mode.form, owns_random)
         reason = why_unread(workload, plan, programs)
         if reason:
             note = f"the kernels of {plan.execution} stay as assumed: {reason}"
@@ -98,43 +85,38 @@ def price_execution(
         hidden = hide_weight_gradients(workload, priced.backward)
         if hidden != priced.backward:
             priced = priced._replace(backward=hidden, notes=(*priced.notes, ASSUMED))
-    is_fused = mode.is_replayed or plan.optimizer == "fused"
-    has_fused = is_fused and setting.device == "cuda" and workload.fused_optimizer_bytes
     # Clipping is no part of the fused kernel.
     clipping = tuple(p for p in priced.optimizer if p.module == CLIPPING)
     updating = [p for p in priced.optimizer if p.module != CLIPPING]
-    if not (has_fused and updating):
+    is_fused = mode.is_replayed or plan.optimizer == "fused"
+    if not (is_fused and setting.device == "cuda" and workload.fused_optimizer_bytes and updating):
         return priced
     fused = fused_optimizer(Prices(machine, setting, precision), updating, workload)
     return priced._replace(optimizer=(*clipping, fused))
 
 
-@lru_cache(maxsize=64)
+@kept_by_identity(64)
 def _price_compiled(
-    machine: IdentityKey[Machine],
-    workload: IdentityKey[Workload],
+    machine: Machine,
+    workload: Workload,
     setting: Setting,
     precision: Precision,
     form: Form,
     owns_random: bool,
 ) -> PricedStep:
-    priced = price_step(machine.value, workload.value, setting, precision)
-    list_ = Prices(machine.value, setting, precision)
-    runs = fused_runs(workload.value, form, owns_random=owns_random)
-    compiled = _Compiled(list_, workload.value, form, runs, owns_random=owns_random)
-    phases = [
-        tuple(compiled.pieces(phase, pieces))
-        for phase, pieces in (
-            ("forward", priced.forward),
-            ("backward", priced.backward),
-            ("optimizer", priced.optimizer),
-        )
-    ]
-    notes = (*priced.notes, *list_.notes, *_assumptions(workload.value, form, runs))
+    priced = price_step(machine, workload, setting, precision)
+    list_ = Prices(machine, setting, precision)
+    runs = fused_runs(workload, form, owns_random=owns_random)
+    compiled = _Compiled(list_, workload, form, runs, owns_random=owns_random)
+    forward = compiled.pieces("forward", priced.forward)
+    backward = compiled.pieces("backward", priced.backward)
+    optimizer = compiled.pieces("optimizer", priced.optimizer)
+    # Behind the pieces, for which dispatches are looked up.
+    notes = (*priced.notes, *list_.notes, *_assumptions(workload, form, runs))
     return PricedStep(
-        phases[0],
-        phases[1],
-        phases[2],
+        forward,
+        backward,
+        optimizer,
         tuple(dict.fromkeys(notes)),
         own_kernels=compiled.own_kernels,
         own_bytes=compiled.own_bytes,
@@ -157,7 +139,6 @@ def _price_read(
         workload,
         price_step(machine, workload, setting, precision),
         programs,
-        rate=KERNEL_RATE,
         call=compiled.call,
         kernel=compiled.kernel,
         has_optimizer=form in ("step-graph", "packaged"),
@@ -200,8 +181,8 @@ def _call(list_: Prices, phase: Phase, first: Piece) -> Piece:
     """Calling one program more, of which `first` is the first operator."""
     seconds = CALLS["compiled"][phase].call * list_.dispatch("forward")
     on_gpu = list_.setting.device == "cuda"
-    piece = added_piece(first, f"call compiled {phase}", bound="dispatch", host_s=seconds * on_gpu)
-    return piece if on_gpu else piece._replace(fixed_s=seconds)
+    piece = Piece(f"call compiled {phase}", first.module, bound="dispatch")
+    return piece._replace(host_s=seconds) if on_gpu else piece._replace(fixed_s=seconds)
 
 
 def _without(priced: PricedStep, left_out: frozenset[int]) -> PricedStep:
@@ -218,10 +199,10 @@ def _without(priced: PricedStep, left_out: frozenset[int]) -> PricedStep:
 def _conversion(list_: Prices, priced: PricedStep, workload: Workload) -> Piece:
     """What the compiler's own change of memory format moves; most of it is part of other kernels."""
     num_bytes = conversion_bytes(workload)
-    return added_piece(
-        priced.forward[0],
+    return Piece(
         "convert_layout",
-        seconds=list_.copy_seconds(num_bytes),
+        priced.forward[0].module,
+        work_s=list_.copy_seconds(num_bytes),
         roofline_s=list_.least_copy_seconds(num_bytes),
         num_bytes=num_bytes,
         has_kernel=True,
@@ -241,6 +222,7 @@ class _Compiled:
         owns_random: bool = False,
     ) -> None:
         self._owns_random = owns_random
+        self._on_gpu = list_.setting.device == "cuda"
         self._list = list_
         self._workload = workload
         self._ops = workload.ops
@@ -251,7 +233,7 @@ class _Compiled:
         self._fused = {index for run in runs for index in run.ops}
         self.own_kernels = self.own_bytes = 0
 
-    def pieces(self, phase: Phase, eager: Sequence[Piece]) -> list[Piece]:
+    def pieces(self, phase: Phase, eager: Sequence[Piece]) -> tuple[Piece, ...]:
         """A phase as the compiled step runs it: a run stands where its first operator stood."""
         found: list[Piece] = []
         # By operator, since a run takes pieces that stand further down.
@@ -276,7 +258,7 @@ class _Compiled:
                 if copied:
                     found.append(self.kernel(phase, self._copy(piece, copied)))
                 found.append(self.kernel(phase, self._alone(piece, op)))
-        return [piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel]
+        return tuple(piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel)
 
     def _joined(self, run: Run, by_op: dict[int, Piece]) -> Piece:
         """One kernel for a run: its bytes at the measured bandwidth, and no more than its parts took.
@@ -285,17 +267,15 @@ class _Compiled:
         on a GPU small kernels are slow by themselves.
         """
         members = [by_op[index] for index in run.ops]
-        stages = 0
         # A CPU adds up the parts of a sum within one loop.
-        if self._list.setting.device == "cuda":
-            stages = sum(second_stages(self._ops[index]) for index in run.ops)
+        stages = sum(second_stages(self._ops[index]) for index in run.ops) if self._on_gpu else 0
         self.own_kernels += 1 + stages
         self.own_bytes += run.num_bytes
         apart_s = sum(piece.work_s for piece in members)
         # Fusing never makes operators slower than they were apart.
         least_s = min(self._list.least_copy_seconds(run.num_bytes), apart_s)
         taken_s = least_s
-        if self._list.setting.device == "cuda":
+        if self._on_gpu:
             copied_s = self._list.copy_seconds(run.num_bytes) / KERNEL_RATE
             # What the smallest kernel takes: a second stage reduces a few numbers.
             smallest_s = self._list.copy_seconds(1) / KERNEL_RATE
@@ -317,15 +297,13 @@ class _Compiled:
         if self._is_loop(op):
             run = run_alone(self._workload, piece.op)
             return self._joined(run, {piece.op: piece})._replace(name=piece.name)
-        if self._list.setting.device != "cuda":
+        if not self._on_gpu:
             return piece
-        return piece._replace(
-            work_s=rewritten_seconds(self._list, op, piece.work_s, self._workload.precision)
-        )
+        precision = self._workload.precision
+        return piece._replace(work_s=rewritten_seconds(self._list, op, piece.work_s, precision))
 
     def _is_loop(self, op: Op) -> bool:
-        on_gpu = self._list.setting.device == "cuda"
-        return is_loop(op, on_gpu=on_gpu, owns_random=self._owns_random)
+        return is_loop(op, on_gpu=self._on_gpu, owns_random=self._owns_random)
 
     def _copy(self, piece: Piece, num_bytes: int) -> Piece:
         """What is written out for the library that runs the piece."""
@@ -336,14 +314,13 @@ class _Compiled:
 
     def kernel(self, phase: Phase, piece: Piece) -> Piece:
         """The piece, issued by a compiled program."""
-        on_gpu = self._list.setting.device == "cuda"
-        return self._issued(piece, self._calls["forward" if on_gpu else phase].kernel)
+        return self._issued(piece, self._calls["forward" if self._on_gpu else phase].kernel)
 
     def call(self, phase: Phase, first: Piece) -> Piece:
         """Calling the program of which `first` is the first operator."""
-        piece = added_piece(first, f"call compiled {phase}", bound="dispatch")
+        piece = Piece(f"call compiled {phase}", first.module, bound="dispatch")
         dispatches = self._calls[phase].call
-        if self._list.setting.device == "cuda":
+        if self._on_gpu:
             dispatches += handing(phase, self._workload)
         return self._issued(piece, dispatches)
 
@@ -351,7 +328,7 @@ class _Compiled:
         """On a GPU a library's operator is issued as it is without the compiler: no faster."""
         # In dispatches, so that a slow host is slow here as well.
         seconds = dispatches * self._list.dispatch("forward")
-        if self._list.setting.device == "cuda":
+        if self._on_gpu:
             return piece._replace(host_s=max(seconds, piece.host_s))
         return piece._replace(fixed_s=seconds)
 

@@ -7,7 +7,6 @@ stay what they are.
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from ridgeline.execution import Form
@@ -19,7 +18,6 @@ from ridgeline.simulator.compiler.rewriting import (
     writes_loop,
 )
 from ridgeline.simulator.compiler.untranslated import untranslated
-from ridgeline.simulator.pricing.costs import IdentityKey
 from ridgeline.simulator.pricing.dataflow import (
     DataFlow,
     data_flow,
@@ -27,6 +25,7 @@ from ridgeline.simulator.pricing.dataflow import (
     spec_bytes,
     spec_elements,
 )
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.workload import Op, TensorSpec, Workload
 
 FUSABLE = ("elementwise", "normalization", "reduction", "copy")
@@ -80,6 +79,7 @@ class Run(NamedTuple):
         return self.bytes_read + self.bytes_written
 
 
+@kept_by_identity(32)
 def fused_runs(workload: Workload, form: Form, *, owns_random: bool = False) -> tuple[Run, ...]:
     """The runs of at least two operators that a form of the step makes one kernel of, by first operator.
 
@@ -95,24 +95,18 @@ def fused_runs(workload: Workload, form: Form, *, owns_random: bool = False) -> 
     Source: assumed; Inductor fuses nodes that share memory unless that makes a cycle
         (torch/_inductor/scheduler.py).
     """
-    return _fused_runs(IdentityKey(workload), form, owns_random)
-
-
-@lru_cache(maxsize=32)
-def _fused_runs(workload: IdentityKey[Workload], form: Form, owns_random: bool) -> tuple[Run, ...]:
-    ops = workload.value.ops
-    flow = data_flow(workload.value)
-    part = parts_of(workload.value, form)
-    on_gpu = workload.value.device == "cuda"
+    ops, flow = workload.ops, data_flow(workload)
+    part = parts_of(workload, form)
+    on_gpu = workload.device == "cuda"
 
     def part_of_loop(op: Op) -> Hashable:
         return part(op) if is_loop(op, on_gpu=on_gpu, owns_random=owns_random) else None
 
     groups = _joined(ops, flow, part_of_loop)
-    saved = recomputed(workload.value, groups, lambda op: part_of_loop(op) is not None)
+    saved = recomputed(workload, groups, lambda op: part_of_loop(op) is not None)
     # Single operators are priced by `run_alone`: only as loops, or else as libraries have them.
-    runs = [_less(_run(ops, flow, members), saved) for members in groups if len(members) > 1]
-    return tuple(sorted(runs))
+    runs = [_run(ops, flow, members) for members in groups if len(members) > 1]
+    return tuple(sorted(_less(run, saved) for run in runs))
 
 
 def _less(run: Run, saved: Saved) -> Run:

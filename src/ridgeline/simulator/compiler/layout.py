@@ -7,32 +7,26 @@ Source: `GraphLowering.decide_layout_opt` in torch/_inductor/graph.py, for graph
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import msgspec
 
 from ridgeline.simulator.compiler.untranslated import untranslated
-from ridgeline.simulator.pricing.costs import IdentityKey
 from ridgeline.simulator.pricing.dataflow import spec_bytes
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.workload import Op, Workload
 
 _MOST_NODES = 300
 """Operators for each convolution, from which on there are too few convolutions to lay out anything for."""
 
 
+@kept_by_identity(32)
 def lays_out(workload: Workload) -> bool:
     """Whether the compiler changes the memory format of a step's convolutions by itself."""
-    return _lays_out(IdentityKey(workload))
-
-
-@lru_cache(maxsize=32)
-def _lays_out(workload: IdentityKey[Workload]) -> bool:
-    load = workload.value
-    convolutions = list(_convolutions(load))
-    nodes = len(load.parameters) + sum(op.phase == "forward" for op in load.ops)
-    if load.device != "cuda" or nodes >= _MOST_NODES * len(convolutions):
+    convolutions = list(_convolutions(workload))
+    nodes = len(workload.parameters) + sum(op.phase == "forward" for op in workload.ops)
+    if workload.device != "cuda" or nodes >= _MOST_NODES * len(convolutions):
         return False
-    is_left = untranslated(load)
+    is_left = untranslated(workload)
     # One such convolution is enough: the decision is for the whole graph.
     if any(_is_grouped(op) or _narrows(op) or is_left(op) for op in convolutions):
         return False

@@ -5,6 +5,7 @@ the narrow result of a matrix product in place of several wide tensors, and comp
 logarithm of a softmax over a vocabulary is the largest such tensor of a language model.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -51,33 +52,33 @@ def recomputed(
         fewest bytes cross and recomputes only what fuses.
     """
     ops, flow = workload.ops, data_flow(workload)
-    chains = _Chains(ops, flow, is_loop)
+    chains = _chains(ops, flow, is_loop)
     needs = _Needs(ops, flow, runs, is_loop)
-    read: dict[int, int] = {}
+    read: Counter[int] = Counter()
     again: set[Source] = set()
     stored: set[Source] = set()
     for run in runs:
         first = min(run)
         if ops[first].phase != "backward":
-            # A run lies within one phase, so its first operator tells which.
-            continue
+            continue  # a run lies within one phase, so its first operator tells which
         taken = {s for i in run for s in flow.sources[i] if s and ops[s[0]].phase == "forward"}
-        passed_on = {s: chains.of(s[0]) for s in taken if needs.is_passed_on(s)}
+        passed_on = {s: chains[s[0]] for s in taken if needs.is_passed_on(s)}
         for group in _groups({s: roots for s, roots in passed_on.items() if roots}):
             # What backward reads anyway costs nothing to compute from.
             # Without those of the group itself, which would no longer be there to be read.
             others = {(*source, 0) for source in taken - group.keys()}
-            more = sum(map(chains.num_bytes, frozenset().union(*group.values()) - others))
+            roots = frozenset().union(*group.values()) - others
+            more = sum(_root_bytes(ops, root) for root in roots)
             if more < sum(needs.stored_bytes(source) for source in group):
-                read[first] = read.get(first, 0) + sum(_size(ops, s) for s in group) - more
+                read[first] += sum(_size(ops, s) for s in group) - more
                 again |= group.keys()
             else:
                 stored |= group.keys()
-    written: dict[int, int] = {}
+    written: Counter[int] = Counter()
     # One kernel that reads it from memory is enough for it to be written.
     for source in again - stored:
         if needs.is_for_backward(source):
-            written[source[0]] = written.get(source[0], 0) + _size(ops, source)
+            written[source[0]] += _size(ops, source)
     return Saved(written, read)
 
 
@@ -115,41 +116,29 @@ class _Needs:
         return _size(self._ops, source) * (2 if self.is_for_backward(source) else 1)
 
 
-class _Chains:
-    """Finds what elementwise results are made of."""
-
-    def __init__(self, ops: Sequence[Op], flow: DataFlow, is_loop: Callable[[Op], bool]) -> None:
-        self._ops = ops
-        self._flow = flow
-        self._is_loop = is_loop
-        # In order, so that chains are found from their beginnings on.
-        self._known: list[frozenset[Root] | None] = []
-        for index in range(len(ops)):  # what an operator takes was made before it
-            self._known.append(self._found(index))
-
-    def num_bytes(self, root: Root) -> int:
-        """Bytes of a root."""
-        op, number, is_input = root
-        specs = self._ops[op].inputs if is_input else self._ops[op].outputs
-        return spec_bytes(specs[number])
-
-    def of(self, index: int) -> frozenset[Root] | None:
-        """Those of an operator; None where it cannot be computed again, or is made of too much."""
-        return self._known[index]
-
-    def _found(self, index: int) -> frozenset[Root] | None:
-        op = self._ops[index]
-        # Random numbers drawn again would be others; what was written in place is gone.
-        if op.phase != "forward" or not self._is_loop(op) or not _is_elementwise(op):
-            return None
+def _chains(
+    ops: Sequence[Op], flow: DataFlow, is_loop: Callable[[Op], bool]
+) -> list[frozenset[Root] | None]:
+    """What each operator is made of; None where it cannot be computed again, or is made of too much."""
+    known: list[frozenset[Root] | None] = []
+    # In order, so that chains are found from their beginnings on: what an operator takes was made before it.
+    for index, op in enumerate(ops):
         found: set[Root] = set()
-        for position, source in enumerate(self._flow.sources[index]):
+        for position, source in enumerate(flow.sources[index]):
+            beyond = None if source is None else known[source[0]]
             if source is None:
                 found.add((index, position, 1))
-                continue
-            beyond = self.of(source[0])
-            found |= {(*source, 0)} if beyond is None else beyond
-        return frozenset(found) if 0 < len(found) <= MOST_ROOTS else None
+            else:
+                found |= {(*source, 0)} if beyond is None else beyond
+        # Random numbers drawn again would be others; what was written in place is gone.
+        is_again = op.phase == "forward" and is_loop(op) and _is_elementwise(op)
+        known.append(frozenset(found) if is_again and 0 < len(found) <= MOST_ROOTS else None)
+    return known
+
+
+def _root_bytes(ops: Sequence[Op], root: Root) -> int:
+    op, number, is_input = root
+    return spec_bytes((ops[op].inputs if is_input else ops[op].outputs)[number])
 
 
 def _is_elementwise(op: Op) -> bool:

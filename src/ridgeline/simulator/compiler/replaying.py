@@ -1,11 +1,9 @@
 """What replaying a step, or the model in it, costs beside its kernels."""
 
-from collections.abc import Sequence
-
 from ridgeline.simulator.compiler.call_costs import handing
 from ridgeline.simulator.pricing.costs import Prices
 from ridgeline.simulator.pricing.dataflow import spec_bytes
-from ridgeline.simulator.pricing.pieces import Piece, PricedStep, added_piece
+from ridgeline.simulator.pricing.pieces import Piece, PricedStep
 from ridgeline.workload import Workload
 
 CALL_DISPATCHES = 4.0
@@ -23,12 +21,8 @@ def loading(list_: Prices, workload: Workload, first: Piece) -> Piece:
     # What stays on the host is no part of the captured step.
     sizes = [spec_bytes(spec) for spec in workload.batch if not spec.on_host]
     copied_s = sum(list_.copy_seconds(2 * size) for size in sizes)
-    return added_piece(
-        first,
-        "load batch",
-        seconds=copied_s + list_.dispatch("graph_start"),
-        num_bytes=2 * sum(sizes),
-    )
+    work_s = copied_s + list_.dispatch("graph_start")
+    return Piece("load batch", first.module, work_s=work_s, num_bytes=2 * sum(sizes))
 
 
 def with_replayed_model(list_: Prices, workload: Workload, priced: PricedStep) -> PricedStep:
@@ -50,15 +44,10 @@ def with_replayed_model(list_: Prices, workload: Workload, priced: PricedStep) -
         dispatches = MODEL_DISPATCHES + handing("forward", workload)
         forward.insert(0, load._replace(host_s=dispatches * call_s))
     if backward:
-        replay = added_piece(
-            backward[0],
-            "replay backward",
-            seconds=list_.dispatch("graph_start"),
-            host_s=MODEL_DISPATCHES * call_s,
-        )
-        gradients = added_piece(
-            backward[0], "hand over gradients", host_s=handing("backward", workload) * call_s
-        )
+        module, start_s = backward[0].module, list_.dispatch("graph_start")
+        replay = Piece("replay backward", module, work_s=start_s, host_s=MODEL_DISPATCHES * call_s)
+        handing_s = handing("backward", workload) * call_s
+        gradients = Piece("hand over gradients", module, host_s=handing_s)
         # The loss function's own backward comes first, and is issued operator by operator.
         at = next((i for i, p in enumerate(backward) if _op(p) >= begin), len(backward))
         backward.insert(at, replay)
@@ -74,24 +63,3 @@ def _unissued(piece: Piece) -> Piece:
 def _op(piece: Piece) -> int:
     """The operator that a piece stands for; of a fused one its first."""
     return min(piece.members) if piece.members else piece.op
-
-
-def issued_behind(optimizer: Sequence[Piece], call_s: float, graph_s: float) -> float:
-    """When the host has issued an optimizer that steps behind a replay, in seconds from the call of that.
-
-    It does so while the graph runs; what hands values to the host (the number of rows of a sparse gradient)
-    waits for the graph's end first.
-
-    Args:
-        optimizer: Its pieces, in order.
-        call_s: What the call of the replay takes.
-        graph_s: What the device takes for the graph.
-    """
-    host_s, device_s = call_s, call_s + graph_s
-    for piece in optimizer:
-        if piece.waits:
-            host_s = max(host_s, device_s)
-        host_s += piece.host_s
-        if piece.has_kernel:
-            device_s = max(device_s, host_s) + piece.lane_s
-    return host_s

@@ -4,7 +4,7 @@ import msgspec
 
 from ridgeline.simulator.pricing.costs import Prices
 from ridgeline.simulator.pricing.dataflow import operator_name, spec_bytes
-from ridgeline.workload import Op, TensorSpec
+from ridgeline.workload import Op
 
 _ADDING = frozenset(
     {"index_put", "index_add", "scatter_add", "scatter_reduce", "embedding_dense_backward"}
@@ -100,18 +100,15 @@ def _narrowed(op: Op) -> Op:
 
     Source: `torch._functorch.config.backward_pass_autocast`, "same_as_forward" by default.
     """
-    return msgspec.structs.replace(
+    replace, dtype = msgspec.structs.replace, "bfloat16"
+    return replace(
         op,
-        dtype="bfloat16",
-        inputs=tuple(_as_bfloat16(spec) for spec in op.inputs),
-        outputs=tuple(_as_bfloat16(spec) for spec in op.outputs),
+        dtype=dtype,
+        inputs=tuple(replace(spec, dtype=dtype) for spec in op.inputs),
+        outputs=tuple(replace(spec, dtype=dtype) for spec in op.outputs),
         bytes_read=op.bytes_read // 2,
         bytes_written=op.bytes_written // 2,
     )
-
-
-def _as_bfloat16(spec: TensorSpec) -> TensorSpec:
-    return msgspec.structs.replace(spec, dtype="bfloat16")
 
 
 def _name(op: Op) -> str:

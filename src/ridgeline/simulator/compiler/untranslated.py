@@ -1,21 +1,14 @@
 """Parts of a model that torch's compiler leaves as they were written, whatever it is asked."""
 
 from collections.abc import Callable
-from functools import lru_cache
 
-from ridgeline.simulator.pricing.costs import IdentityKey
 from ridgeline.simulator.pricing.dataflow import operator_name
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.workload import Op, Workload
 
 RECURRENT = ("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh", "rnn_relu")
-DEPENDS_ON_VALUES = (
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "unique_dim",
-    "_local_scalar_dense",
-    "item",
-)
+SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_dim")
+READS_VALUES = ("_local_scalar_dense", "item")
 
 
 def untranslated(workload: Workload) -> Callable[[Op], bool]:
@@ -29,24 +22,24 @@ def untranslated(workload: Workload) -> Callable[[Op], bool]:
     A mixture of experts, a network with packed sequences and one of convolutions and a GRU took as long
     compiled as eager (one H200).
     """
-    paths = _left_alone(IdentityKey(workload))
+    paths = _left_alone(workload)
     if not paths:
         return lambda op: False
     return lambda op: any(_is_beneath(op.module, path) for path in paths)
 
 
-@lru_cache(maxsize=64)
-def _left_alone(workload: IdentityKey[Workload]) -> frozenset[str]:
+@kept_by_identity(64)
+def _left_alone(workload: Workload) -> frozenset[str]:
     """Paths of modules whose code is not translated; the empty one is the whole model."""
     found = set()
-    for op in workload.value.ops:
+    for op in workload.ops:
         if op.phase != "forward" or not op.module:
             continue
         name = operator_name(op)
         if name in RECURRENT:
             # The module that calls the layer is what dynamo gives up on, and all beneath it.
             found.add(op.module.rpartition(".")[0])
-        elif name in DEPENDS_ON_VALUES:
+        elif name in SIZED_BY_VALUES + READS_VALUES:
             found.add(op.module)
     return frozenset(found)
 

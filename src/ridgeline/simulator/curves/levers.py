@@ -62,14 +62,11 @@ def levers(
             questions.append({"stragglers": MOST_FACTOR})
     drawn = drawn_machines(machine, seed)
     plain = [_step_s(one, workload, plan) for one in drawn]
-    return tuple(
-        _lever(
-            factors,
-            plain,
-            [_step_s(what_if(one, factors, workload), workload, plan) for one in drawn],
-        )
-        for factors in questions
-    )
+    found: list[Lever] = []
+    for factors in questions:
+        faster = [what_if(one, factors, workload) for one in drawn]
+        found.append(_lever(factors, plain, [_step_s(one, workload, plan) for one in faster]))
+    return tuple(found)
 
 
 def elsewhere(
@@ -98,7 +95,9 @@ def elsewhere(
 
 def _lever(factors: Mapping[str, float], plain: Sequence[float], then: Sequence[float]) -> Lever:
     """From the steps on each machine, the measured one first."""
-    gains = [_ratio(now, after) for now, after in zip(plain, then, strict=True)]
+    # A step that takes no time any more is limited to the resolution of a nanosecond.
+    steps = zip(plain, then, strict=True)
+    gains = [now_s / max(then_s, 1e-9) if now_s else 1.0 for now_s, then_s in steps]
     # Without the first: the measured machine was not drawn.
     low, high = interval(gains[1:])
     return Lever(
@@ -113,8 +112,3 @@ def _lever(factors: Mapping[str, float], plain: Sequence[float], then: Sequence[
 
 def _step_s(machine: Machine, workload: Workload, plan: Plan) -> float:
     return 1e-9 * simulate(machine, workload, plan, details=False).step_ns
-
-
-def _ratio(now_s: float, then_s: float) -> float:
-    """Speed-up; a step that takes no time any more is limited to the resolution of a nanosecond."""
-    return now_s / max(then_s, 1e-9) if now_s else 1.0

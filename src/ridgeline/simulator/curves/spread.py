@@ -39,15 +39,12 @@ def _drawn(value: Any, noise: random.Random) -> Any:
     if isinstance(value, tuple):
         return tuple(_drawn(part, noise) for part in value)
     if isinstance(value, msgspec.Struct):
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        return msgspec.structs.replace(
-            value,
-            **{
-                name: _drawn(field, noise)
-                for name, field in fields.items()
-                if isinstance(field, (Quantity, msgspec.Struct, tuple))
-            },
-        )
+        parts = {
+            name: _drawn(field, noise)
+            for name, field in msgspec.structs.asdict(value).items()
+            if isinstance(field, (msgspec.Struct, tuple))
+        }
+        return msgspec.structs.replace(value, **parts)
     return value
 
 

@@ -1,6 +1,7 @@
 """What if: the same machine with faster links, more computing, or no dispatch cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -8,11 +9,12 @@ from ridgeline.errors import MachineError
 from ridgeline.machine import (
     Ceiling,
     CodecTiming,
+    Collective,
     CurvePoint,
+    Link,
     Machine,
     OperatorTiming,
     Quantity,
-    Setting,
     SizePoint,
 )
 from ridgeline.simulator.pricing.costs import COMPUTE_FAMILIES, op_seconds
@@ -26,6 +28,7 @@ FREE = "free"
 """In the place of a factor: the largest."""
 LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e9
 """Beyond these the numbers of a machine say nothing any more, and end in infinite times."""
+_Tabled = TypeVar("_Tabled", Collective, Link, CodecTiming)
 
 
 def parse_what_if(text: str) -> dict[str, float]:
@@ -44,12 +47,10 @@ def parse_what_if(text: str) -> dict[str, float]:
     """
     factors: dict[str, float] = {}
     for item in text.split(","):
-        word, _, factor = item.strip().partition("=")
-        part = ALIASES.get(word, word)
+        word, _, told = item.strip().partition("=")
+        part, factor = ALIASES.get(word, word), told.strip()
         try:
-            value = (
-                MOST_FACTOR if factor.strip() == FREE else float(factor.strip().removesuffix("x"))
-            )
+            value = MOST_FACTOR if factor == FREE else float(factor.removesuffix("x"))
         except ValueError:
             # Below the least factor, so that the check that follows refuses it with the same words.
             value = 0.0
@@ -118,16 +119,12 @@ def what_if(
             msgspec.structs.replace(e, seconds=_scaled(e.seconds, 1 / rates["dispatch"]))
             for e in machine.dispatch
         ),
-        collectives=tuple(
-            msgspec.structs.replace(e, table=_faster_table(e.table, collectives))
-            for e in machine.collectives
-        ),
+        collectives=_faster_tables(machine.collectives, collectives),
         cluster=tuple(level.times(collectives) for level in machine.cluster),
         stragglers=machine.stragglers.times(factors.get("stragglers", 1.0)),
-        codecs=tuple(_faster_codec(entry, rates["memory"]) for entry in machine.codecs),
-        links=tuple(
-            msgspec.structs.replace(e, table=_faster_table(e.table, links)) for e in machine.links
-        ),
+        # Codecs move more than they compute, but for what each parameter and shape costs to issue.
+        codecs=_faster_tables(machine.codecs, rates["memory"]),
+        links=_faster_tables(machine.links, links),
         timings=_faster_timings(machine, rates, workload),
     )
 
@@ -151,9 +148,9 @@ def _faster_table(table: tuple[SizePoint, ...], factor: float) -> tuple[SizePoin
     )
 
 
-def _faster_codec(entry: CodecTiming, factor: float) -> CodecTiming:
-    """Codecs move more than they compute, but for what each parameter and shape costs to issue."""
-    return msgspec.structs.replace(entry, table=_faster_table(entry.table, factor))
+def _faster_tables(entries: Sequence[_Tabled], factor: float) -> tuple[_Tabled, ...]:
+    replace = msgspec.structs.replace
+    return tuple(replace(one, table=_faster_table(one.table, factor)) for one in entries)
 
 
 def _faster_timings(
@@ -164,18 +161,14 @@ def _faster_timings(
     # Traces in other precisions and memory formats too: plans that run so are priced by their timings.
     ops = {op.key: op for load in (workload, *workload.variants) for op in load.ops}
     faster = []
-    bounds: dict[tuple[Setting, str], str] = {}
     for entry in machine.timings:
         op = ops.get(entry.key)
         # Timings of other steps are not read by this prediction, and nothing tells what limits them.
         if op is None:
             faster.append(entry)
             continue
-        place = (entry.setting, entry.key)
         # By what limits it on the machine as measured: the faster one would have other limits.
-        if place not in bounds:
-            bounds[place] = op_seconds(machine, op, entry.setting).bound
-        factor = rates[bounds[place]]
+        factor = rates[op_seconds(machine, op, entry.setting).bound]
         issue = entry.issue and _scaled(entry.issue, 1 / rates["dispatch"])
         faster.append(
             msgspec.structs.replace(entry, seconds=_scaled(entry.seconds, 1 / factor), issue=issue)

@@ -1,7 +1,8 @@
 """Collectives over more devices than a host has: the measured host, and the links of a described cluster."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from ridgeline.laws.collectives import (
     OVER_TREES,
@@ -51,11 +52,10 @@ def points_between_hosts(
     waits = [ring_s]
     if operation in OVER_TREES:
         waits.append(rounds * ((in_host - 1) * hop_s + _upwards(crossed)))
-    scale = (
-        bus_bandwidth_factor(operation, workers) / bus_bandwidth_factor(operation, measured)
-        if measured > 1
-        else 0.0
-    )
+    scale = 0.0
+    if measured > 1:
+        inside_factor = bus_bandwidth_factor(operation, measured)
+        scale = bus_bandwidth_factor(operation, workers) / inside_factor
     # At the sizes of the host's table, so that its curve shows through.
     sizes = [num_bytes for num_bytes, _ in inside] or SIZES
     links_s = max(_link_s(operation, workers, one) for one in crossed)
@@ -72,20 +72,22 @@ def points_between_hosts(
 
 def _around(crossed: Sequence[Crossing]) -> float:
     """Seconds of a message's way once around a ring, which changes place as seldom as it can."""
-    outer = [*(one.places for one in crossed[1:]), 1]
-    return sum(
-        (one.places - further) * one.level.latency_s
-        for one, further in zip(crossed, outer, strict=True)
-    )
+    return sum((places - further) * latency_s for places, further, latency_s in _levels(crossed))
 
 
 def _upwards(crossed: Sequence[Crossing]) -> float:
     """Seconds from the leaves of a binary tree to its root, level by level."""
-    outer = [*(one.places for one in crossed[1:]), 1]
     return sum(
-        math.ceil(math.log2(one.places / further)) * one.level.latency_s
-        for one, further in zip(crossed, outer, strict=True)
+        math.ceil(math.log2(places / further)) * latency_s
+        for places, further, latency_s in _levels(crossed)
     )
+
+
+def _levels(crossed: Sequence[Crossing]) -> Iterator[tuple[int, int, float]]:
+    """Of each level the places in use, those of the level around it, and the latency between them."""
+    places = [*(one.places for one in crossed), 1]
+    for (inner, outer), one in zip(pairwise(places), crossed, strict=True):
+        yield inner, outer, one.level.latency_s
 
 
 def _link_s(operation: CollectiveOperation, workers: int, crossing: Crossing) -> float:

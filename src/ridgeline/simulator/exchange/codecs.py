@@ -42,15 +42,11 @@ class CodecPrices:
         self.is_needed = bool(COMPRESSIONS[sync.compression].encodes) and setting.workers > 1
         self._timing = _timing(machine, sync, setting) if self.is_needed else None
         self.notes = _notes(self._timing, sync, setting) if self.is_needed else ()
-        self.slowdown: dict[Lane, float] = {
-            "compute": SHARED_SLOWDOWN,
-            "communication": SHARED_SLOWDOWN,
-        }
+        compute = codec = SHARED_SLOWDOWN
         if self._timing is not None:
-            self.slowdown = {
-                "compute": max(1.0, self._timing.compute_slowdown.value),
-                "communication": max(1.0, self._timing.codec_slowdown.value),
-            }
+            compute = max(1.0, self._timing.compute_slowdown.value)
+            codec = max(1.0, self._timing.codec_slowdown.value)
+        self.slowdown: dict[Lane, float] = {"compute": compute, "communication": codec}
 
     def seconds(self, num_bytes: int, shapes: Sequence[Shape] = ()) -> float:
         """Seconds to encode and decode a bucket with nothing beside it; 0 without a codec.
@@ -77,9 +73,8 @@ class CodecPrices:
         found += timing.parameter.value * max(0, len(shapes) - 1)
         found += timing.shape.value * max(0, len(matrices) - 1)
         # By bytes moved, as with more workers more shares, or whole payloads, are decoded.
-        return (
-            found * moved / max(1, sum(codec_bytes(self._sync, num_bytes, timing.setting.workers)))
-        )
+        known = sum(codec_bytes(self._sync, num_bytes, timing.setting.workers))
+        return found * moved / max(1, known)
 
     def encoding(self, num_bytes: int, shapes: Sequence[Shape] = ()) -> CodecCost:
         """The same, divided by the bytes that each half moves."""

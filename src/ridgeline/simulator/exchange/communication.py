@@ -6,16 +6,13 @@ from functools import partial
 from typing import NamedTuple
 
 from ridgeline.errors import MachineError
-from ridgeline.laws.collectives import (
-    AT_MOST,
-    CollectiveOperation,
-    bus_bandwidth_factor,
-)
+from ridgeline.laws.collectives import AT_MOST, CollectiveOperation, bus_bandwidth_factor
 from ridgeline.laws.curves import Point, table_seconds
 from ridgeline.machine import Collective, Machine, Overlap, Setting
 from ridgeline.machine.cluster import Crossing, crossings
 from ridgeline.plan import Sync
 from ridgeline.simulator.exchange.between_hosts import points_between_hosts
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.simulator.pricing.settings import nearest_setting
 from ridgeline.synchronisation import uses_kernels
 from ridgeline.timeline import Lane
@@ -64,8 +61,9 @@ def collective_seconds(
     return table_cost(find_table(machine, operation, setting), num_bytes)
 
 
+@kept_by_identity(64)
 def find_table(machine: Machine, operation: CollectiveOperation, setting: Setting) -> CostTable:
-    """The size table to use, and how it must be scaled.
+    """The size table to use, and how it must be scaled; found once and kept.
 
     Raises:
         MachineError: no such operation was measured.
@@ -87,8 +85,8 @@ def find_table(machine: Machine, operation: CollectiveOperation, setting: Settin
             continue
         if name == operation:
             return table
-        note = f"{operation} was not measured: assumed as {name}"
-        return table._replace(note=_join(table.note, note))
+        notes = (table.note, f"{operation} was not measured: assumed as {name}")
+        return table._replace(note="; ".join(filter(None, notes)))
     known = ", ".join(f"{c.operation} at {c.setting}" for c in machine.collectives) or "none"
     raise MachineError(
         f"wanted the time of {operation} over {setting.workers} workers ({setting.device}), got a "
@@ -120,14 +118,14 @@ def _scaled(found: Sequence[Collective], setting: Setting) -> CostTable:
     entry = max(found, key=lambda e: e.setting.workers)
     measured, wanted = entry.setting.workers, setting.workers
     points = _points(entry)
-    factor = bus_bandwidth_factor(entry.operation, wanted) / bus_bandwidth_factor(
-        entry.operation, measured
-    )
+    moved, known = (bus_bandwidth_factor(entry.operation, n) for n in (wanted, measured))
     note = (
         f"{entry.operation} over {wanted} workers was not measured: assumed by the ring law from "
         f"{measured} workers"
     )
-    return CostTable(points, ring_latency(points), (wanted - 1) / (measured - 1), factor, note)
+    return CostTable(
+        points, ring_latency(points), (wanted - 1) / (measured - 1), moved / known, note
+    )
 
 
 def _between_hosts(
@@ -165,24 +163,17 @@ def ring_latency(points: Sequence[Point]) -> float:
     if len(points) < 2:
         return least
     weights = [1.0 / (t * t) for _, t in points]
-    total = sum(weights)
-    mean_s = sum(w * s for w, (s, _) in zip(weights, points, strict=True)) / total
-    mean_t = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (s - mean_s) ** 2 for w, (s, _) in zip(weights, points, strict=True))
-    slope = (
-        sum(w * (s - mean_s) * (t - mean_t) for w, (s, t) in zip(weights, points, strict=True))
-        / spread
-    )
+    weighted = [(w, s, t) for w, (s, t) in zip(weights, points, strict=True)]
+    mean_s = sum(w * s for w, s, _ in weighted) / sum(weights)
+    mean_t = sum(w * t for w, _, t in weighted) / sum(weights)
+    spread = sum(w * (s - mean_s) ** 2 for w, s, _ in weighted)
+    slope = sum(w * (s - mean_s) * (t - mean_t) for w, s, t in weighted) / spread
     # A fit may leave the range of what was measured where small sizes are slow by chance.
     return min(max(mean_t - slope * mean_s, 0.0), least)
 
 
 def _points(entry: Collective) -> tuple[Point, ...]:
     return tuple((float(p.num_bytes), p.seconds.value) for p in entry.table)
-
-
-def _join(*notes: str) -> str:
-    return "; ".join(note for note in notes if note)
 
 
 def overlap_slowdown(

@@ -7,10 +7,10 @@ inputs, in the module that owns the parameter; where none is in that module, the
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ridgeline.plan import Sync, cut_buckets
-from ridgeline.simulator.pricing.pieces import Piece, bucket_gradients
+from ridgeline.simulator.pricing.pieces import ADDITIVE, Piece, bucket_gradients
 from ridgeline.synchronisation import frame_names, num_held
 from ridgeline.workload import Op, Parameter, Workload
 
@@ -105,29 +105,12 @@ def _first_reader(parameter: Parameter, readers: _Readers, never: int) -> int:
 def _update(optimizer: Sequence[Piece], share: float, module: str) -> Piece:
     """The optimizer's step on a share of all bytes, as one piece."""
     parts = [_share(piece, share) for piece in optimizer]
-    return parts[0]._replace(
-        name=LATE_UPDATE,
-        module=module,
-        op=-1,
-        work_s=sum(part.work_s for part in parts),
-        fixed_s=sum(part.fixed_s for part in parts),
-        host_s=sum(part.host_s for part in parts),
-        ideal_s=sum(part.ideal_s for part in parts),
-        roofline_s=sum(part.roofline_s for part in parts),
-        flops=sum(part.flops for part in parts),
-        num_bytes=sum(part.num_bytes for part in parts),
-        members=(),
-    )
+    sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in ADDITIVE}
+    return parts[0]._replace(name=LATE_UPDATE, module=module, op=-1, members=(), **sums)
 
 
 def _share(piece: Piece, share: float) -> Piece:
     """A piece of which a share is done: what updates each parameter by itself is called less often, too."""
-    return piece._replace(
-        work_s=piece.work_s * share,
-        fixed_s=piece.fixed_s * share,
-        host_s=piece.host_s * share,
-        ideal_s=piece.ideal_s * share,
-        roofline_s=piece.roofline_s * share,
-        flops=round(piece.flops * share),
-        num_bytes=round(piece.num_bytes * share),
-    )
+    scaled = {name: getattr(piece, name) * share for name in ADDITIVE}
+    counts = {name: round(scaled[name]) for name in ("flops", "num_bytes")}
+    return piece._replace(**scaled | counts)

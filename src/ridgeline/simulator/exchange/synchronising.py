@@ -8,17 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline import units
-from ridgeline.laws.collectives import CollectiveOperation
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.exchange.codecs import CodecCost, CodecPrices
 from ridgeline.simulator.exchange.communication import (
     CommunicationCost,
-    CostTable,
     collective_seconds,
-    find_table,
     overlap_slowdown,
-    table_cost,
 )
 from ridgeline.simulator.pricing.costs import prices
 from ridgeline.simulator.pricing.pieces import BucketCut, Piece, cut_workload, memory_piece
@@ -56,7 +52,6 @@ class BucketPrices:
         self._machine = machine
         self._setting = setting
         self._codec = CodecPrices(machine, sync, setting)
-        self._tables: dict[CollectiveOperation, CostTable] = {}
 
     def whole_seconds(self, num_bytes: int, element_bytes: int) -> float:
         """Seconds on the communication lane, with encoding where a CPU does it there; arguments as in `cost`.
@@ -84,27 +79,22 @@ class BucketPrices:
             MachineError: no table of a collective was measured.
         """
         num_elements = -(-num_bytes // element_bytes)
-        return self._priced(
+        return self.priced(
             traffic_of(self.sync, num_elements, element_bytes, self._setting.workers, shapes)
         )
 
-    def gathering_cost(self, num_bytes: int) -> CommunicationCost:
-        """The cost of bringing the updated parameters of a bucket of `num_bytes` to all workers.
+    def priced(self, parts: Sequence[CollectiveTraffic]) -> CommunicationCost:
+        """The cost of some collectives, one after the other.
 
         Raises:
             MachineError: no table of a collective was measured.
         """
-        return self._priced(gathering_of(self.sync, num_bytes, self._setting.workers))
-
-    def _priced(self, parts: Sequence[CollectiveTraffic]) -> CommunicationCost:
-        costs = [table_cost(self._table(part.operation), part.num_bytes) for part in parts]
+        costs = [
+            collective_seconds(self._machine, part.operation, part.num_bytes, self._setting)
+            for part in parts
+        ]
         notes = dict.fromkeys(cost.note for cost in costs if cost.note)
         return CommunicationCost(sum(cost.seconds for cost in costs), "; ".join(notes))
-
-    def _table(self, operation: CollectiveOperation) -> CostTable:
-        if operation not in self._tables:
-            self._tables[operation] = find_table(self._machine, operation, self._setting)
-        return self._tables[operation]
 
 
 def communication_seconds(
@@ -131,48 +121,32 @@ def communication_seconds(
     seconds: dict[str, float] = {}
     notes: dict[str, None] = {}
     bucket = BucketPrices(machine, plan.sync, setting)
-    for name, cut in zip(frame_names(plan.sync, len(cuts)), cuts, strict=True):
-        seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes)
-        if moved := serving_bytes(plan.sync, cut.num_bytes, plan.workers):
-            seconds[name] += prices(machine, setting).copy_seconds(moved)
-        notes[note] = None
-    for part in flags_of(plan.sync, sum(len(cut.shapes) for cut in cuts)):
-        cost = collective_seconds(machine, part.operation, part.num_bytes, setting)
+
+    def add(name: str, cost: CommunicationCost, moved_bytes: int = 0) -> None:
+        copying_s = prices(machine, setting).copy_seconds(moved_bytes) if moved_bytes else 0.0
+        seconds[name] = seconds.get(name, 0.0) + cost.seconds + copying_s
+        notes[cost.note] = None
+
+    names = frame_names(plan.sync, len(cuts))
+    for name, cut in zip(names, cuts, strict=True):
+        served = serving_bytes(plan.sync, cut.num_bytes, plan.workers)
+        add(name, bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes), served)
+    if flags := flags_of(plan.sync, sum(len(cut.shapes) for cut in cuts)):
         # Flags of all buckets travel with the last one, as in `Reducer._exchange`.
-        seconds[frame_names(plan.sync, len(cuts))[-1]] += cost.seconds
-        notes[cost.note] = None
+        add(names[-1], bucket.priced(flags))
     if shards_update(plan.sync):
-        gathered = [bucket.gathering_cost(cut.num_bytes) for cut in cuts]
-        moved = sum(gathering_bytes(plan.sync, cut.num_bytes, plan.workers) for cut in cuts)
-        copying_s = prices(machine, setting).copy_seconds(moved)
-        seconds[GATHERING] = copying_s + sum(cost.seconds for cost in gathered)
-        notes |= dict.fromkeys(cost.note for cost in gathered)
+        sizes = [cut.num_bytes for cut in cuts]
+        moved = sum(gathering_bytes(plan.sync, size, plan.workers) for size in sizes)
+        parts = [part for size in sizes for part in gathering_of(plan.sync, size, plan.workers)]
+        add(GATHERING, bucket.priced(parts), moved)
     if buffer_bytes:
-        cost = collective_seconds(machine, "broadcast", buffer_bytes, setting)
-        seconds["broadcast_buffers"] = cost.seconds
-        notes[cost.note] = None
+        add("broadcast_buffers", bucket.priced((CollectiveTraffic("broadcast", buffer_bytes),)))
     if rows:
-        seconds[SPARSE_ROWS], told = _rows_seconds(machine, plan, setting, rows)
-        notes |= dict.fromkeys(told)
-    return seconds, tuple(note for note in notes if note)
-
-
-def _rows_seconds(
-    machine: Machine, plan: Plan, setting: Setting, rows: Sequence[SparseGradient]
-) -> tuple[float, tuple[str, ...]]:
-    """Seconds in which sparse gradients are exchanged, and what was assumed of them.
-
-    Raises:
-        MachineError: no table of a collective was measured.
-    """
-    sent = [one.to_send for one in rows]
-    costs = [
-        collective_seconds(machine, part.operation, part.num_bytes, setting)
-        for part in rows_traffic(sent, plan.workers)
-    ]
-    copying_s = prices(machine, setting).copy_seconds(rows_memory_bytes(sent, plan.workers))
-    seconds = copying_s + sum(cost.seconds for cost in costs)
-    return seconds, (rows_note(rows), *(cost.note for cost in costs))
+        notes[rows_note(rows)] = None
+        sent = [one.to_send for one in rows]
+        gathered = bucket.priced(rows_traffic(sent, plan.workers))
+        add(SPARSE_ROWS, gathered, rows_memory_bytes(sent, plan.workers))
+    return seconds, tuple(filter(None, notes))
 
 
 def local_steps_seconds(
@@ -280,11 +254,8 @@ def encodings(
     if setting.device == "cuda" or not codec.is_needed or trains_apart(plan.sync):
         return {}, ()
     names = frame_names(plan.sync, len(cuts))
-    found = {
-        name: codec.encoding(cut.num_bytes, cut.shapes)
-        for name, cut in zip(names, cuts, strict=True)
-    }
-    return found, codec.notes
+    costs = (codec.encoding(cut.num_bytes, cut.shapes) for cut in cuts)
+    return dict(zip(names, costs, strict=True)), codec.notes
 
 
 def encoding_pieces(
@@ -298,8 +269,8 @@ def encoding_pieces(
     Source: bytes read and written, at the machine's measured memory bandwidth.
     """
     num_bytes, _ = codec_bytes(plan.sync, cut.num_bytes, plan.workers)
-    piece = _codec_piece(machine, setting, "bucket_encode", num_bytes, number)
-    return tuple((cut.closing_op, found) for found in piece)
+    pieces = _codec_piece(machine, setting, "bucket_encode", num_bytes, number)
+    return tuple((cut.closing_op, piece) for piece in pieces)
 
 
 def decoding_pieces(

@@ -177,13 +177,8 @@ def _limits(
 
 def _rate(machine: Machine, setting: Setting | None, family: str, dtype: str) -> float | None:
     """The ceiling of a family, or of matrix multiplication, of which all others consist."""
-    if setting is None:
-        return None
-    for name in (family, "matmul"):
-        for entry in machine.ceilings:
-            if (entry.setting, entry.family, entry.dtype) == (setting, name, dtype):
-                return entry.rate.value
-    return None
+    known = {(c.family, c.dtype): c.rate.value for c in machine.ceilings if c.setting == setting}
+    return known.get((family, dtype), known.get(("matmul", dtype)))
 
 
 def _link_rate(machine: Machine, setting: Setting) -> tuple[float | None, str]:

@@ -6,6 +6,8 @@ gradient that is a sum over all columns, where it is wanted.
 """
 
 import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline.simulator.pricing.dataflow import spec_bytes
@@ -19,6 +21,10 @@ _GROUPS = 8
 """Place of the number of groups among the arguments of `aten.convolution`."""
 
 
+_Placed = Sequence[tuple[TensorSpec, tuple[int, int]]]
+"""Tensors with where they are: number of the storage, and offset in it."""
+
+
 class LayerTraffic(NamedTuple):
     """Bytes by module, of one worker's samples.
 
@@ -28,8 +34,8 @@ class LayerTraffic(NamedTuple):
 
     modules: tuple[str, ...]
     readers: dict[int, tuple[str, ...]]
-    gathered: dict[str, int]
-    reduced: dict[str, int]
+    gathered: Counter[str]
+    reduced: Counter[str]
     recurrent: frozenset[str]
 
 
@@ -62,9 +68,9 @@ class _Walk:
     """Goes through the forward pass; storages are known by their numbers."""
 
     def __init__(self, workload: Workload) -> None:
-        self.readers: dict[int, dict[str, None]] = {}
-        self.gathered: dict[str, int] = {}
-        self.reduced: dict[str, int] = {}
+        self.readers: defaultdict[int, dict[str, None]] = defaultdict(dict)
+        self.gathered: Counter[str] = Counter()
+        self.reduced: Counter[str] = Counter()
         self.recurrent: set[str] = set()
         self._weights: dict[int, frozenset[int]] = {}
         self._parts: dict[int, _Part] = {}
@@ -78,28 +84,24 @@ class _Walk:
         for spec, (storage, _) in inputs:
             if spec.role == "parameter":
                 self._weights.setdefault(storage, frozenset((storage,)))
-        used = {
-            storage: self._weights[storage]
-            for _, (storage, _) in inputs
-            if storage in self._weights
-        }
-        for origin in frozenset().union(*used.values()):
-            self.readers.setdefault(origin, {})[op.module] = None
+        used = {s: self._weights[s] for _, (s, _) in inputs if s in self._weights}
+        weights = frozenset().union(*used.values())
+        for origin in weights:
+            self.readers[origin][op.module] = None
         data = [(spec, place) for spec, place in inputs if place[0] not in used]
         self._leave(op, data)
         if any(place[0] in self._has_gradient for _, place in inputs):
             self._has_gradient.update(storage for _, (storage, _) in outputs)
         if not data and used:  # computed from weights alone, such as a cast or a norm of them
-            made = frozenset().union(*used.values())
-            self._weights.update({storage: made for _, (storage, _) in outputs})
+            self._weights.update({storage: weights for _, (storage, _) in outputs})
         elif op.family in _SPLIT and any(
             len(spec.shape) > 1 for spec, (storage, _) in inputs if storage in used
         ):
-            self._multiply(op, data, outputs, frozenset().union(*used.values()))
+            self._multiply(op, data, outputs, weights)
         else:
             self._follow(op, data, outputs)
 
-    def _leave(self, op: Op, data: list[tuple[TensorSpec, tuple[int, int]]]) -> None:
+    def _leave(self, op: Op, data: _Placed) -> None:
         """Parts that another module takes are gathered, and those of the model itself that the loss takes."""
         is_loss = not op.module and op.family in _OVER_COLUMNS
         for _, (storage, _) in data:
@@ -107,15 +109,9 @@ class _Walk:
             if part is not None and (part.module != op.module or is_loss):
                 self._gather(self._parts.pop(storage))
 
-    def _multiply(
-        self,
-        op: Op,
-        data: list[tuple[TensorSpec, tuple[int, int]]],
-        outputs: list[tuple[TensorSpec, tuple[int, int]]],
-        weights: frozenset[int],
-    ) -> None:
+    def _multiply(self, op: Op, data: _Placed, outputs: _Placed, weights: frozenset[int]) -> None:
         """The operator takes its input whole, and gives each worker its columns of the output."""
-        module, is_through_time = op.module, "rnn" in op.name
+        module = op.module
         for spec, (storage, offset) in data:
             part = self._parts.get(storage)
             if part is not None:
@@ -126,27 +122,21 @@ class _Walk:
             # One tensor that is multiplied several times (query, key, value) has one gradient to sum up.
             is_new = (module, storage, offset) not in self._seen
             if is_new and storage in self._has_gradient and not _is_grouped(op):
-                self._reduce(module, spec_bytes(spec))
+                self.reduced[module] += spec_bytes(spec)
             self._seen.add((module, storage, offset))
+        if "rnn" not in op.name:
+            for spec, (storage, _) in outputs:
+                self._parts[storage] = _Part(module, spec_bytes(spec), 0, weights)
+            return
+        # Each step's state is gathered for the next one, and its gradient summed up from there.
+        self.recurrent.add(module)
         spec, (storage, _) = outputs[0]
-        num_bytes = spec_bytes(spec)
-        whole = 0
-        if is_through_time:
-            # Each step's state is gathered for the next one, and its gradient summed up from there.
-            self.recurrent.add(module)
-            between = _layers_within(op) - 1
-            self._add(self.gathered, module, (between + 1) * num_bytes)
-            self._reduce(module, (2 * between + 1) * num_bytes)
-            whole = num_bytes
-        for spec, (storage, _) in outputs if not is_through_time else outputs[:1]:
-            self._parts[storage] = _Part(module, spec_bytes(spec), whole, weights)
+        num_bytes, layers = spec_bytes(spec), _layers_within(op)
+        self.gathered[module] += layers * num_bytes
+        self.reduced[module] += (2 * layers - 1) * num_bytes
+        self._parts[storage] = _Part(module, num_bytes, num_bytes, weights)
 
-    def _follow(
-        self,
-        op: Op,
-        data: list[tuple[TensorSpec, tuple[int, int]]],
-        outputs: list[tuple[TensorSpec, tuple[int, int]]],
-    ) -> None:
+    def _follow(self, op: Op, data: _Placed, outputs: _Placed) -> None:
         """What follows from parts is in parts, and what follows from what every worker has is whole."""
         parts = {s: self._parts[s] for _, (s, _) in data if s in self._parts}
         if not parts or op.family == "view":
@@ -161,24 +151,16 @@ class _Walk:
                 self._parts[storage] = _Part(op.module, num_bytes, known, weights)
 
     def _gather(self, part: _Part) -> None:
-        self._add(self.gathered, part.module, part.num_bytes - part.whole)
-
-    def _reduce(self, module: str, num_bytes: int) -> None:
-        self._add(self.reduced, module, num_bytes)
-
-    @staticmethod
-    def _add(counts: dict[str, int], module: str, num_bytes: int) -> None:
-        counts[module] = counts.get(module, 0) + num_bytes
+        self.gathered[part.module] += part.num_bytes - part.whole
 
 
 def _trained(workload: Workload) -> set[int]:
     """Storages of the parameters that an optimizer changes; without one, of all."""
-    found: dict[str, set[int]] = {}
+    found: defaultdict[str, set[int]] = defaultdict(set)
     for op in workload.ops:
-        for spec, (storage, _) in zip(op.inputs, op.memory, strict=False):
-            if spec.role == "parameter":
-                found.setdefault(op.phase, set()).add(storage)
-    return set(found.get("optimizer") or found.get("forward") or ())
+        places = zip(op.inputs, op.memory, strict=False)
+        found[op.phase] |= {storage for spec, (storage, _) in places if spec.role == "parameter"}
+    return found["optimizer"] or found["forward"]
 
 
 def _is_grouped(op: Op) -> bool:

@@ -5,12 +5,13 @@ weights) are one layer, and a parameter whose module computes nothing by itself 
 reads of its projection) belongs to the nearest module above that does.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.codec import Value
 from ridgeline.simulator.layers.layer_traffic import LayerTraffic, traffic_of
-from ridgeline.workload import Op, Workload
+from ridgeline.workload import Workload
 
 ROOT = "(model)"
 """Name of a layer whose parameters the model holds itself."""
@@ -62,10 +63,10 @@ def layers_of(workload: Workload) -> Layers:
     traffic = traffic_of(workload)
     owners = _owners(workload, traffic)
     groups = _joined(owners, traffic)
-    flops: dict[str, int] = {}
+    flops: Counter[str] = Counter()
     for op in workload.ops:
-        if op.phase != "optimizer" and op.flops:
-            flops[op.module] = flops.get(op.module, 0) + op.flops
+        if op.phase != "optimizer":
+            flops[op.module] += op.flops
     gradients = {parameter.name: parameter.num_bytes for parameter in workload.gradients}
     order = {module: number for number, module in enumerate(traffic.modules)}
     found: list[Layer] = []
@@ -78,10 +79,10 @@ def layers_of(workload: Workload) -> Layers:
                 modules=tuple(modules),
                 family=family,
                 dtype=dtype,
-                flops=sum(flops.get(module, 0) for module in modules),
+                flops=sum(flops[module] for module in modules),
                 gradient_bytes=sum(gradients.get(name, 0) for name in names),
-                gathered_bytes=sum(traffic.gathered.get(module, 0) for module in modules),
-                reduced_bytes=sum(traffic.reduced.get(module, 0) for module in modules),
+                gathered_bytes=sum(traffic.gathered[module] for module in modules),
+                reduced_bytes=sum(traffic.reduced[module] for module in modules),
             )
         )
     found.sort(key=lambda layer: order.get(layer.modules[0], len(order)))
@@ -123,15 +124,11 @@ def _joined(owners: Mapping[str, str], traffic: LayerTraffic) -> list[frozenset[
 def _kind(workload: Workload, group: frozenset[str], traffic: LayerTraffic) -> tuple[str, str]:
     """Family and dtype of the operator that does most, by FLOP, then by bytes."""
     mine = [op for op in workload.ops if op.phase == "forward" and op.module in group]
-    op = max(mine, key=_weight, default=None)
+    op = max(mine, key=lambda op: (op.flops, op.bytes_moved), default=None)
     if op is None:
         return "other", "float32"
     is_recurrent = any(module in traffic.recurrent for module in group)
     return "recurrent" if is_recurrent else op.family, op.dtype
-
-
-def _weight(op: Op) -> tuple[int, int]:
-    return op.flops, op.bytes_moved
 
 
 def names_of(layers: Sequence[Layer]) -> str:

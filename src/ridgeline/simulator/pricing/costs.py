@@ -6,14 +6,14 @@ that was, and says so.
 """
 
 from collections.abc import Collection
-from functools import lru_cache
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 from ridgeline.codec import Value
 from ridgeline.errors import MachineError
 from ridgeline.laws.curves import Point, interpolate
 from ridgeline.machine import Ceiling, DispatchPhase, Machine, Setting
 from ridgeline.plan import Precision
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.simulator.pricing.settings import resolve
 from ridgeline.workload import Op
 
@@ -31,7 +31,6 @@ _LIMITS = {
 }
 _BYTE_LIMITS = ("elementwise", "memory")
 _PRECISION_DTYPES = {"bf16": "bfloat16", "tf32": "tf32", "fp16": "float16"}
-_T = TypeVar("_T")
 
 
 class Cost(Value, frozen=True, kw_only=True):
@@ -48,21 +47,6 @@ class Cost(Value, frozen=True, kw_only=True):
     ideal_s: float = 0.0
     roofline_s: float = 0.0
     has_dispatch: bool = False
-
-
-class IdentityKey(Generic[_T]):
-    """Key of a cache by identity: equal only for the very same object, whatever it contains."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: _T) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, IdentityKey) and other.value is self.value
 
 
 def op_seconds(
@@ -86,14 +70,10 @@ def op_seconds(
     return prices(machine, setting, precision).op(op)
 
 
+@kept_by_identity(64)
 def prices(machine: Machine, setting: Setting, precision: Precision = "as-is") -> "Prices":
     """The price list of a machine at a setting; made once and kept."""
-    return _prices(IdentityKey(machine), setting, precision)
-
-
-@lru_cache(maxsize=64)
-def _prices(machine: IdentityKey[Machine], setting: Setting, precision: Precision) -> "Prices":
-    return Prices(machine.value, setting, precision)
+    return Prices(machine, setting, precision)
 
 
 class Prices:
@@ -116,9 +96,9 @@ class Prices:
         )
         if self._timing_note and rated == setting:
             timed = None  # a curve of this very setting says more than a timing of another one
-        self._timings = {
-            entry.key: entry.seconds.value for entry in machine.timings if entry.setting == timed
-        }
+        mine = [entry for entry in machine.timings if entry.setting == timed]
+        self._timings = {entry.key: entry.seconds.value for entry in mine}
+        self._issue = {entry.key: entry.issue.value for entry in mine if entry.issue is not None}
         self._ceilings = {
             (entry.family, entry.dtype): _Limit(entry)
             for entry in machine.ceilings
@@ -128,11 +108,6 @@ class Prices:
             entry.phase: entry.seconds.value
             for entry in machine.dispatch
             if entry.device == setting.device
-        }
-        self._issue = {
-            entry.key: entry.issue.value
-            for entry in machine.timings
-            if entry.setting == timed and entry.issue is not None
         }
         self._on_cpu = setting.device == "cpu"
         self._known: dict[tuple[object, ...], Cost] = {}
@@ -261,23 +236,16 @@ class Prices:
             for name in names:
                 limit = self._ceilings.get((name, candidate))
                 if limit is not None:
-                    is_stand_in = candidate != dtype or (family == "convolution" != name)
-                    note = (
-                        f"{family} in {dtype} was not measured: assumed as {name} in {candidate}"
-                        if is_stand_in
-                        else ""
-                    )
-                    return limit, note
+                    if candidate == dtype and (family != "convolution" or name == family):
+                        return limit, ""
+                    missing = f"{family} in {dtype} was not measured"
+                    return limit, f"{missing}: assumed as {name} in {candidate}"
         raise self._missing(family, dtype)
 
     def _byte_limit(self, names: Collection[str]) -> tuple["_Limit", float]:
         """The ceiling in B/s (any dtype: bytes are bytes) and the best rate of all of them."""
-        found = [
-            limit
-            for name in names
-            for (family, _), limit in self._ceilings.items()
-            if family == name
-        ]
+        known = self._ceilings.items()
+        found = [limit for name in names for (family, _), limit in known if family == name]
         if not found:
             raise self._missing("elementwise", "float32")
         return found[0], max(limit.rate for limit in found)

@@ -6,11 +6,10 @@ an input is. That is found by size and role: an edge that orders (written after 
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from ridgeline.simulator.pricing.costs import IdentityKey
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.workload import Op, TensorSpec, Workload
 
 Source = tuple[int, int]
@@ -29,14 +28,10 @@ class DataFlow(NamedTuple):
     users: dict[Source, tuple[int, ...]]
 
 
+@kept_by_identity(16)
 def data_flow(workload: Workload) -> DataFlow:
     """The data flow of a workload; found once and kept."""
-    return _data_flow(IdentityKey(workload))
-
-
-@lru_cache(maxsize=16)
-def _data_flow(workload: IdentityKey[Workload]) -> DataFlow:
-    ops = workload.value.ops
+    ops = workload.ops
     waits: list[tuple[int, ...]] = []
     sources: list[tuple[Source | None, ...]] = []
     users: dict[Source, list[int]] = {}

@@ -4,14 +4,14 @@ A piece is the smallest thing on the compute lane: one operator, or the copy of 
 bucket. Pieces are made once per machine, workload, setting and precision, and then only arranged.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Precision, Sync, aligned_elements, cut_buckets
-from ridgeline.simulator.pricing.costs import IdentityKey, Prices, prices
+from ridgeline.simulator.pricing.costs import Prices, prices
 from ridgeline.simulator.pricing.dataflow import element_bytes
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.simulator.pricing.sparse_rows import sent_by_rows
 from ridgeline.workload import Op, Parameter, Workload
 
@@ -34,17 +34,17 @@ class Piece(NamedTuple):
 
     name: str
     module: str
-    op: int
-    work_s: float
-    fixed_s: float
-    host_s: float
-    ideal_s: float
-    roofline_s: float
-    bound: str
-    source: str
-    flops: int
-    num_bytes: int
-    has_kernel: bool
+    op: int = -1
+    work_s: float = 0.0
+    fixed_s: float = 0.0
+    host_s: float = 0.0
+    ideal_s: float = 0.0
+    roofline_s: float = 0.0
+    bound: str = "memory"
+    source: str = "assumed"
+    flops: int = 0
+    num_bytes: int = 0
+    has_kernel: bool = False
     members: tuple[int, ...] = ()
     waits: bool = False
 
@@ -66,34 +66,32 @@ class Piece(NamedTuple):
         )
 
 
-def added_piece(
-    first: Piece,
-    name: str,
-    *,
-    seconds: float = 0.0,
-    roofline_s: float = 0.0,
-    num_bytes: int = 0,
-    bound: str = "memory",
-    host_s: float = 0.0,
-    has_kernel: bool = False,
-) -> Piece:
-    """What the runtime or a compiler does beside the operators, before the `first` of them."""
-    return first._replace(
-        name=name,
-        op=-1,
-        work_s=seconds,
-        fixed_s=0.0,
-        host_s=host_s,
-        ideal_s=0.0,
-        roofline_s=roofline_s,
-        bound=bound,
-        source="assumed",
-        flops=0,
-        num_bytes=num_bytes,
-        has_kernel=has_kernel,
-        members=(),
-        waits=False,
-    )
+def issued(
+    pieces: Iterable[Piece], host_s: float, device_s: float
+) -> tuple[list[float], float, float]:
+    """When the host has issued each piece, when all of them, and when the device is done with them.
+
+    An operator that hands values to the host (the number of rows of a sparse gradient) is issued when the
+    device has done all that came before; what it waits for by itself is in its host time, which was measured.
+
+    Args:
+        pieces: In order.
+        host_s: When the host begins.
+        device_s: When the device is done with what was issued before.
+    """
+    times: list[float] = []
+    for piece in pieces:
+        if piece.waits:
+            host_s = max(host_s, device_s)
+        host_s += piece.host_s
+        times.append(host_s)
+        if piece.has_kernel:
+            device_s = max(device_s, host_s) + piece.lane_s
+    return times, host_s, device_s
+
+
+ADDITIVE = ("work_s", "fixed_s", "host_s", "ideal_s", "roofline_s", "flops", "num_bytes")
+"""Fields of a piece that add up where several are one."""
 
 
 class PricedStep(NamedTuple):
@@ -125,6 +123,7 @@ class BucketCut(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
 
 
+@kept_by_identity(64)
 def price_step(
     machine: Machine, workload: Workload, setting: Setting, precision: Precision = "as-is"
 ) -> PricedStep:
@@ -139,26 +138,12 @@ def price_step(
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
     """
-    return _price_step(IdentityKey(machine), IdentityKey(workload), setting, precision)
-
-
-@lru_cache(maxsize=64)
-def _price_step(
-    machine: IdentityKey[Machine],
-    workload: IdentityKey[Workload],
-    setting: Setting,
-    precision: Precision,
-) -> PricedStep:
-    list_ = Prices(machine.value, setting, precision)
+    list_ = Prices(machine, setting, precision)
     by_phase: dict[str, list[Piece]] = {"forward": [], "backward": [], "optimizer": []}
-    for index, op in enumerate(workload.value.ops):
+    for index, op in enumerate(workload.ops):
         by_phase[op.phase].append(_price_op(list_, index, op))
-    return PricedStep(
-        tuple(by_phase["forward"]),
-        tuple(by_phase["backward"]),
-        tuple(by_phase["optimizer"]),
-        list_.notes,
-    )
+    forward, backward, optimizer = map(tuple, by_phase.values())
+    return PricedStep(forward, backward, optimizer, list_.notes)
 
 
 def _price_op(list_: Prices, index: int, op: Op) -> Piece:
@@ -223,24 +208,18 @@ def cut_workload(workload: Workload, sync: Sync) -> tuple[BucketCut, ...]:
     gradients = bucket_gradients(workload, sync)
     if not gradients and workload.ready_order:
         gradients = (_SIGNALS,)
-    bucket_bytes = sync.bucket_bytes
     last_op = max((i for i, op in enumerate(workload.ops) if op.phase == "backward"), default=-1)
     cuts = []
     reached = -1
-    for cut in cut_buckets([(p.num_bytes, p.dtype) for p in gradients], bucket_bytes):
-        members = tuple(
-            (
-                gradients[i].ready_op if gradients[i].ready_op >= 0 else last_op,
-                gradients[i].num_bytes,
-            )
-            for i in cut
-        )
+    for cut in cut_buckets([(p.num_bytes, p.dtype) for p in gradients], sync.bucket_bytes):
+        mine = [gradients[index] for index in cut]
         # An unused parameter has no operator, and travels with the end of backward.
+        members = tuple((p.ready_op if p.ready_op >= 0 else last_op, p.num_bytes) for p in mine)
         reached = max(reached, *(op for op, _ in members))
-        num_bytes = sum(size for _, size in members)
-        each = element_bytes(gradients[cut[0]].dtype)
-        num_elements = sum(aligned_elements(gradients[i].num_bytes // each, each) for i in cut)
-        shapes = tuple(gradients[i].shape for i in cut)
+        num_bytes = sum(p.num_bytes for p in mine)
+        each = element_bytes(mine[0].dtype)
+        num_elements = sum(aligned_elements(p.num_bytes // each, each) for p in mine)
+        shapes = tuple(p.shape for p in mine)
         cuts.append(BucketCut(num_bytes, reached, members, each, num_elements, shapes))
     return tuple(cuts)
 
@@ -282,16 +261,14 @@ def copy_pieces(
     dispatch_s = list_.dispatch("backward")
     total = sum(size for _, size in cut.members)
     whole_s = list_.copy_seconds(2 * total) if total else 0.0
-    pieces = ((op, size, whole_s * size / total) for op, size in cut.members if size)
-    return tuple(
-        (
-            op,
-            memory_piece(list_, "bucket_copy", module, 2 * size)._replace(
-                work_s=seconds, roofline_s=seconds, fixed_s=dispatch_s
-            ),
-        )
-        for op, size, seconds in pieces
-    )
+    found: list[tuple[int, Piece]] = []
+    for op, size in cut.members:
+        if size:
+            seconds = whole_s * size / total
+            piece = memory_piece(list_, "bucket_copy", module, 2 * size)
+            at_once = piece._replace(work_s=seconds, roofline_s=seconds, fixed_s=dispatch_s)
+            found.append((op, at_once))
+    return tuple(found)
 
 
 def buffer_pieces(machine: Machine, setting: Setting, num_bytes: int) -> tuple[Piece, ...]:
@@ -319,17 +296,11 @@ def memory_piece(list_: Prices, name: str, module: str, num_bytes: int) -> Piece
     """
     seconds = list_.copy_seconds(num_bytes)
     return Piece(
-        name=name,
-        module=module,
-        op=-1,
+        name,
+        module,
         work_s=seconds,
-        fixed_s=0.0,
-        host_s=0.0,
-        ideal_s=0.0,
         roofline_s=seconds,
-        bound="memory",
         source="curve",
-        flops=0,
         num_bytes=num_bytes,
         has_kernel=True,
     )

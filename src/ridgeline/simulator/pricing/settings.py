@@ -1,7 +1,7 @@
 """Which measured setting stands in for one that was not measured."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from ridgeline.machine import Setting
 
@@ -14,13 +14,13 @@ def nearest_setting(settings: Collection[Setting], wanted: Setting) -> Setting |
     like = [setting for setting in settings if setting.device == wanted.device]
     if not like:
         return None
+
     # Ratios, as one thread more matters to two and not to sixty; ties go to fewer workers.
-    distance: Callable[[Setting], tuple[float, int, int]] = lambda s: (  # noqa: E731 - a key
-        abs(math.log2(s.workers / wanted.workers))
-        + abs(math.log2(max(s.threads, 1) / max(wanted.threads, 1))),
-        s.workers,
-        s.threads,
-    )
+    def distance(s: Setting) -> tuple[float, int, int]:
+        workers = abs(math.log2(s.workers / wanted.workers))
+        threads = abs(math.log2(max(s.threads, 1) / max(wanted.threads, 1)))
+        return workers + threads, s.workers, s.threads
+
     return min(like, key=distance)
 
 

@@ -5,14 +5,13 @@ it has one for each number that the batch looks up. All are taken to differ, whi
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 from ridgeline.execution import RowsRefusal, rows_refusal
 from ridgeline.plan import Plan, Sync
-from ridgeline.simulator.pricing.costs import IdentityKey
 from ridgeline.simulator.pricing.dataflow import element_bytes
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.synchronisation import RowsToSend, trains_apart
 from ridgeline.workload import Op, Parameter, TensorSpec, Workload
 
@@ -43,14 +42,9 @@ class SparseGradient(NamedTuple):
         )
 
 
+@kept_by_identity(64)
 def sparse_gradients(workload: Workload) -> tuple[SparseGradient, ...]:
     """The sparse gradients of a step, in the order of its parameters; found once and kept."""
-    return _sparse_gradients(IdentityKey(workload))
-
-
-@lru_cache(maxsize=64)
-def _sparse_gradients(looked_at: IdentityKey[Workload]) -> tuple[SparseGradient, ...]:
-    workload = looked_at.value
     made: dict[tuple[str, tuple[int, ...]], int] = {}
     for op in workload.ops:
         if op.phase == "backward" and any(maker in op.name for maker in _MAKERS):

@@ -4,10 +4,8 @@ Eager steps have them, and wait for the device at each; captured and compiled on
 runtime's `unchecked`), with all that is computed for them alone.
 """
 
-from functools import lru_cache
-
-from ridgeline.simulator.pricing.costs import IdentityKey
 from ridgeline.simulator.pricing.dataflow import operator_name
+from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.workload import Op, Workload
 
 _ASKS = "_is_all_true"
@@ -17,14 +15,10 @@ _PURE = ("elementwise", "reduction", "view")
 """Families of operators that are not missed where nobody takes their result."""
 
 
+@kept_by_identity(16)
 def value_checks(workload: Workload) -> frozenset[int]:
     """Indices of the operators that only check values; found once and kept."""
-    return _value_checks(IdentityKey(workload))
-
-
-@lru_cache(maxsize=16)
-def _value_checks(workload: IdentityKey[Workload]) -> frozenset[int]:
-    ops = workload.value.ops
+    ops = workload.ops
     users: dict[int, list[int]] = {}
     for index, op in enumerate(ops):
         for other in op.dependencies:

@@ -98,6 +98,33 @@ class Network:
         return Setup(model, parts.loss_fn, optimizer, moved(batch, device))
 
 
+def network(
+    kind: str, title: str, make_optimizer: MakeOptimizer, **settings: Any
+) -> Callable[[Callable[[Scale], Parts]], Network]:
+    """Makes a network of the function below it, which gives the parts.
+
+    Args:
+        kind: Of the network.
+        title: Of the network.
+        make_optimizer: Of the network.
+        **settings: Its further fields.
+    """
+
+    def described(parts: Callable[[Scale], Parts]) -> Network:
+        # Called as the function is, so that no second name can differ.
+        name = getattr(parts, "__name__", "").removeprefix("_")
+        return Network(
+            name=name,
+            kind=kind,
+            title=title,
+            parts=parts,
+            make_optimizer=make_optimizer,
+            **settings,
+        )
+
+    return described
+
+
 def moved(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on a device."""
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale, adam, adamw
+from ridgeline.experiments.networks.network import Parts, Scale, adam, adamw, network
 
 DIFFUSION, GAN, AUTOENCODER = "diffusion", "GAN", "autoencoder"
 NOISE_STEPS = 1000
@@ -187,18 +187,26 @@ def _pictures(
     return lambda generator: (draw(shape, generator=generator),)
 
 
-def _diffusion(scale: Scale) -> Parts:
+@network(
+    DIFFUSION,
+    "U-Net with times and attention, noise drawn in the loss, batch 32 of 64 x 64",
+    adamw,
+    several_workers=True,
+)
+def _diffusion_unet(scale: Scale) -> Parts:
     width, heads, shape = (128, 4, (32, 3, 64, 64)) if scale == "gpu" else (16, 2, (2, 3, 16, 16))
     return Parts(lambda: DiffusionUNet(width, heads), _pictures(*shape), denoising_loss)
 
 
-def _adversarial(scale: Scale) -> Parts:
+@network(GAN, "generator against a frozen discriminator, batch 128 of 64 x 64", adam)
+def _dcgan_generator(scale: Scale) -> Parts:
     latent, width, count = (128, 64, 128) if scale == "gpu" else (16, 4, 4)
     return Parts(
         lambda: AdversarialPair(latent, width), _pictures(count, latent, 1, 1), deceiving_loss
     )
 
 
+@network(AUTOENCODER, "variational, of torch.distributions, 784-1024-1024-64, batch 512", adam)
 def _vae(scale: Scale) -> Parts:
     inputs, width, latent, count = (784, 1024, 64, 512) if scale == "gpu" else (64, 32, 8, 16)
     return Parts(
@@ -206,39 +214,10 @@ def _vae(scale: Scale) -> Parts:
     )
 
 
-def _repeating(scale: Scale) -> Parts:
+@network(AUTOENCODER, "convolutions down and up, batch 64 of 128 x 128", adam)
+def _conv_autoencoder(scale: Scale) -> Parts:
     width, shape = (64, (64, 3, 128, 128)) if scale == "gpu" else (8, (2, 3, 32, 32))
     return Parts(lambda: _autoencoder(width), _pictures(*shape), _repeating_loss)
 
 
-NETWORKS = (
-    Network(
-        name="diffusion_unet",
-        kind=DIFFUSION,
-        title="U-Net with times and attention, noise drawn in the loss, batch 32 of 64 x 64",
-        parts=_diffusion,
-        make_optimizer=adamw,
-        several_workers=True,
-    ),
-    Network(
-        name="dcgan_generator",
-        kind=GAN,
-        title="generator against a frozen discriminator, batch 128 of 64 x 64",
-        parts=_adversarial,
-        make_optimizer=adam,
-    ),
-    Network(
-        name="vae",
-        kind=AUTOENCODER,
-        title="variational, of torch.distributions, 784-1024-1024-64, batch 512",
-        parts=_vae,
-        make_optimizer=adam,
-    ),
-    Network(
-        name="conv_autoencoder",
-        kind=AUTOENCODER,
-        title="convolutions down and up, batch 64 of 128 x 128",
-        parts=_repeating,
-        make_optimizer=adam,
-    ),
-)
+NETWORKS = (_diffusion_unet, _dcgan_generator, _vae, _conv_autoencoder)

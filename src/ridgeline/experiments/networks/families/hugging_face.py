@@ -1,7 +1,7 @@
 """Networks of the package `transformers`, from their configurations: text, speech and images."""
 
 import importlib
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from ridgeline.experiments.networks.families.language import (
     NOT_COUNTED,
 )
 from ridgeline.experiments.networks.families.speech import SPEECH
-from ridgeline.experiments.networks.network import Network, Parts, Scale, adamw
+from ridgeline.experiments.networks.network import Parts, Scale, adamw, network
+
+_network = partial(network, make_optimizer=adamw, needs=("transformers",))
 
 
 def transformers() -> Any:
@@ -50,7 +52,8 @@ def _tokens_as_labels(count: int, length: int, vocabulary: int) -> Any:
     return draw
 
 
-def _bert(scale: Scale) -> Parts:
+@_network(ENCODER, "BERT-base of transformers, dropout, 32 x 128 tokens", several_workers=True)
+def _bert_base(scale: Scale) -> Parts:
     count, length = (32, 128) if scale == "gpu" else (4, 32)
     sizes: dict[str, int] = {} if scale == "gpu" else {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -64,7 +67,8 @@ def _bert(scale: Scale) -> Parts:
     return Parts(make, _masked_tokens(count, length, vocabulary), own_loss)
 
 
-def _gpt2(scale: Scale) -> Parts:
+@_network(DECODER, "GPT-2 of transformers, dropout, 8 x 1024 tokens", several_workers=True)
+def _gpt2_transformers(scale: Scale) -> Parts:
     count, length = (8, 1024) if scale == "gpu" else (2, 32)
     sizes: dict[str, int] = {} if scale == "gpu" else {
         "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 500,
@@ -78,7 +82,8 @@ def _gpt2(scale: Scale) -> Parts:
     return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 50257)), own_loss)
 
 
-def _t5(scale: Scale) -> Parts:
+@_network(BOTH, "T5-small of transformers, dropout, 16 x 256 tokens")
+def _t5_small(scale: Scale) -> Parts:
     count, length = (16, 256) if scale == "gpu" else (2, 16)
     sizes: dict[str, int] = {} if scale == "gpu" else {
         "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4, "vocab_size": 500,
@@ -91,7 +96,10 @@ def _t5(scale: Scale) -> Parts:
     return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 32128)), own_loss)
 
 
-def _albert(scale: Scale) -> Parts:
+@_network(
+    ENCODER, "ALBERT-base of transformers, 12 layers that share weights, dropout, 32 x 128 tokens"
+)
+def _albert_base(scale: Scale) -> Parts:
     count, length = (32, 128) if scale == "gpu" else (4, 32)
     sizes: dict[str, int] = {
         "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
@@ -108,7 +116,8 @@ def _albert(scale: Scale) -> Parts:
     return Parts(make, _masked_tokens(count, length, vocabulary), own_loss)
 
 
-def _llama(scale: Scale) -> Parts:
+@_network(DECODER, "Llama of transformers, 12 layers of 768, 4 key heads, 8 x 1024 tokens")
+def _llama_small(scale: Scale) -> Parts:
     count, length = (8, 1024) if scale == "gpu" else (2, 32)
     sizes: dict[str, int] = {
         "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -124,7 +133,8 @@ def _llama(scale: Scale) -> Parts:
     return Parts(make, _tokens_as_labels(count, length, sizes["vocab_size"]), own_loss)
 
 
-def _whisper(scale: Scale) -> Parts:
+@_network(SPEECH, "Whisper-tiny of transformers, dropout, 16 x 3000 frames, 128 tokens")
+def _whisper_tiny(scale: Scale) -> Parts:
     count, frames, length = (16, 3000, 128) if scale == "gpu" else (2, 64, 8)
     sizes: dict[str, int] = {} if scale == "gpu" else {
         "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
@@ -147,7 +157,8 @@ def _whisper(scale: Scale) -> Parts:
     return Parts(make, draw, own_loss)
 
 
-def _segformer(scale: Scale) -> Parts:
+@_network(SEGMENTATION, "SegFormer-B0 of transformers, batch 16 of 256 x 256")
+def _segformer_b0(scale: Scale) -> Parts:
     count, side, classes = (16, 256, 150) if scale == "gpu" else (2, 64, 5)
     sizes: dict[str, Any] = {} if scale == "gpu" else {
         "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1], "decoder_hidden_size": 32,
@@ -168,63 +179,12 @@ def _segformer(scale: Scale) -> Parts:
     return Parts(make, draw, own_loss)
 
 
-def _network(
-    name: str,
-    kind: str,
-    title: str,
-    parts: Callable[[Scale], Parts],
-    *,
-    several_workers: bool = False,
-) -> Network:
-    return Network(
-        name=name,
-        kind=kind,
-        title=title,
-        parts=parts,
-        make_optimizer=adamw,
-        needs=("transformers",),
-        several_workers=several_workers,
-    )
-
-
 NETWORKS = (
-    _network(
-        "bert_base",
-        ENCODER,
-        "BERT-base of transformers, dropout, 32 x 128 tokens",
-        _bert,
-        several_workers=True,
-    ),
-    _network(
-        "gpt2_transformers",
-        DECODER,
-        "GPT-2 of transformers, dropout, 8 x 1024 tokens",
-        _gpt2,
-        several_workers=True,
-    ),
-    _network("t5_small", BOTH, "T5-small of transformers, dropout, 16 x 256 tokens", _t5),
-    _network(
-        "albert_base",
-        ENCODER,
-        "ALBERT-base of transformers, 12 layers that share weights, dropout, 32 x 128 tokens",
-        _albert,
-    ),
-    _network(
-        "llama_small",
-        DECODER,
-        "Llama of transformers, 12 layers of 768, 4 key heads, 8 x 1024 tokens",
-        _llama,
-    ),
-    _network(
-        "whisper_tiny",
-        SPEECH,
-        "Whisper-tiny of transformers, dropout, 16 x 3000 frames, 128 tokens",
-        _whisper,
-    ),
-    _network(
-        "segformer_b0",
-        SEGMENTATION,
-        "SegFormer-B0 of transformers, batch 16 of 256 x 256",
-        _segformer,
-    ),
+    _bert_base,
+    _gpt2_transformers,
+    _t5_small,
+    _albert_base,
+    _llama_small,
+    _whisper_tiny,
+    _segformer_b0,
 )

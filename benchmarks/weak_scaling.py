@@ -35,7 +35,7 @@ from ridgeline.experiments.networks.network import (
     Scale,
     adamw,
     cross_entropy,
-    images,
+    labelled,
     sgd,
 )
 from ridgeline.experiments.networks.result import COMPILE
@@ -63,7 +63,7 @@ WARM_STEPS = 6
 
 def _resnet18(scale: Scale) -> Parts:
     side = 28 if scale == "gpu" else 8
-    return Parts(ResNet18, images(32, side, 10, channels=1), cross_entropy)
+    return Parts(ResNet18, labelled(32, 1, side, side, classes=10), cross_entropy)
 
 
 def _gpt2(scale: Scale) -> Parts:

@@ -25,19 +25,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.experiments.draws import labelled, next_tokens
 from ridgeline.experiments.networks.catalog import catalog
-from ridgeline.experiments.networks.network import (
-    Network,
-    Parts,
-    Scale,
-    adamw,
-    cross_entropy,
-    labelled,
-    sgd,
-)
+from ridgeline.experiments.networks.network import Network, Parts, Scale, adamw, sgd
 from ridgeline.experiments.networks.result import COMPILE
 from ridgeline.experiments.networks.sides.forms import (
     CHANNELS_LAST,
@@ -51,6 +43,7 @@ from ridgeline.experiments.turns import Samples, spread
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, MIB, Plan, Precision, Sync
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.synchronisation import DEFAULT_ALGORITHM, offered
+from ridgeline.tasks.classification import cross_entropy
 from ridgeline.tasks.gpt2 import CLIP_NORM, GPT2, GPT2Config, next_token_loss
 from ridgeline.tasks.resnet18 import ResNet18
 from ridgeline.workers.agree import largest_of_workers
@@ -72,12 +65,7 @@ def _gpt2(scale: Scale) -> Parts:
     }  # fmt: skip
     config = GPT2Config(**sizes)
     count = 8 if scale == "gpu" else 2
-
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        shape = (count, config.context_length + 1)
-        tokens = torch.randint(0, 256, shape, generator=generator)
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
+    draw = next_tokens(count, config.context_length, 256)
     return Parts(partial(GPT2, config), draw, next_token_loss)
 
 

@@ -6,7 +6,6 @@ import torch
 
 from ridgeline.experiments.allreduce.sweep import CASES
 from ridgeline.experiments.contests import Progress, silent
-from ridgeline.experiments.ways.experiment import check_names
 from ridgeline.experiments.ways.result import WayExperiment
 from ridgeline.experiments.ways.together import experiment_together
 
@@ -39,7 +38,6 @@ def run(
 
     Cost: Keeps the machine busy for about `limit_s`.
     """
-    check_names("allreduce", CASES, only)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # A single GPU has nobody to exchange with.
     kind = device or ("cuda" if gpus > 1 else "cpu")

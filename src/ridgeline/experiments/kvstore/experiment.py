@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from ridgeline.errors import TaskError
 from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.kvstore.exchanges import CASES
-from ridgeline.experiments.ways.experiment import check_names
 from ridgeline.experiments.ways.result import WayExperiment
 from ridgeline.experiments.ways.together import experiment_together
 
@@ -37,7 +36,6 @@ def run(
 
     Cost: Keeps the machine busy for about `limit_s`.
     """
-    check_names("kvstore", CASES, only)
     if device not in (None, "cpu"):
         raise TaskError(
             f"wanted device 'cpu' for the experiment kvstore, got {device!r}; leave it out"

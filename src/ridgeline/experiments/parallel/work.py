@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,38 +57,32 @@ def chains(side: int, num: int) -> Work:
     )
 
 
-def squares(x: Tensor, num: int) -> list[Tensor]:
-    """The seeds' `run`: the same product `num` times, each result kept."""
-    return [x.mm(x) for _ in range(num)]
-
-
 def squares_on(devices: Sequence[str], side: int, num: int) -> Work:
     """The seeds' experiment: `num` products on each of two devices."""
     inputs = tuple(normal(side, side, device=d, seed=i) for i, d in enumerate(devices))
 
-    def everywhere(*xs: Tensor) -> list[list[Tensor]]:
-        return [squares(x, num) for x in xs]
+    def run(x: Tensor) -> list[Tensor]:
+        return [x.mm(x) for _ in range(num)]
 
-    return Work(
-        fn=everywhere,
-        inputs=inputs,
-        # Bound here, or every piece would take the last input.
-        pieces=tuple(lambda x=x: squares(x, num) for x in inputs),
-        join=list,
-    )
+    return _each(run, inputs)
 
 
 def independent(device: str, side: int, num: int) -> Work:
     """`num` independent products on one device."""
     inputs = tuple(normal(side, side, device=device, seed=index) for index in range(num))
+    return _each(lambda x: x.mm(x), inputs)
 
-    def products(*xs: Tensor) -> list[Tensor]:
-        return [x.mm(x) for x in xs]
+
+def _each(fn: Callable[[Tensor], Any], inputs: tuple[Tensor, ...]) -> Work:
+    """The same for each of the inputs."""
+
+    def everywhere(*xs: Tensor) -> list[Any]:
+        return [fn(x) for x in xs]
 
     return Work(
-        fn=products,
+        fn=everywhere,
         inputs=inputs,
-        pieces=tuple(lambda x=x: x.mm(x) for x in inputs),
+        pieces=tuple(partial(fn, x) for x in inputs),
         join=list,
     )
 

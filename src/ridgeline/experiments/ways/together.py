@@ -15,7 +15,7 @@ from ridgeline.codec import Value
 from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.namespaces import NamespaceNetwork, gloo_environment
 from ridgeline.experiments.ways.contest import hold
-from ridgeline.experiments.ways.experiment import LEAST_S, LIMITS_S, experiment_of
+from ridgeline.experiments.ways.experiment import LEAST_S, LIMITS_S, check_names, experiment_of
 from ridgeline.experiments.ways.holding import rooms_s
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayName
 from ridgeline.probe.groups.group import run_in_group
@@ -117,7 +117,7 @@ def experiment_together(
     Args:
         name: Of the experiment.
         home: Module of the cases.
-        cases: All their names.
+        cases: All their names, of which `only` may name some.
         quick: Fewer and smaller cases.
         only: Names of cases to hold; none: all.
         limit_s: Seconds to take, about; None: 60 quick, 180 else.
@@ -126,8 +126,10 @@ def experiment_together(
         progress: Takes lines about what happens now.
 
     Raises:
+        TaskError: there is no case of a name.
         WorkerError: a worker failed otherwise than in a way.
     """
+    check_names(name, cases, only)
     limit = LIMITS_S[quick] if limit_s is None else limit_s
     asked = GroupRequest(
         home=home, device=device, quick=quick, only=tuple(only) or tuple(cases), limit_s=limit

@@ -5,22 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ridgeline.experiments.draws import images, labelled
 from ridgeline.experiments.networks.families.torchvision_classifiers import (
     DEPTHWISE,
     GROUPED,
     PLAIN,
     VISION_TRANSFORMER,
 )
-from ridgeline.experiments.networks.network import (
-    Parts,
-    Scale,
-    adamw,
-    cross_entropy,
-    images,
-    labelled,
-    network,
-    sgd,
-)
+from ridgeline.experiments.networks.network import Parts, Scale, adamw, network, sgd
+from ridgeline.tasks.classification import cross_entropy
 from ridgeline.tasks.resnet18 import ResNet18
 
 

@@ -3,14 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.network import (
-    Parts,
-    Scale,
-    adamw,
-    network,
-    next_tokens,
-    token_loss,
-)
+from ridgeline.experiments.draws import next_tokens
+from ridgeline.experiments.networks.network import Parts, Scale, adamw, network, token_loss
 from ridgeline.tasks.gpt2 import GPT2, GPT2Config, next_token_loss
 
 ENCODER, DECODER, BOTH = "encoder", "decoder", "encoder-decoder"

@@ -7,16 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.experiments.networks.network import (
-    Parts,
-    Scale,
-    adam,
-    adamw,
-    cross_entropy,
-    labelled,
-    network,
-    perceptron,
-)
+from ridgeline.experiments.draws import labelled
+from ridgeline.experiments.networks.network import Parts, Scale, adam, adamw, network, perceptron
+from ridgeline.tasks.classification import cross_entropy
 
 PERCEPTRON, EXPERTS, PHYSICS, CONTRASTIVE = (
     "perceptron",

@@ -5,14 +5,9 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.network import (
-    Parts,
-    Scale,
-    adam,
-    cross_entropy,
-    labelled,
-    network,
-)
+from ridgeline.experiments.draws import labelled
+from ridgeline.experiments.networks.network import Parts, Scale, adam, network
+from ridgeline.tasks.classification import cross_entropy
 
 POINTS = "point cloud"
 CLASSES = 40

@@ -8,16 +8,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import Optimizer
 
-from ridgeline.experiments.networks.network import (
-    Parts,
-    Scale,
-    adam,
-    cross_entropy,
-    labelled,
-    network,
-    next_tokens,
-    token_loss,
-)
+from ridgeline.experiments.draws import labelled, next_tokens
+from ridgeline.experiments.networks.network import Parts, Scale, adam, network, token_loss
+from ridgeline.tasks.classification import cross_entropy
 
 RECURRENT = "recurrent"
 

@@ -3,14 +3,9 @@
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from ridgeline.experiments.networks.network import (
-    Parts,
-    Scale,
-    adam,
-    cross_entropy,
-    labelled,
-    network,
-)
+from ridgeline.experiments.draws import labelled
+from ridgeline.experiments.networks.network import Parts, Scale, adam, network
+from ridgeline.tasks.classification import cross_entropy
 
 SERIES = "time series"
 CLASSES = 10

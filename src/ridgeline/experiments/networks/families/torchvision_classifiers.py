@@ -7,16 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from ridgeline.experiments.networks.network import (
-    MakeOptimizer,
-    Network,
-    Parts,
-    Scale,
-    adamw,
-    cross_entropy,
-    images,
-    sgd,
-)
+from ridgeline.experiments.draws import images
+from ridgeline.experiments.networks.network import MakeOptimizer, Network, Parts, Scale, adamw, sgd
+from ridgeline.tasks.classification import cross_entropy
 
 CLASSES = 1000
 SIDE = 224

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-from ridgeline.experiments.contests import FAILURES, dismiss, reason_of, release_memory
+from ridgeline.experiments.contests import FAILURES, dismiss, reason_of, release_memory, wall_s
 from ridgeline.experiments.networks.request import (
     NetworkAnswer,
     NetworkRequest,
@@ -21,7 +21,7 @@ from ridgeline.experiments.networks.sides.forms import (
     plain_forms,
 )
 from ridgeline.experiments.networks.sides.ours import Ours, headline, notes_of, tried_plans
-from ridgeline.experiments.networks.sides.timing import first_step_s, rough_s, time_forms
+from ridgeline.experiments.networks.sides.timing import rough_s, time_forms
 from ridgeline.experiments.turns import Samples, spread, times_faster
 from ridgeline.workers.agree import largest_of_workers
 
@@ -167,7 +167,7 @@ class _Entrants:
         reason, first_s, runner = "", None, None
         try:
             runner = form.make(self._subject)
-            first_s = first_step_s(runner.run)
+            first_s = wall_s(runner.run)
         except FAILURES as error:
             reason = reason_of(error)
         # All or none: a form that some lack would wait for those in its first collective.

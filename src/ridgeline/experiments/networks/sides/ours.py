@@ -3,8 +3,7 @@
 Everything that depends on what the session reports is here.
 """
 
-import time
-
+from ridgeline.experiments.contests import wall_s
 from ridgeline.experiments.networks.request import NetworkSettings
 from ridgeline.experiments.networks.result import Headline, TriedPlan
 from ridgeline.experiments.networks.sides.forms import (
@@ -15,7 +14,6 @@ from ridgeline.experiments.networks.sides.forms import (
 from ridgeline.machine import Machine, Quantity
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
-from ridgeline.probe.timing import synchronize
 from ridgeline.session import TrainStep
 from ridgeline.timeline import Timeline
 
@@ -57,12 +55,8 @@ class Ours:
 
     def prepare(self) -> Plan:
         """Choose a plan, and time that."""
-        synchronize()
-        begin = time.perf_counter()
-        plan = self.step.prepare(self.batch)
-        synchronize()
-        self.plan_s = time.perf_counter() - begin
-        return plan
+        self.plan_s = wall_s(lambda: self.step.prepare(self.batch))
+        return self.step.plan
 
     def runner(self) -> NetworkRunner:
         """The step as one of the forms."""

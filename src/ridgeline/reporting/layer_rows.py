@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline import units
+from ridgeline.reporting.labels import times
 from ridgeline.simulator.layers.intensity import Intensities, Intensity, Way
 from ridgeline.simulator.layers.layers import names_of
 
@@ -163,8 +164,3 @@ def _bound(one: Intensity, way: Way) -> str:
     if one.ridge is None or intensity is None:
         return ""
     return "link" if one.is_link_bound(way) else "compute"
-
-
-def times(ratio: float) -> str:
-    """How many times as high, e.g. `2.50 x`."""
-    return f"{units.digits3(ratio)} x"

@@ -247,7 +247,7 @@ def _title(nouns: dict[str, Noun | None]) -> str:
 def _subtitle(machine: Machine | None, workload: Workload | None, timeline: Timeline | None) -> str:
     parts = []
     if timeline is not None:
-        parts.append(f"{timeline.workers} worker{'s' if timeline.workers != 1 else ''}")
+        parts.append(units.counted(timeline.workers, "worker"))
     if workload is not None:
         parts.append(f"{workload.samples} samples each")
         parts.append(f"{units.quantity(workload.flops, 'FLOP')} a step and worker")

@@ -12,8 +12,8 @@ from ridgeline.machine.microarchitecture import (
 )
 from ridgeline.machine.quantity import Quantity
 from ridgeline.machine.stairs import WORD_BYTES
-from ridgeline.reporting.effects.effects import Effect, samples, seconds, times, with_spread
-from ridgeline.reporting.labels import spread
+from ridgeline.reporting.effects.effects import Effect, samples, seconds, with_spread
+from ridgeline.reporting.labels import spread, times
 
 
 def host_effects(known: Microarchitecture) -> tuple[Effect, ...]:

@@ -101,7 +101,7 @@ def result_tiles(
             (
                 "Throughput",
                 f"{units.digits3(rate)} /s",
-                f"samples, {step.workers} worker{'s' * (step.workers != 1)}",
+                f"samples, {units.counted(step.workers, 'worker')}",
             )
         )
     if verdict is not None:

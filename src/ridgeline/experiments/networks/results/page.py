@@ -15,6 +15,7 @@ from ridgeline.experiments.networks.results.text import (
     speed_cells,
     tried_cells,
 )
+from ridgeline.experiments.ways.text import versions_words
 
 HEAD = """# Speed and accuracy on everyday networks
 
@@ -82,7 +83,7 @@ def _joined(earlier: NetworkResult | None, later: NetworkResult) -> NetworkResul
 
 def _section(experiment: NetworksExperiment) -> Iterator[str]:
     ran = tuple(row for row in experiment.networks if not row.reason)
-    versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
+    versions = versions_words(experiment.versions)
     # 0 stands for as many as fill a turn.
     steps = experiment.steps or "some"
     yield f"## {experiment.hardware}"

@@ -26,15 +26,16 @@ from ridgeline.experiments.networks.results.summary import (
     summarise,
     times_faster_than_compile,
 )
+from ridgeline.experiments.ways.text import versions_words
 from ridgeline.machine import Quantity
-from ridgeline.reporting.terminal.text import table, title
+from ridgeline.reporting.terminal.text import table, title, warnings
 
 NONE = "-"
 
 
 def experiment_text(experiment: NetworksExperiment) -> RenderableType:
     """All tables, what they come to, and notes."""
-    versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
+    versions = versions_words(experiment.versions)
     allowed = f"allowed: {', '.join(experiment.allow) or 'nothing'}"
     line = f"{experiment.hardware}; {versions}; {allowed}; {experiment.date}"
     results = experiment.networks
@@ -46,7 +47,7 @@ def experiment_text(experiment: NetworksExperiment) -> RenderableType:
         title("Every tried plan", "predicted before any trial, after trials, and measured"),
         tried_table(results),
         *(Text(one) for one in summary_lines(summarise(results, experiment.allow))),
-        *(Text(f"! {note}", style="yellow") for note in _notes(experiment)),
+        *warnings(_notes(experiment)),
     )
 
 

@@ -11,7 +11,6 @@ are small and run eagerly, to try the script. `--output` is written anew after e
 
 import argparse
 import contextlib
-import datetime
 import gc
 import itertools
 import json
@@ -39,6 +38,7 @@ from ridgeline.experiments.networks.sides.forms import (
     plain_forms,
 )
 from ridgeline.experiments.networks.sides.timing import time_forms
+from ridgeline.experiments.result_files import now
 from ridgeline.experiments.turns import Samples, spread
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, MIB, Plan, Precision, Sync
 from ridgeline.runtime.steps.step import PlannedStep
@@ -269,7 +269,7 @@ def _about(world: World) -> dict[str, Any]:
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return {
         "what": "weak_scaling",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": now()[:10],
         "hardware": f"{world.size} x {hardware}" if on_gpu else hardware,
         "workers": world.size,
         "backend": dist.get_backend() if world.size > 1 else "none",

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from printed import as_text
-from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.networks.result import (
     AUTO,
     Check,
@@ -28,6 +27,7 @@ from ridgeline.experiments.networks.results.summary import (
     summarise,
 )
 from ridgeline.experiments.networks.results.text import experiment_text, network_line
+from ridgeline.experiments.result_files import model_of
 from ridgeline.machine import Device, Quantity
 from ridgeline.planner.trials.trial_loop import NOT_TRIED
 from strategies import make_host

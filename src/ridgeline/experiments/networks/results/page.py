@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ridgeline.experiments.networks.result import FormRow, NetworkResult, NetworksExperiment
-from ridgeline.experiments.networks.results.summary import Summary, start_lines, summarise
+from ridgeline.experiments.networks.results.summary import summarise
 from ridgeline.experiments.networks.results.text import (
     NONE,
-    errors_words,
     milliseconds,
     prediction_cells,
-    ratio,
     speed_cells,
+    summary_rows,
     tried_cells,
 )
 from ridgeline.experiments.ways.text import versions_words
@@ -93,7 +92,8 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
         f"of {steps} steps{_budget(experiment)}.{SMALL_NETWORKS if experiment.scale == 'cpu' else ''}"
     )
     yield ""
-    yield from _summary(summarise(ran, experiment.allow))
+    rows = list(summary_rows(summarise(ran, experiment.allow)))
+    yield from _markdown(("What", "Figure"), rows, numbers=())
     yield ""
     yield "Milliseconds a step:"
     yield ""
@@ -115,32 +115,6 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
         yield ""
         yield from (f"- {_plain_text(note)}" for note in notes)
     yield ""
-
-
-def _summary(found: Summary) -> Iterator[str]:
-    rows: list[tuple[str, str]] = [("networks timed", str(found.timed))]
-    if found.failed:
-        rows.append(("`auto` failed on", ", ".join(found.failed)))
-    if found.cut:
-        rows.append(("`auto` chose a plan, and no turns were left, on", ", ".join(found.cut)))
-    for what, worst, mean in (
-        ("best plain form", found.worst_over_plain, found.over_plain),
-        ("best a script can do", found.worst_over_hand, found.over_hand),
-    ):
-        if worst is not None:
-            rows.append((f"`auto` over the {what}, worst", f"{worst[0]:.3f} ({worst[1]})"))
-            rows.append((f"`auto` over the {what}, geometric mean", ratio(mean)))
-    rows.append(("times faster than `torch.compile`, geometric mean", ratio(found.over_compile)))
-    for when, by_family in (("before any trial", found.before), ("after trials", found.after)):
-        for family, errors in by_family.items():
-            rows.append((f"error {when}, {family}", errors_words(errors)))
-    if found.drift is not None:
-        rows.append(("an eager step, from its trial to its turns", errors_words(found.drift)))
-    rows.extend(start_lines(found))
-    if found.checked:
-        equal = found.checked - len(found.unequal)
-        rows.append(("ten steps equal the plain loop's", f"{equal} of {found.checked}"))
-    yield from _markdown(("What", "Figure"), rows, numbers=())
 
 
 def _speed(results: Sequence[NetworkResult]) -> Iterator[str]:

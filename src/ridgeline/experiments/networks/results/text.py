@@ -39,6 +39,7 @@ def experiment_text(experiment: NetworksExperiment) -> RenderableType:
     allowed = f"allowed: {', '.join(experiment.allow) or 'nothing'}"
     line = f"{experiment.hardware}; {versions}; {allowed}; {experiment.date}"
     results = experiment.networks
+    found = summarise(results, experiment.allow)
     return Group(
         title("Networks", line),
         speed_table(results),
@@ -46,7 +47,9 @@ def experiment_text(experiment: NetworksExperiment) -> RenderableType:
         prediction_table(results),
         title("Every tried plan", "predicted before any trial, after trials, and measured"),
         tried_table(results),
-        *(Text(one) for one in summary_lines(summarise(results, experiment.allow))),
+        # Marks are Markdown's, which the page shares these lines with.
+        *(Text(f"{what}: {told}".replace("`", "")) for what, told in summary_rows(found)),
+        *([Text(f"not equal: {', '.join(found.unequal)}")] if found.unequal else []),
         *warnings(_notes(experiment)),
     )
 
@@ -167,33 +170,30 @@ def tried_cells(plan: TriedPlan) -> tuple[str, ...]:
     )
 
 
-def summary_lines(summary: Summary) -> Iterator[str]:
-    """What all networks come to, a line each."""
-    yield f"networks timed: {summary.timed}, failed: {len(summary.failed)}"
-    if summary.failed:
-        yield f"auto failed on: {', '.join(summary.failed)}"
-    if summary.cut:
-        yield f"auto chose a plan, but the turns ended before it was timed, on: {', '.join(summary.cut)}"
+def summary_rows(found: Summary) -> Iterator[tuple[str, str]]:
+    """What all networks come to: of what, and the figure."""
+    yield "networks timed", str(found.timed)
+    if found.failed:
+        yield "`auto` failed on", ", ".join(found.failed)
+    if found.cut:
+        yield "`auto` chose a plan, and no turns were left, on", ", ".join(found.cut)
     for what, worst, mean in (
-        ("the best plain form", summary.worst_over_plain, summary.over_plain),
-        ("the best a script can do", summary.worst_over_hand, summary.over_hand),
+        ("best plain form", found.worst_over_plain, found.over_plain),
+        ("best a script can do", found.worst_over_hand, found.over_hand),
     ):
-        if worst is not None and mean is not None:
-            yield f"auto over {what}: at most {worst[0]:.3f} ({worst[1]}), geometric mean {mean:.3f}"
-    if summary.over_compile is not None:
-        yield f"times faster than torch.compile: {summary.over_compile:.2f} (geometric mean)"
-    for when, by_family in (("before trials", summary.before), ("after trials", summary.after)):
+        if worst is not None:
+            yield f"`auto` over the {what}, worst", f"{worst[0]:.3f} ({worst[1]})"
+            yield f"`auto` over the {what}, geometric mean", ratio(mean)
+    yield "times faster than `torch.compile`, geometric mean", ratio(found.over_compile)
+    for when, by_family in (("before any trial", found.before), ("after trials", found.after)):
         for family, errors in by_family.items():
-            yield f"error {when}, {family}: {errors_words(errors)}"
-    if summary.drift is not None:
-        yield f"an eager step, from its trial to its turns: {errors_words(summary.drift)}"
-    for what, figures in start_lines(summary):
-        yield f"{what}: {figures}"
-    if summary.checked:
-        equal = summary.checked - len(summary.unequal)
-        yield f"ten steps equal the plain loop's: {equal} of {summary.checked}"
-    if summary.unequal:
-        yield f"not equal: {', '.join(summary.unequal)}"
+            yield f"error {when}, {family}", errors_words(errors)
+    if found.drift is not None:
+        yield "an eager step, from its trial to its turns", errors_words(found.drift)
+    yield from start_lines(found)
+    if found.checked:
+        equal = found.checked - len(found.unequal)
+        yield "ten steps equal the plain loop's", f"{equal} of {found.checked}"
 
 
 def errors_words(errors: Errors) -> str:

@@ -107,17 +107,14 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
     precision = "as-is" if arguments.precision == "double" else arguments.precision
     chosen: dict[str, Callable[[Any], Tensor]] = {}
     if world.size > 1:
-        model = make_model(world)
-        chosen["ddp"] = plain(model, DistributedDataParallel(model), precision)
-        model = make_model(world)
-        tuned = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-        chosen["ddp tuned"] = plain(model, tuned, precision)
-        # The order of additions follows the size of the buckets: what that alone changes.
-        model = make_model(world)
-        size_mb = arguments.bucket_bytes[-1] / (1 << 20)
-        chosen["ddp our buckets"] = plain(
-            model, DistributedDataParallel(model, bucket_cap_mb=size_mb), precision
-        )
+        for name, options in {
+            "ddp": {},
+            "ddp tuned": {"gradient_as_bucket_view": True, "static_graph": True},
+            # The order of additions follows the size of the buckets: what that alone changes.
+            "ddp our buckets": {"bucket_cap_mb": arguments.bucket_bytes[-1] / (1 << 20)},
+        }.items():
+            model = make_model(world)
+            chosen[name] = plain(model, DistributedDataParallel(model, **options), precision)
     for name, plan in our_plans(world, arguments, precision).items():
         model = make_model(world)
         chosen[f"ridgeline {name}"] = PlannedStep(model, cross_entropy, sgd(model), plan)

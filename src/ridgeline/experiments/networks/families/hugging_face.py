@@ -1,6 +1,7 @@
 """Networks of the package `transformers`, from their configurations: text, speech and images."""
 
 import importlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,16 @@ _network = partial(network, make_optimizer=adamw, needs=("transformers",))
 def transformers() -> Any:
     """The package `transformers`, imported when it is needed."""
     return importlib.import_module("transformers")
+
+
+def _made(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+    """Makes the model of a name from a configuration of a name."""
+
+    def make() -> nn.Module:
+        package = transformers()
+        return getattr(package, model)(getattr(package, config)(**settings))
+
+    return make
 
 
 def own_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -59,10 +70,7 @@ def _bert_base(scale: Scale) -> Parts:
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 128, "vocab_size": 500,
     }  # fmt: skip
-
-    def make() -> nn.Module:
-        return transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
-
+    make = _made("BertForMaskedLM", "BertConfig", **sizes)
     vocabulary = sizes.get("vocab_size", 30522)
     return Parts(make, _masked_tokens(count, length, vocabulary), own_loss)
 
@@ -75,10 +83,8 @@ def _gpt2_transformers(scale: Scale) -> Parts:
         "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
 
-    def make() -> nn.Module:
-        # The cache of keys is for generation, and would be one more output of each step.
-        return transformers().GPT2LMHeadModel(transformers().GPT2Config(use_cache=False, **sizes))
-
+    # The cache of keys is for generation, and would be one more output of each step.
+    make = _made("GPT2LMHeadModel", "GPT2Config", use_cache=False, **sizes)
     return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 50257)), own_loss)
 
 
@@ -89,10 +95,8 @@ def _t5_small(scale: Scale) -> Parts:
         "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4, "vocab_size": 500,
     }  # fmt: skip
 
-    def make() -> nn.Module:
-        config = transformers().T5Config(use_cache=False, decoder_start_token_id=0, **sizes)
-        return transformers().T5ForConditionalGeneration(config)
-
+    own = {"use_cache": False, "decoder_start_token_id": 0}
+    make = _made("T5ForConditionalGeneration", "T5Config", **own, **sizes)
     return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 32128)), own_loss)
 
 
@@ -107,11 +111,7 @@ def _albert_base(scale: Scale) -> Parts:
         "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 500,
         "embedding_size": 32, "num_hidden_layers": 2,
     }  # fmt: skip
-
-    def make() -> nn.Module:
-        config = transformers().AlbertConfig(hidden_dropout_prob=0.1, **sizes)
-        return transformers().AlbertForMaskedLM(config)
-
+    make = _made("AlbertForMaskedLM", "AlbertConfig", hidden_dropout_prob=0.1, **sizes)
     vocabulary = sizes.get("vocab_size", 30000)
     return Parts(make, _masked_tokens(count, length, vocabulary), own_loss)
 
@@ -126,10 +126,7 @@ def _llama_small(scale: Scale) -> Parts:
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 500,
     }  # fmt: skip
-
-    def make() -> nn.Module:
-        return transformers().LlamaForCausalLM(transformers().LlamaConfig(use_cache=False, **sizes))
-
+    make = _made("LlamaForCausalLM", "LlamaConfig", use_cache=False, **sizes)
     return Parts(make, _tokens_as_labels(count, length, sizes["vocab_size"]), own_loss)
 
 
@@ -144,9 +141,8 @@ def _whisper_tiny(scale: Scale) -> Parts:
     }  # fmt: skip
     bands, vocabulary = sizes.get("num_mel_bins", 80), sizes.get("vocab_size", 51865)
 
-    def make() -> nn.Module:
-        config = transformers().WhisperConfig(use_cache=False, dropout=0.1, **sizes)
-        return transformers().WhisperForConditionalGeneration(config)
+    own = {"use_cache": False, "dropout": 0.1}
+    make = _made("WhisperForConditionalGeneration", "WhisperConfig", **own, **sizes)
 
     def draw(generator: torch.Generator) -> dict[str, Tensor]:
         return {
@@ -165,9 +161,8 @@ def _segformer_b0(scale: Scale) -> Parts:
         "num_attention_heads": [1, 1, 2, 2], "mlp_ratios": [2, 2, 2, 2],
     }  # fmt: skip
 
-    def make() -> nn.Module:
-        config = transformers().SegformerConfig(num_labels=classes, **sizes)
-        return transformers().SegformerForSemanticSegmentation(config)
+    sizes["num_labels"] = classes
+    make = _made("SegformerForSemanticSegmentation", "SegformerConfig", **sizes)
 
     def draw(generator: torch.Generator) -> dict[str, Tensor]:
         size = (count, side, side)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -52,7 +52,7 @@ class NetworkSubject:
     scale: Scale
     precision: Precision = "as-is"
 
-    @property
+    @cached_property
     def is_convolutional(self) -> bool:
         """Whether a channels-last layout means something: there are weights of four dimensions.
 
@@ -61,9 +61,6 @@ class NetworkSubject:
         with torch.random.fork_rng(devices=[]):
             model = self.network.parts(self.scale).make_model()
         return any(parameter.dim() == 4 for parameter in model.parameters())
-
-
-Make = Callable[[NetworkSubject], NetworkRunner]
 
 
 class NetworkForm(NamedTuple):
@@ -77,7 +74,7 @@ class NetworkForm(NamedTuple):
 
     name: str
     kind: FormKind
-    make: Make
+    make: Callable[[NetworkSubject], NetworkRunner]
 
 
 def plain_forms(subject: NetworkSubject) -> list[NetworkForm]:

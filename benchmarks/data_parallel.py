@@ -253,7 +253,7 @@ def publish(
         "hardware": f"{world.size} x {hardware}" if on_gpu else hardware,
         "machine": msgspec.to_builtins(msgspec.structs.replace(measure(), timings=())),
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
-        "arguments": vars(arguments),
+        "arguments": vars(arguments) | {"output": str(arguments.output)},
         "plans": {
             name: repr(step.plan) for name, step in steps.items() if isinstance(step, PlannedStep)
         },

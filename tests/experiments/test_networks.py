@@ -1,9 +1,7 @@
 """The networks of the experiment: enough of them, of enough kinds, each the same every time, each trains."""
 
 import dataclasses
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -31,20 +29,6 @@ import dataclasses
 import beside
 NETWORKS = [dataclasses.replace(KNOWN[0], name=beside.NAME)]
 """
-
-
-ROOT = Path(__file__).parents[2]
-
-
-def weak_scaling() -> ModuleType:
-    """`benchmarks/weak_scaling.py` as a module."""
-    path = ROOT / "benchmarks/weak_scaling.py"
-    spec = importlib.util.spec_from_file_location("weak_scaling", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def needed(network: Network) -> Network:
@@ -109,14 +93,6 @@ def test_workers_share_weights_and_not_data(network: Network) -> None:
     tensors = [[x for x in one.batch if x.unique().numel() > 2] for one in (first, again, other)]
     assert all(torch.equal(a, b) for a, b in zip(tensors[0], tensors[1], strict=True))
     assert not torch.equal(tensors[0][0], tensors[2][0])
-
-
-@pytest.mark.parametrize("name", ["resnet18", "gpt2"])
-def test_networks_of_weak_scaling_train(name: str) -> None:
-    """The networks that only that benchmark has are built as those of the catalog: a step has a finite loss."""
-    setup = weak_scaling().OWN[name].build("cpu", "cpu")
-    step = PlainStep(setup.model, setup.model, setup.loss_fn, setup.optimizer)
-    assert step(setup.batch).isfinite()
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,7 @@ def change(model: dict[str, Tensor]) -> None:
 def saver(way: str) -> Iterator[Saver]:
     """Writes into a directory of its own."""
     staging = FreshCopies() if way == "fresh copies" else Staging()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.closing(staging),
-        Engine() as engine,
-    ):
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(staging), Engine() as engine:
         yield Saver(Path(folder), engine, staging, keep=1)
 
 

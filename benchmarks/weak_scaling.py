@@ -222,12 +222,7 @@ def _ours(subject: NetworkSubject, plan: Plan, world: World) -> NetworkRunner:
     options = optimizer_options(network, place.device)
     setup = network.build(place.device, subject.scale, rank=place.rank, **options)
     step = PlannedStep(
-        setup.model,
-        setup.loss_fn,
-        setup.optimizer,
-        plan,
-        clip_norm=network.clip_norm,
-        world=world,
+        setup.model, setup.loss_fn, setup.optimizer, plan, clip_norm=network.clip_norm, world=world
     )
     return NetworkRunner(run=lambda: step(setup.batch), close=step.close)
 

@@ -195,7 +195,7 @@ def test_a_network_whose_turns_were_cut_has_not_failed() -> None:
     text = as_text(
         experiment_text(msgspec.structs.replace(EXPERIMENT, networks=(result,))), width=200
     )
-    assert "auto chose a plan, but the turns ended before it was timed, on: resnet50" in text
+    assert "auto chose a plan, and no turns were left, on: resnet50" in text
     assert "failed on" not in text
     assert f"resnet50: auto: {ended}" in text
     assert "no turns were left, on | resnet50" in page(

@@ -29,11 +29,7 @@ class VerifyCommand:
             help="timeline file, the prediction; or the directory of a run, which holds all of it",
         )
         parser.add_argument(
-            "measured",
-            type=Path,
-            nargs="?",
-            metavar="B",
-            help="timeline file, the measurement",
+            "measured", type=Path, nargs="?", metavar="B", help="timeline file, the measurement"
         )
         parser.add_argument(
             "--tolerance",

@@ -18,19 +18,10 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.reporting.labels import settings_of
-from ridgeline.reporting.operators import (
-    OpGroup,
-    group_ops,
-    times_from_timeline,
-    times_on_machine,
-)
+from ridgeline.reporting.operators import OpGroup, group_ops, times_from_timeline, times_on_machine
 from ridgeline.reporting.page.html import Markup, asset, join, tag
 from ridgeline.reporting.page.page_intensity import intensity_section
-from ridgeline.reporting.page.page_machine import (
-    data_section,
-    machine_section,
-    training_section,
-)
+from ridgeline.reporting.page.page_machine import data_section, machine_section, training_section
 from ridgeline.reporting.page.page_plan import plan_section
 from ridgeline.reporting.page.page_predicted_scaling import predicted_scaling_section
 from ridgeline.reporting.page.page_result import verdict_section, waterfall_section

@@ -163,9 +163,7 @@ def words_for(
     if kind.advice_fed and not is_fed:
         gain = "no gain is claimed: what passed there was not measured"
     return Words(
-        f"{kind.name}: {units.percent(share)} of the step is {kind.what}",
-        why,
-        f"{advice}; {gain}",
+        f"{kind.name}: {units.percent(share)} of the step is {kind.what}", why, f"{advice}; {gain}"
     )
 
 

@@ -23,10 +23,7 @@ SMALL_PAGES = (
 
 
 def run(
-    *,
-    quick: bool = False,
-    only: Sequence[str] = (),
-    progress: Callable[[str], None] | None = None,
+    *, quick: bool = False, only: Sequence[str] = (), progress: Callable[[str], None] | None = None
 ) -> MemoryExperiment:
     """What an access costs here, from the nearest cache to a packet and a GPU, beside the textbook's numbers.
 

@@ -54,8 +54,7 @@ def rounds_for(share: float, step: Callable[[], Any]) -> int:
     """
     few = SortedBatches(1, (1,), FEW_ROUNDS)
     samples = take_turns(
-        {"step": partial(host_s, step), "load": partial(host_s, partial(few.load, 0))},
-        turns=TURNS,
+        {"step": partial(host_s, step), "load": partial(host_s, partial(few.load, 0))}, turns=TURNS
     )
     in_a_step = times_faster(samples, "step")["load"].value * FEW_ROUNDS
     return max(1, round(share * in_a_step))

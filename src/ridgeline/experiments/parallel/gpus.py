@@ -88,9 +88,7 @@ def _over_devices(work: Work) -> Contest:
             parallelized(work),
         ),
         bound=Bound(
-            parts=parts,
-            seconds=longest(*parts),
-            reason="the slower of the two GPUs alone",
+            parts=parts, seconds=longest(*parts), reason="the slower of the two GPUs alone"
         ),
     )
 

@@ -50,11 +50,7 @@ def chains(side: int, num: int) -> Work:
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return chain(x, num), chain(y, num)
 
-    return Work(
-        fn=both,
-        inputs=(a, b),
-        pieces=(lambda: chain(a, num), lambda: chain(b, num)),
-    )
+    return Work(fn=both, inputs=(a, b), pieces=(lambda: chain(a, num), lambda: chain(b, num)))
 
 
 def squares_on(devices: Sequence[str], side: int, num: int) -> Work:
@@ -80,10 +76,7 @@ def _each(fn: Callable[[Tensor], Any], inputs: tuple[Tensor, ...]) -> Work:
         return [fn(x) for x in xs]
 
     return Work(
-        fn=everywhere,
-        inputs=inputs,
-        pieces=tuple(partial(fn, x) for x in inputs),
-        join=list,
+        fn=everywhere, inputs=inputs, pieces=tuple(partial(fn, x) for x in inputs), join=list
     )
 
 

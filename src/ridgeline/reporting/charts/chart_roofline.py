@@ -67,9 +67,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
         "layout": layout(
             460 + _ROW * len(names),
             xaxis=axis(
-                "intensity, FLOP per byte moved",
-                **LOG,
-                range=[math.log10(left), math.log10(right)],
+                "intensity, FLOP per byte moved", **LOG, range=[math.log10(left), math.log10(right)]
             ),
             # Ticks at 1, 2 and 5, since roofs lie within few decades.
             yaxis=axis("FLOP/s", **(LOG | {"dtick": "D2"}), range=bounds),

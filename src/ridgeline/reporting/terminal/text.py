@@ -161,8 +161,7 @@ def choices_text(choices: Iterable[Choice]) -> RenderableType:
 def scaling_text(points: Sequence[ScalingPoint], what: str = "") -> RenderableType:
     """Predicted speed by number of workers; `what` says of which workers."""
     rows = table(
-        ("Workers", "Step", "90 %", "Samples/s", "Speed-up", "Efficiency", ""),
-        right=range(6),
+        ("Workers", "Step", "90 %", "Samples/s", "Speed-up", "Efficiency", ""), right=range(6)
     )
     for point in points:
         rows.add_row(

@@ -46,10 +46,7 @@ _LOOKS = {
 
 
 def timeline_text(
-    timelines: Sequence[Timeline],
-    width: int = LANE_WIDTH,
-    *,
-    headings: Sequence[str] | None = None,
+    timelines: Sequence[Timeline], width: int = LANE_WIDTH, *, headings: Sequence[str] | None = None
 ) -> RenderableType:
     """Timelines below each other on one scale: a row a lane, a letter for what runs.
 

@@ -210,9 +210,7 @@ def _drifts(result: NetworkResult, allow: Sequence[str]) -> Iterator[float]:
             yield error(plan.measured_s, row.step_s.value)
 
 
-def _waits(
-    starts: Iterable[tuple[str, float | None, float | None, float]],
-) -> Waits | None:
+def _waits(starts: Iterable[tuple[str, float | None, float | None, float]]) -> Waits | None:
     """Of names, seconds to a plan, those of the compiler, and how many times those are taken off."""
     found = [
         (plan_s - share * compile_s, network)

@@ -58,11 +58,7 @@ class ScalingCommand:
 
 
 def _load(path: Path) -> MeasuredRun:
-    """The run in a directory.
-
-    Raises:
-        FileFormatError: it lacks the file of the step or of what was measured, or one is damaged.
-    """
+    """The run in a directory, which needs the file of the step and that of what was measured."""
     needed = (run_directory.WORKLOAD, run_directory.MEASURED)
     missing = [name for name in needed if not (path / name).is_file()]
     if missing:

@@ -181,11 +181,7 @@ def _show_curve(
 
 
 def _profile(questions: Sequence[str]) -> Machine | None:
-    """Another machine, where its profile is what is asked about; None where parts are.
-
-    Raises:
-        MachineError: a profile and something else.
-    """
+    """Another machine, where its profile is what is asked about; None where parts are."""
     profiles = [question for question in questions if question.endswith(".json")]
     if not profiles:
         return None

@@ -86,11 +86,7 @@ class _Given(NamedTuple):
 
 
 def _given(args: argparse.Namespace) -> _Given:
-    """What is in the files that the arguments name, or in those of the run whose directory they name.
-
-    Raises:
-        FileFormatError: one timeline is named where two are needed, or a file holds something else.
-    """
+    """What is in the files that the arguments name, or in those of the run whose directory they name."""
     first, second, expected = args.predicted, args.measured, None
     machine = None if args.machine is None else Machine.load(args.machine)
     workload = None if args.workload is None else Workload.load(args.workload)

@@ -245,21 +245,7 @@ def _choose(
     again: str = "",
     is_first: bool = True,
 ) -> Decision:
-    """The user's plan, or the best; how long its first step will compile is said.
-
-    Args:
-        given: The profile that the user gave.
-        profile: See `staleness.choose_by_profile`.
-        workloads: By number of workers.
-        wishes: See `Wishes`.
-        steps: Steps of the whole training.
-        attempt: Runs a trial.
-        heartbeat: Takes lines of progress.
-        compile_factor: See `choose`.
-        agree: Takes rank 0's word, where there are several workers.
-        again: See `staleness.choose_by_profile`.
-        is_first: Whether this worker keeps what is found.
-    """
+    """The user's plan, or the best; `profile` and `again` are those of `staleness.choose_by_profile`."""
 
     def compiling_s(plan: Plan) -> float:
         return compile_factor * compile_seconds(workloads[plan.workers], plan.execution)

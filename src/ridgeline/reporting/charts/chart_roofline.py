@@ -88,10 +88,7 @@ def _roof_lines(
     left: float,
     right: float,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The slope of memory up to the highest ceiling, each compute ceiling from that slope on, their names.
-
-    Ceilings of dtypes that the step does not use (`used`) are dotted.
-    """
+    """Memory's slope, and ceilings from there on, dotted for dtypes that are not used; then their names."""
     data: list[dict[str, Any]] = []
     names: list[str] = []
     top = compute[0].rate.value if compute else None

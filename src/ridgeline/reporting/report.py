@@ -109,21 +109,15 @@ def report(
 
     Cost: about 5 MB on disk, most of it the charts library.
     """
-    given = _Given(
-        verdict=verdict,
-        predicted=predicted,
-        expected=expected,
-        measured=measured,
-        ranking=ranking,
-        workload=workload,
-        machine=machine,
-        history=history,
-        scaling=scaling,
-        predicted_scaling=predicted_scaling,
-        intensities=intensities,
-    )
+    timelines = (predicted, expected, measured)
+    curves = (scaling, predicted_scaling, intensities)
+    given = _Given(verdict, *timelines, ranking, workload, machine, history, *curves)
     nouns = given._asdict()
-    _check_any(nouns, path)
+    if not any(noun is not None for noun in nouns.values()):
+        raise RidgelineError(
+            f"wanted at least one value to report on, got none for {path}; "
+            "give report a machine, workload, ranking, timeline, verdict, history or scaling"
+        )
     target = Path(path)
     # A link to what is not there would fail when somebody follows it.
     trace_name = TRACE_NAME if target.with_name(TRACE_NAME).exists() else None
@@ -173,15 +167,6 @@ def _sections(given: _Given) -> dict[str, Markup | None]:
         "memory": memory_section(workload, machine, setting),
         "machine": machine_section(machine, setting),
     }
-
-
-def _check_any(nouns: dict[str, Noun | None], path: str | Path) -> None:
-    """Refuse to write an empty page."""
-    if not any(noun is not None for noun in nouns.values()):
-        raise RidgelineError(
-            f"wanted at least one value to report on, got none for {path}; "
-            "give report a machine, workload, ranking, timeline, verdict, history or scaling"
-        )
 
 
 def setting_of(

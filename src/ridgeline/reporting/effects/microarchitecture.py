@@ -4,7 +4,6 @@ from ridgeline import units
 from ridgeline.machine.microarchitecture import (
     FalseSharing,
     Microarchitecture,
-    NodePath,
     Nodes,
     Pages,
     Strides,
@@ -141,19 +140,12 @@ def _nodes(nodes: Nodes) -> Effect:
         rest = alike if len(nodes.nodes) == 1 else ""
         reading = f"{nodes.reason[:1].upper()}{nodes.reason[1:]}{rest}."
     else:
-        slow = _worst(far).access.value / _worst(near).access.value
+        worst_far, worst_near = (max(one.access.value for one in paths) for paths in (far, near))
+        slow = worst_far / worst_near
         reading = (
             f"A load from another node takes up to {times(slow)} as long as one from the core's own; a "
             "worker whose threads leave the node where its memory was first written pays this."
-            f"{_note(nodes.reason)}"
+            f"{f' Doubtful: {nodes.reason}.' if nodes.reason else ''}"
         )
     head = ("Node", "Load", "Spread", "Read in order", "Spread")
     return Effect("Nodes of memory (NUMA)", head, tuple(rows), reading)
-
-
-def _worst(paths: list[NodePath]) -> NodePath:
-    return max(paths, key=lambda path: path.access.value)
-
-
-def _note(reason: str) -> str:
-    return f" Doubtful: {reason}." if reason else ""

@@ -85,11 +85,13 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
     versions = versions_words(experiment.versions)
     # 0 stands for as many as fill a turn.
     steps = experiment.steps or "some"
+    budget_s = experiment.budget_s
+    budget = "" if budget_s is None else f"; seconds={budget_s:g} to choose in"
     yield f"## {experiment.hardware}"
     yield ""
     yield (
         f"Newest run: {experiment.date}; {versions}; allow={experiment.allow!r}; {experiment.turns} turns "
-        f"of {steps} steps{_budget(experiment)}.{SMALL_NETWORKS if experiment.scale == 'cpu' else ''}"
+        f"of {steps} steps{budget}.{SMALL_NETWORKS if experiment.scale == 'cpu' else ''}"
     )
     yield ""
     rows = list(summary_rows(summarise(ran, experiment.allow)))
@@ -108,7 +110,12 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
     yield from _tried(ran)
     left_out = [row for row in experiment.networks if row.reason]
     notes = [*experiment.notes, *(f"{row.network}: {row.reason}" for row in left_out)]
-    notes += [_why(result, row) for result in ran for row in result.forms if row.reason]
+    notes += [
+        f"{result.network}, {row.form}: {row.reason}"
+        for result in ran
+        for row in result.forms
+        if row.reason
+    ]
     if notes:
         yield ""
         yield "Not in the tables, and why:"
@@ -167,13 +174,5 @@ def _plain_text(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("[", "(").replace("]", ")")
 
 
-def _budget(experiment: NetworksExperiment) -> str:
-    return "" if experiment.budget_s is None else f"; seconds={experiment.budget_s:g} to choose in"
-
-
 def _ms(row: FormRow | None) -> str:
     return NONE if row is None else milliseconds(row.step_s)
-
-
-def _why(result: NetworkResult, row: FormRow) -> str:
-    return f"{result.network}, {row.form}: {row.reason}"

@@ -33,6 +33,18 @@ from ridgeline.reporting.terminal.text import table, title, warnings
 NONE = "-"
 
 
+def _known(show: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Shows a figure, where there is one."""
+    return lambda figure: NONE if figure is None else show(figure)
+
+
+seconds = _known(units.seconds)
+ratio = _known("{:.2f}".format)
+percent = _known("{:+.1%}".format)
+"""Of errors, which have a sign."""
+share = _known(units.percent)
+
+
 def experiment_text(experiment: NetworksExperiment) -> RenderableType:
     """All tables, what they come to, and notes."""
     versions = versions_words(experiment.versions)
@@ -214,26 +226,6 @@ def check_word(result: NetworkResult) -> str:
 def milliseconds(figure: Quantity | None) -> str:
     """A time in milliseconds, three digits."""
     return NONE if figure is None else units.digits3(figure.value * 1e3)
-
-
-def seconds(figure: float | None) -> str:
-    """Seconds in a fitting unit."""
-    return NONE if figure is None else units.seconds(figure)
-
-
-def ratio(figure: float | None) -> str:
-    """A ratio with two digits behind the point."""
-    return NONE if figure is None else f"{figure:.2f}"
-
-
-def percent(figure: float | None) -> str:
-    """A signed error."""
-    return NONE if figure is None else f"{figure:+.1%}"
-
-
-def share(figure: float | None) -> str:
-    """A fraction that has no sign."""
-    return NONE if figure is None else units.percent(figure)
 
 
 def _chosen_words(result: NetworkResult) -> str:

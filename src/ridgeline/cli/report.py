@@ -68,6 +68,7 @@ def write_report(run_dir: Path) -> list[Path]:
         )
     written = []
     if predicted is not None or measured is not None:
+        # What is held against the measurement: the prediction as the trial corrected it.
         written.append(write_trace(run_dir / TRACE_NAME, expected or predicted, measured))
     page = report(
         run_dir / PAGE_NAME,

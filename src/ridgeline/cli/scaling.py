@@ -66,6 +66,7 @@ def _load(path: Path) -> MeasuredRun:
             f"wanted the directory of a finished run, got no {' and no '.join(missing)} in {path}; train "
             "there first, or name another"
         )
+    # A run is compared without these, too: only its step and its times are needed.
     machine = if_there(Machine, path / run_directory.MACHINE)
     return MeasuredRun(
         name=str(path),

@@ -94,6 +94,7 @@ def _given(args: argparse.Namespace) -> _Given:
         expected = if_there(Timeline, first / run_directory.EXPECTED)
         machine = machine or if_there(Machine, first / run_directory.MACHINE)
         workload = workload or if_there(Workload, first / run_directory.WORKLOAD)
+        # Last: the lines above need the directory itself.
         first, second = first / run_directory.PREDICTED, first / run_directory.MEASURED
     if second is None:
         raise FileFormatError(

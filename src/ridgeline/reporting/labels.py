@@ -99,6 +99,7 @@ def datasheet_of(machine: Machine) -> str:
 
 def _gpu(machine: Machine) -> str:
     """Name of the GPU on which one worker is measured: the first."""
+    # Where several are of different kinds, ceilings are of that one.
     names = (device.name for device in machine.devices if device.kind == "cuda")
     return next(names, "")
 

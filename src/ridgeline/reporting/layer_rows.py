@@ -126,6 +126,7 @@ def _of_kind(family: str, members: Sequence[Intensity], flops: int) -> str:
     mine = [member for member in members if member.layer.family == family]
     data, model = sum(m.data_bytes for m in mine), sum(m.model_bytes for m in mine)
     share = units.percent(sum(m.layer.flops for m in mine) / flops) if flops else "none"
+    # The fewer bytes, the higher the intensity: both ways share the FLOP alike.
     low, high = sorted((data, model))
     name = f"{kind(family)} layers ({len(mine)}, {share} of the FLOP)"
     way = "data" if data == low else "model"

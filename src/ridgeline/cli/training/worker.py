@@ -167,6 +167,7 @@ def work(
         say=say,
     )
     if world.rank == 0:
+        # By rank 0 alone: the others may be on hosts that do not see the directory.
         result.history.save(run_dir / run_directory.HISTORY)
         # Nothing was timed where the run that is resumed had been killed after its last step.
         if result.timeline.step_ns > 0:

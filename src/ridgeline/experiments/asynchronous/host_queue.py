@@ -47,6 +47,7 @@ class HostChain:
 
     def begin(self) -> None:
         """From the start: the same inputs again, and a state of zeros."""
+        # Not the seed of the weights, which the inputs would repeat.
         self._generator.manual_seed(1)
         self._state = torch.zeros(SIDE, SIDE)
 

@@ -37,6 +37,7 @@ def case_text(case: CaseResult) -> RenderableType:
         ("", "Per call", "Quartiles", "x eager", "Ready after", "Break-even", "Difference", ""),
         right=(1, 2, 3, 4, 5, 6),
     )
+    # Of those that keep outputs, as ordinary semantics want it.
     fastest = case.fastest("ridgeline", may_overwrite=False)
     # Skipped ones are told in lines below, several with one reason.
     shown = [row for row in case.rows if row.status != "skipped"]

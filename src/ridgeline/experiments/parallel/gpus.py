@@ -29,6 +29,7 @@ def gpu_cases(*, quick: bool) -> list[Case]:
     """The seeds' two GPUs, and the exercises."""
     lacking = "" if torch.cuda.device_count() > 1 else "needs two CUDA devices"
     num = 10 if quick else 50
+    # Made when the case is held: its weights are on both GPUs.
     perceptron = partial(perceptron_step, TWO, 1024, 4096)
     return [
         Case(

@@ -82,6 +82,7 @@ def _each(fn: Callable[[Tensor], Any], inputs: tuple[Tensor, ...]) -> Work:
 
 def branches(device: str, size: int, channels: int) -> Work:
     """An Inception block at batch 1, forward and backward: four branches that meet in a concatenation."""
+    # Four branches of as many channels, which together are what came in.
     quarter = channels // 4
     x = normal(1, channels, size, size, device=device, seed=1)
     shapes = (

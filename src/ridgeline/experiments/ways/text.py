@@ -47,6 +47,7 @@ def case_text(case: WayCase) -> RenderableType:
     more = (name for name, _ in extra)
     head = ("", "Time", "Quartiles", "x first", "Of limit", *more, "Difference", "")
     rows = table(head, right=range(1, len(head) - 1))
+    # The one that the line below the table is about.
     best = case.fastest("ridgeline")
     for row in sorted(case.rows, key=lambda row: WAY_KINDS.index(row.kind)):
         if row.status == "skipped":

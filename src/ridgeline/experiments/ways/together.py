@@ -152,6 +152,7 @@ def run_together(
         limit_s=limit,
     )
     progress(f"{name}: {where.workers} workers on {where.device}, {len(asked.only)} cases")
+    # Workers that each took all cores would be slower than one of them.
     threads = 0 if where.device == "cuda" else max(1, num_cores() // where.workers)
     held = hold_together(asked, workers=where.workers, threads=threads, progress=progress)
     return experiment_of(name, held, quick=quick, limit_s=limit)

@@ -21,6 +21,7 @@ def axis(title: str = "", **settings: Any) -> dict[str, Any]:
         "zeroline": False,
         "linecolor": "@line",
         "tickfont": {"size": 12, "color": "@soft"},
+        # Labels are of any length, which a fixed margin would cut.
         "automargin": True,
     } | settings
 

@@ -106,6 +106,7 @@ def _vectors(vectors: Vectors) -> Effect:
         )
         for index, one in enumerate(vectors.rates)
     )
+    # By the rate: on some processors the widest vectors lower the clock, and are no gain.
     best = max(vectors.rates, key=lambda one: one.rate.value)
     missing = f" {'; '.join(vectors.missing)}." if vectors.missing else ""
     reading = (
@@ -140,6 +141,7 @@ def _nodes(nodes: Nodes) -> Effect:
         rest = alike if len(nodes.nodes) == 1 else ""
         reading = f"{nodes.reason[:1].upper()}{nodes.reason[1:]}{rest}."
     else:
+        # The worst of each, as a scheduler that knows no nodes may meet it.
         worst_far, worst_near = (max(one.access.value for one in paths) for paths in (far, near))
         slow = worst_far / worst_near
         reading = (

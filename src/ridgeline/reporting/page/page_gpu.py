@@ -42,6 +42,7 @@ def gpu_rates_figure(known: GpuLevels) -> Figure:
         ]
     if known.sizes is not None:
         curves[known.sizes.call] = [
+            # Read and written, so that it moves twice its size.
             (one.num_bytes, one.rate.value, 2 * one.num_bytes / one.rate.value)
             for one in known.sizes.points
         ]

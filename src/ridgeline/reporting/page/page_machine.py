@@ -101,6 +101,7 @@ def machine_reading(machine: Machine, setting: Setting | None) -> str:
     quantities = [figure.number for figure in quantities_of(machine)]
     measured = sum(quantity.source == "measured" for quantity in quantities)
     text = f"{measured} of {len(quantities)} numbers were measured on this machine"
+    # The setting of the run on this page; the highest ceiling may belong to more threads.
     mine = [c for c in machine.ceilings if setting is None or c.setting == setting]
     best = max(
         (ceiling for ceiling in mine if ceiling.rate.unit.startswith("FLOP")),

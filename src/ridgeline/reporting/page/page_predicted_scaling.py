@@ -60,6 +60,7 @@ def predicted_scaling_reading(scaling: PredictedScaling) -> str:
             f"({units.percent(last.efficiency)} each)"
         )
         parts = [work, _fall(scaling, first.workers)]
+    # Not always the largest number: beyond some, exchanging costs more than workers add.
     most = max(scaling.points, key=lambda point: point.samples_per_s)
     if most != last:
         parts.append(f"the most is done by {units.counted(most.workers, 'worker')}")

@@ -115,6 +115,7 @@ def waterfall_text(verdict: Verdict) -> RenderableType:
     rows = table(("Part", "", "Time", "Share"), right=(2, 3))
     reached = 0
     for part in verdict.waterfall:
+        # Both ends from the running sum: rounded lengths would not add up to the step.
         start = round(BAR_WIDTH * reached / total)
         reached += part.ns
         length = round(BAR_WIDTH * reached / total) - start

@@ -61,6 +61,7 @@ class GroupedBlock(nn.Module):
 def separable_network(width: int, repeats: int, classes: int) -> nn.Module:
     """A MobileNet: a stem, separable blocks of growing width, a mean, a classifier."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width)]
+    # The first stage keeps the resolution that the stem has left.
     for stage in range(3):
         layers.append(SeparableBlock(width, 2 * width, stride=1 if stage == 0 else 2))
         width *= 2

@@ -111,6 +111,7 @@ class AdversarialPair(nn.Module):
 
     def __init__(self, latent: int, width: int) -> None:
         super().__init__()
+        # From one place to 4 x 4; each of the layers behind doubles that, up to 64 x 64.
         up: list[nn.Module] = [nn.ConvTranspose2d(latent, 8 * width, 4), nn.BatchNorm2d(8 * width)]
         for factor in (8, 4, 2):
             halved = factor * width // 2
@@ -123,6 +124,7 @@ class AdversarialPair(nn.Module):
             convolution = nn.Conv2d(factor * width, 2 * factor * width, 4, 2, 1)
             down += [convolution, nn.LeakyReLU(0.2)]
         self.discriminator = nn.Sequential(*down, nn.Conv2d(8 * width, 1, 4))
+        # Gradients pass through it to the generator, and none are kept for it.
         self.discriminator.requires_grad_(requires_grad=False)
 
     def forward(self, latent: Tensor) -> Tensor:
@@ -155,6 +157,7 @@ class VAE(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Normal]:
         """Logits of the reconstruction, and the distribution of the latent vectors."""
         features = self.encoder(x)
+        # In float32: the exponential of a scale overflows in 16 bits.
         posterior = Normal(self.mean(features).float(), self.log_scale(features).float().exp())
         return self.decoder(posterior.rsample()), posterior
 

@@ -31,6 +31,7 @@ def _made(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
     """Makes the model of a name from a configuration of a name."""
 
     def make() -> nn.Module:
+        # Imported here: seconds that a list of networks should not take.
         package = transformers()
         return getattr(package, model)(getattr(package, config)(**settings))
 

@@ -54,6 +54,7 @@ def _masked_encoder(scale: Scale) -> Parts:
         # From 1 on: 0 stands for tokens that are to be predicted.
         tokens = torch.randint(1, vocabulary, (count, length), generator=generator)
         lengths = torch.randint(length // 2, length + 1, (count, 1), generator=generator)
+        # Half of the places at most, so that every sequence has tokens to predict.
         is_padding = torch.arange(length)[None] >= lengths
         is_predicted = (torch.rand(count, length, generator=generator) < MASKED) & ~is_padding
         labels = tokens.masked_fill(~is_predicted, NOT_COUNTED)

@@ -56,6 +56,7 @@ class Experts(nn.Module):
             if token.numel():
                 out = expert(x[token]) * weights[token, place, None]
                 total = total.index_add(0, token, out.to(total.dtype))
+        # By the first choice alone, as the loss of Switch Transformers counts tokens.
         used = nn.functional.one_hot(picked[:, 0], share.shape[1]).float().mean(0)
         return Routed(total, (used * share.mean(0)).sum() * share.shape[1])
 

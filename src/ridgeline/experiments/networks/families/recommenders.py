@@ -27,6 +27,7 @@ class DLRM(nn.Module):
         self.bottom = perceptron(DENSE, 8 * width, 2 * width, width)
         pairs = (TABLES + 1) * TABLES // 2
         self.top = perceptron(pairs + width, 16 * width, 8 * width, 1)
+        # Each pair once, and none with itself: an index into the flattened products.
         above = torch.triu_indices(TABLES + 1, TABLES + 1, offset=1)
         self.register_buffer("above", above[0] * (TABLES + 1) + above[1])
 
@@ -151,6 +152,7 @@ def _skip_gram_sparse(scale: Scale) -> Parts:
     def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         products = model(*batch)
         is_real = torch.zeros_like(products)
+        # The first of the words is the neighbour, the others were drawn at random.
         is_real[:, 0] = 1.0
         return nn.functional.binary_cross_entropy_with_logits(products, is_real)
 

@@ -45,6 +45,7 @@ class GRUClassifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch of signals."""
         _, last = self.gru(x)
+        # The last layer, forward and backward.
         return self.classifier(torch.cat([last[-2], last[-1]], 1))
 
 

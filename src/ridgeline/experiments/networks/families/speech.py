@@ -19,6 +19,7 @@ class ConformerBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, kernel: int, dropout: float = 0.1) -> None:
         super().__init__()
+        # Each is added by half, so that both together are one perceptron.
         self.before, self.after = (_half(width, dropout) for _ in range(2))
         self.attention_norm = nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)

@@ -17,6 +17,7 @@ SIDE = 224
 FEW = 10
 
 
+# By name: a catalog is listed where torchvision is not installed, too.
 def models() -> Any:
     """`torchvision.models`, imported when it is needed."""
     return importlib.import_module("torchvision.models")

@@ -131,6 +131,7 @@ def errors_of(figures: Iterable[float]) -> Errors | None:
 
     Source: the nearest rank, so that both are errors that occurred.
     """
+    # By size alone: a prediction that is too fast is as wrong as one that is too slow.
     ordered = sorted(abs(figure) for figure in figures)
     if not ordered:
         return None
@@ -179,6 +180,7 @@ def spread_of(result: NetworkResult) -> float | None:
 
 def _by_family(pairs: Iterable[tuple[Family, float]]) -> dict[Family, Errors]:
     """Of families of execution and errors; families in their own order."""
+    # Read once for each family, which an iterator would not survive.
     found = list(pairs)
     by_family = {f: errors_of(figure for family, figure in found if family == f) for f in FAMILIES}
     return {family: errors for family, errors in by_family.items() if errors is not None}

@@ -73,6 +73,7 @@ def network_line(result: NetworkResult) -> str:
     row = result.form(AUTO)
     if row is None:
         return f"{result.network}: done in {units.seconds(result.seconds)}"
+    # It ran, so that this is no failure of the form.
     if row.was_cut:
         return f"{result.network}: auto chose {_chosen_words(result)}; {row.reason}"
     if row.step_s is None:

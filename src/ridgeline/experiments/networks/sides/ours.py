@@ -36,6 +36,7 @@ class Ours:
         self, subject: NetworkSubject, how: NetworkSettings, *, allow: tuple[str, ...] = ()
     ) -> None:
         network, world = subject.network, subject.world
+        # The same form of the optimizer as its rivals have: what is compared is the plan.
         options = optimizer_options(network, world.device)
         setup = network.build(world.device, subject.scale, rank=world.rank, **options)
         self.batch = setup.batch
@@ -88,6 +89,7 @@ def tried_plans(step: TrainStep) -> tuple[TriedPlan, ...]:
             failure=candidate.failure,
         )
         for candidate in step.ranking.candidates
+        # The rest was predicted alone, which says nothing of how good predictions are.
         if candidate.measured is not None or candidate.failure
     )
 

@@ -117,7 +117,7 @@ def trial(request: bytes) -> bytes:
 
 def phases(request: bytes) -> bytes:
     """Time a step of each worker of this group, as JSON (target of `run_in_group`)."""
-    from ridgeline.cli.training.whole_step import phases_in_group
+    from ridgeline.cli.training.task_phases import phases_in_group
     from ridgeline.workers.world import World
 
     asked = msgspec.json.decode(request, type=TrialRequest)

@@ -13,11 +13,8 @@ compared with the state. Figures are medians over turns with quartiles; the firs
 not counted.
 """
 
-import argparse
 import contextlib
-import datetime
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -32,6 +29,7 @@ from torch import Tensor, nn
 
 from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.engine import Engine
+from ridgeline.experiments.result_files import file_name, now, parser_of, this_hardware
 from ridgeline.runtime.checkpoints import checkpoint, tensor_files
 from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.checkpoints.state_tree import flatten
@@ -53,9 +51,7 @@ class FreshCopies(Staging):
 
 def main() -> int:
     """Save the state in turns, print the table and write it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--layers", type=int, default=25, help="4 MiB each; Adam's state is twice as large"
@@ -82,16 +78,15 @@ def main() -> int:
         )
     num_bytes = sum(t.nbytes for t in (*model.values(), *training.values()))
     result = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": where(arguments.device),
+        "date": now(),
+        "device": this_hardware(arguments.device),
         "torch": str(torch.__version__),
         "state_bytes": num_bytes,
         "file_bytes": tensor_files.FILE_BYTES,
         "rows": rows,
     }
-    day = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
-    place = RESULTS / f"checkpoint_pause_{'_'.join(where(arguments.device).split())}_{day}.json"
-    (arguments.output or place).write_text(json.dumps(result, indent=1) + "\n")
+    name = file_name("checkpoint_pause", this_hardware(arguments.device))
+    (arguments.output or RESULTS / name).write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
@@ -117,11 +112,7 @@ def change(model: dict[str, Tensor]) -> None:
 def saver(way: str) -> Iterator[Saver]:
     """Writes into a directory of its own."""
     staging = FreshCopies() if way == "fresh copies" else Staging()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.closing(staging),
-        Engine() as engine,
-    ):
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(staging), Engine() as engine:
         yield Saver(Path(folder), engine, staging, keep=1)
 
 
@@ -178,13 +169,6 @@ def summary(readings: list[dict[str, float]]) -> dict[str, Any]:
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         found[name] = {"median": median, "low": low, "high": high, "n": len(values)}
     return found
-
-
-def where(device: str) -> str:
-    """Name of the hardware."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    return f"{len(os.sched_getaffinity(0))}-core-CPU"
 
 
 if __name__ == "__main__":

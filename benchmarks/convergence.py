@@ -9,7 +9,6 @@ half a point below that of its reference.
 """
 
 import argparse
-import datetime
 import os
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 import ridgeline as rl
 from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.codec import Noun, Value
+from ridgeline.experiments.result_files import file_name, now, parser_of
 from ridgeline.machine import Host
 from ridgeline.probe.host.fingerprint import host
 from ridgeline.runtime.training.task import Task
@@ -185,7 +185,7 @@ def found(curves: list[Curve], world: World, task: Task) -> Convergence:
     """The curves with where they were found."""
     is_cuda = world.device.type == "cuda"
     return Convergence(
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        date=now()[:10],
         host=host(),
         device=torch.cuda.get_device_name() if is_cuda else "CPU",
         torch=str(torch.__version__),
@@ -213,9 +213,7 @@ def report(result: Convergence) -> str:
 
 def main() -> int:
     """Start the workers, or be one; then print and write what was found."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
@@ -230,10 +228,8 @@ def main() -> int:
         curves = tuple(entry for part in parts for entry in part.curves)
         print(report(msgspec.structs.replace(parts[0], curves=curves)))
         return 0
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
-    arguments.out = (
-        arguments.out or RESULTS / f"convergence_{arguments.workers}-workers_{date}.json"
-    )
+    name = file_name("convergence", f"{arguments.workers}-workers")
+    arguments.out = arguments.out or RESULTS / name
     if "RANK" in os.environ:
         work(arguments)
         return 0

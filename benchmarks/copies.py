@@ -9,27 +9,17 @@ medians over turns with quartiles, ratios are taken turn by turn. This is `ridge
 the result kept; beside the table it prints how far ours is from the limit.
 """
 
-import argparse
-import datetime
 import sys
 from pathlib import Path
 
 from ridgeline.cli.arguments.output_file import output_file
-from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.overlap import run
-from ridgeline.experiments.ways.result import WayCase, WayExperiment
+from ridgeline.experiments.result_files import file_name, hardware_of, parser_of, say
+from ridgeline.experiments.ways.result import WayCase
 from ridgeline.experiments.ways.text import experiment_text
 from ridgeline.reporting.terminal.text import console
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def file_name(experiment: WayExperiment) -> str:
-    """`copies_<hardware>_<date>.json`."""
-    names = [device.name for device in experiment.devices if device.kind == "cuda"]
-    hardware = f"1x{model_of(names[0])}" if names else f"{experiment.host.cores}-core-CPU"
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
-    return f"copies_{hardware}_{date}.json"
 
 
 def distances(case: WayCase) -> list[str]:
@@ -40,9 +30,7 @@ def distances(case: WayCase) -> list[str]:
 
 def main() -> int:
     """Run the experiment, print its tables, write its result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller cases")
     parser.add_argument("--only", nargs="+", default=[], help="cases: results, batches")
     parser.add_argument(
@@ -58,12 +46,13 @@ def main() -> int:
         only=arguments.only,
         limit_s=arguments.limit,
         device=arguments.device,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        progress=say,
     )
     console().print(experiment_text(experiment))
     for case in experiment.cases:
         print("\n".join(distances(case)))
-    print(f"written to {experiment.save(arguments.output or RESULTS / file_name(experiment))}")
+    name = file_name("copies", hardware_of(experiment.devices, experiment.host))
+    print(f"written to {experiment.save(arguments.output or RESULTS / name)}")
     return 0
 
 

@@ -14,32 +14,33 @@ can reach with any number of workers. The result goes to `benchmarks/results/`.
 """
 
 import argparse
-import datetime
-import functools
+import itertools
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.execution import MODES
+from ridgeline.experiments.hybrid.check import distance
+from ridgeline.experiments.networks.sides.timing import time_forms
 from ridgeline.experiments.plain_step import PlainStep
-from ridgeline.experiments.turns import spread, take_turns, times_faster
+from ridgeline.experiments.result_files import now, parser_of
+from ridgeline.experiments.turns import spread, times_faster
 from ridgeline.machine import Quantity
 from ridgeline.plan import Plan, Sync
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.synchronisation import DEFAULT_BUCKET_BYTES
+from ridgeline.tasks.images import cross_entropy
 from ridgeline.tasks.resnet18 import ResNet18
 from ridgeline.workers.world import World
 
@@ -48,7 +49,6 @@ ONE_BUCKET = 1 << 40
 """Bytes, more than any model has."""
 CHECKED_STEPS = 8
 """Enough for a graph to be captured and replayed; more would only amplify the last bit."""
-WARMUP_STEPS = 4
 
 
 class WholeBatch:
@@ -76,17 +76,12 @@ class WholeBatch:
 
 def plain(model: nn.Module, called: nn.Module, precision: str) -> PlainStep:
     """The loop everybody writes, around DDP or alone."""
-    return PlainStep(model, called, loss_fn, sgd(model), precision=precision)
+    return PlainStep(model, called, cross_entropy, sgd(model), precision=precision)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of all contenders."""
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
-
-
-def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross entropy."""
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def make_model(world: World) -> nn.Module:
@@ -113,27 +108,24 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
     precision = "as-is" if arguments.precision == "double" else arguments.precision
     chosen: dict[str, Callable[[Any], Tensor]] = {}
     if world.size > 1:
-        model = make_model(world)
-        chosen["ddp"] = plain(model, DistributedDataParallel(model), precision)
-        model = make_model(world)
-        tuned = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-        chosen["ddp tuned"] = plain(model, tuned, precision)
-        # The order of additions follows the size of the buckets: what that alone changes.
-        model = make_model(world)
-        size_mb = arguments.bucket_bytes[-1] / (1 << 20)
-        chosen["ddp our buckets"] = plain(
-            model, DistributedDataParallel(model, bucket_cap_mb=size_mb), precision
-        )
+        for name, options in {
+            "ddp": {},
+            "ddp tuned": {"gradient_as_bucket_view": True, "static_graph": True},
+            # The order of additions follows the size of the buckets: what that alone changes.
+            "ddp our buckets": {"bucket_cap_mb": arguments.bucket_bytes[-1] / (1 << 20)},
+        }.items():
+            model = make_model(world)
+            chosen[name] = plain(model, DistributedDataParallel(model, **options), precision)
     for name, plan in our_plans(world, arguments, precision).items():
         model = make_model(world)
-        chosen[f"ridgeline {name}"] = PlannedStep(model, loss_fn, sgd(model), plan)
+        chosen[f"ridgeline {name}"] = PlannedStep(model, cross_entropy, sgd(model), plan)
     if world.device.type == "cuda" and world.size > 1:
         for execution in arguments.executions:
             model = make_model(world)
             alone = World(0, 1, world.local_rank, world.device)
             plan = Plan(execution=execution, precision=precision, kernels="combined")
             chosen[f"alone {execution}"] = PlannedStep(
-                model, loss_fn, sgd(model), plan, world=alone
+                model, cross_entropy, sgd(model), plan, world=alone
             )
     if world.device.type == "cpu" and world.size > 1:
         chosen["plain process"] = WholeBatch(world, arguments)
@@ -199,50 +191,23 @@ def largest_difference(
         for index in range(CHECKED_STEPS):
             step(batches[index % len(batches)])
     wanted = [p.detach() for p in steps[reference].model.parameters()]
-    change = squared_distance(wanted, initial)
+    change = distance(wanted, initial)
     return {
-        name: (squared_distance([p.detach() for p in step.model.parameters()], wanted) / change)
-        ** 0.5
+        name: distance([p.detach() for p in step.model.parameters()], wanted) / change
         for name, step in steps.items()
     }
-
-
-def squared_distance(first: list[Tensor], second: list[Tensor]) -> float:
-    """Squared Euclidean distance, in double precision."""
-    pairs = zip(first, second, strict=True)
-    return sum(float((a - b).double().square().sum()) for a, b in pairs)
-
-
-def settle(world: World) -> None:
-    """Everybody has done everything."""
-    if world.device.type == "cuda":
-        torch.cuda.synchronize()
-    if world.size > 1:
-        dist.barrier()
 
 
 def time_turns(
     steps: dict[str, Any], batches: list[Any], world: World, turns: int, per_turn: int
 ) -> dict[str, list[float]]:
     """Seconds per step of each contender, one figure a turn; the slowest worker counts."""
-    for step in steps.values():
-        for index in range(WARMUP_STEPS):
-            step(batches[index % len(batches)])
-
-    def turn(step: Callable[[Any], Tensor]) -> float:
-        settle(world)
-        begin = time.perf_counter()
-        for index in range(per_turn):
-            step(batches[index % len(batches)])
-        if world.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = torch.tensor([(time.perf_counter() - begin) / per_turn], device=world.device)
-        if world.size > 1:
-            dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-        return float(seconds)
-
-    rivals = {name: functools.partial(turn, step) for name, step in steps.items()}
-    return take_turns(rivals, turns=turns)
+    following = {name: itertools.cycle(batches) for name in steps}
+    forms = {
+        name: lambda name=name, step=step: step(next(following[name]))
+        for name, step in steps.items()
+    }
+    return time_forms(forms, world, turns=turns, steps=per_turn)
 
 
 def summary(figures: Quantity) -> dict[str, float]:
@@ -285,11 +250,11 @@ def publish(
     hardware = torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()}-core CPU"
     result = {
         "what": "data_parallel",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": now()[:10],
         "hardware": f"{world.size} x {hardware}" if on_gpu else hardware,
         "machine": msgspec.to_builtins(msgspec.structs.replace(measure(), timings=())),
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
-        "arguments": vars(arguments),
+        "arguments": vars(arguments) | {"output": str(arguments.output)},
         "plans": {
             name: repr(step.plan) for name, step in steps.items() if isinstance(step, PlannedStep)
         },
@@ -322,9 +287,7 @@ def publish(
 
 def main() -> int:
     """Start the workers, or be one."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--workers", type=int, default=torch.cuda.device_count() or 2)
     parser.add_argument(

@@ -25,7 +25,9 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.experiments.contests import silent
 from ridgeline.experiments.namespaces import hosts
+from ridgeline.experiments.result_files import parser_of, say
 from ridgeline.experiments.sync.training import Training
 from ridgeline.experiments.turns import spread
 from ridgeline.machine import Machine
@@ -102,19 +104,20 @@ class Form:
 def worker(args: argparse.Namespace) -> None:
     """Measure, predict and train on one of the hosts; the first writes the result."""
     world = World.join(threads=THREADS, device="cpu")
+    tell = say if world.rank == 0 else silent
     training = Training(world, TASK, args.samples // world.size)
     model = training.made()
     workload = trace(
         model, training.loss_fn, training.optimizer(model), training.batches[0], name=TASK
     )
     machine = measure(
-        workload=workload, codecs=False, refresh=True, process_group=world.group(), progress=say
+        workload=workload, codecs=False, refresh=True, process_group=world.group(), progress=tell
     )
     forms = {held: Form(training, held) for held in (0, *args.held)}
     for turn in range(args.turns):
         for held, form in forms.items():
             form.turn(args.steps)
-            say(f"turn {turn + 1}, held {held}: {form.seconds[-args.steps :]}")
+            tell(f"turn {turn + 1}, held {held}: {form.seconds[-args.steps :]}")
     rows = [row(machine, workload, held, form) for held, form in forms.items()]
     for form in forms.values():
         form.step.close()
@@ -150,17 +153,9 @@ def row(machine: Machine, workload: Workload, held: int, form: Form) -> dict[str
     }
 
 
-def say(line: str) -> None:
-    """Progress, from the first worker."""
-    if os.environ.get("RANK") == "0":
-        print(line, file=sys.stderr, flush=True)
-
-
 def main() -> int:
     """Start a worker on each of two hosts, and print what they found."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rate", default="100mbit", help="of the link, e.g. 100mbit")
     parser.add_argument("--samples", type=int, default=64, help="a step, of both workers together")
     parser.add_argument("--held", type=int, nargs="+", default=[2, 6], help="numbers of buckets")

@@ -8,36 +8,22 @@ figures are medians over the turns with quartiles, and ratios are taken turn by 
 bench hybrid` with more to choose; the result goes to `benchmarks/results/`.
 """
 
-import argparse
-import datetime
 import sys
 from pathlib import Path
 
 from ridgeline.cli.arguments.output_file import output_file
-from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.hybrid import run
 from ridgeline.experiments.hybrid.cases import MODELS
-from ridgeline.experiments.hybrid.result import HybridExperiment
 from ridgeline.experiments.hybrid.text import experiment_text
+from ridgeline.experiments.result_files import file_name, hardware_of, parser_of, say
 from ridgeline.reporting.terminal.text import console
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def file_name(experiment: HybridExperiment, only: str) -> str:
-    """`<what>_<hardware>_<date>.json`."""
-    names = [device.name for device in experiment.devices if device.kind == "cuda"]
-    hardware = f"1x{model_of(names[0])}" if names else f"{experiment.host.cores}-core-CPU"
-    what = "hybrid" if only == ",".join(MODELS) else f"hybrid_{only.replace(',', '-')}"
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
-    return f"{what}_{hardware}_{date}.json"
-
-
 def main() -> int:
     """Run the experiment, print its tables, write its result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller cases")
     parser.add_argument("--only", default=",".join(MODELS), help="models, parted by commas")
     parser.add_argument(
@@ -59,11 +45,13 @@ def main() -> int:
         device=arguments.device,
         titles=arguments.titles,
         contenders=arguments.contenders,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        progress=say,
     )
     console().print(experiment_text(experiment))
-    path = arguments.output or RESULTS / file_name(experiment, arguments.only)
-    print(f"written to {experiment.save(path)}")
+    only = arguments.only
+    what = "hybrid" if only == ",".join(MODELS) else f"hybrid_{only.replace(',', '-')}"
+    name = file_name(what, hardware_of(experiment.devices, experiment.host))
+    print(f"written to {experiment.save(arguments.output or RESULTS / name)}")
     return 0
 
 

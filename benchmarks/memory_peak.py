@@ -10,7 +10,6 @@ process of its own, and a few run side by side: sizes are compared, not times.
 """
 
 import argparse
-import datetime
 import json
 import math
 import os
@@ -33,6 +32,7 @@ from ridgeline import units
 from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.network import Setup
+from ridgeline.experiments.result_files import file_name, now, parser_of, this_hardware
 from ridgeline.machine import Machine, Setting
 from ridgeline.probe.attempts import survey_in_group
 from ridgeline.probe.findings import Findings, Request
@@ -64,9 +64,7 @@ left out, and named."""
 
 def main() -> int:
     """Measure each network in a process of its own, print the table and write it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(catalog()))
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: a GPU where there is one"
@@ -112,8 +110,15 @@ def main() -> int:
         f"{met} of {len(errors)} within {BAR:.0%}; median {statistics.median(errors):.1%}, "
         f"worst {errors[-1]:.1%}; {time.monotonic() - start:.0f} s"
     )
-    result = _result(rows, left_out, device)
-    (args.output or _place(device)).write_text(json.dumps(result, indent=1) + "\n")
+    result = {
+        "date": now(),
+        "device": this_hardware(device),
+        "torch": str(torch.__version__),
+        "rows": rows,
+        "left_out": left_out,
+    }
+    place = args.output or RESULTS / file_name("memory_peak", this_hardware(device))
+    place.write_text(json.dumps(result, indent=1) + "\n")
     return int(any(why.startswith(FAILED) for why in left_out.values()))
 
 
@@ -239,27 +244,6 @@ def _tensors(setup: Setup) -> Iterable[Tensor]:
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
-
-
-def _where(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    return f"{len(os.sched_getaffinity(0))}-core-CPU"
-
-
-def _place(device: str) -> Path:
-    day = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
-    return RESULTS / f"memory_peak_{'_'.join(_where(device).split())}_{day}.json"
-
-
-def _result(rows: list[dict[str, Any]], left_out: dict[str, str], device: str) -> dict[str, Any]:
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": _where(device),
-        "torch": str(torch.__version__),
-        "rows": rows,
-        "left_out": left_out,
-    }
 
 
 if __name__ == "__main__":

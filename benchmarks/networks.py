@@ -21,7 +21,6 @@ from pathlib import Path
 
 from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.errors import RidgelineError
-from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.experiment import run
 from ridgeline.experiments.networks.request import TASKS
@@ -29,6 +28,7 @@ from ridgeline.experiments.networks.result import NetworksExperiment
 from ridgeline.experiments.networks.results.page import page
 from ridgeline.experiments.networks.results.text import experiment_text
 from ridgeline.experiments.networks.settings import settings_for
+from ridgeline.experiments.result_files import model_of, parser_of, say
 from ridgeline.reporting.terminal.text import console
 
 INTERRUPTED = 130
@@ -46,9 +46,7 @@ def file_name(experiment: NetworksExperiment) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The arguments."""
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    made = parser_of(__doc__)
     made.add_argument("--list", action="store_true", help="names and kinds, and what is missing")
     made.add_argument("--networks", nargs="+", default=[], metavar="NAME", help="default: all")
     made.add_argument(
@@ -122,7 +120,7 @@ def measure(arguments: argparse.Namespace) -> int:
             settings=settings,
             earlier=earlier,
             publish=publish,
-            progress=lambda line: print(line, file=sys.stderr, flush=True),
+            progress=say,
         )
     except KeyboardInterrupt:
         kept = written.get("last")

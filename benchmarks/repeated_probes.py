@@ -10,7 +10,6 @@ in the range that it gives for a repeated measurement.
 """
 
 import argparse
-import datetime
 import itertools
 import math
 import os
@@ -18,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -26,6 +26,7 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value
+from ridgeline.experiments.result_files import file_name, say
 from ridgeline.machine import Host, Machine, Quantity, Setting
 
 RESULTS = Path(__file__).parent / "results"
@@ -169,15 +170,14 @@ def measured(*, is_full: bool) -> MeasuredRun:
     with tempfile.TemporaryDirectory(prefix="ridgeline-repeated-") as name:
         path = Path(name) / "machine.json"
         command = [sys.executable, "-m", "ridgeline", "measure", "-q", "-o", str(path)]
-        begin = datetime.datetime.now(datetime.UTC)
+        begin = time.monotonic()
         subprocess.run(
             [*command, *(["--full"] if is_full else [])],
             check=True,
             stdout=subprocess.DEVNULL,
             env=os.environ | {"XDG_CACHE_HOME": name},
         )
-        taken_s = (datetime.datetime.now(datetime.UTC) - begin).total_seconds()
-        return MeasuredRun(Machine.load(path), taken_s, load)
+        return MeasuredRun(Machine.load(path), time.monotonic() - begin, load)
 
 
 def lines_of(result: RepeatedProbes) -> Iterator[str]:
@@ -207,7 +207,7 @@ def main() -> None:
     else:
         for number in range(asked.runs):
             runs.append(measured(is_full=asked.full))
-            print(f"run {number + 1} of {asked.runs}: {runs[-1].seconds:.1f} s", file=sys.stderr)
+            say(f"run {number + 1} of {asked.runs}: {runs[-1].seconds:.1f} s")
         machines = [run.machine for run in runs]
     overall, by_kind = compared(machines)
     loads = [machine.host_load for machine in machines]
@@ -223,9 +223,8 @@ def main() -> None:
     )
     print("\n".join(lines_of(result)))
     if asked.output or not asked.profiles:
-        day = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
-        name = f"repeated_probes_{machines[0].host.cores}-core-CPU_{day}.json"
-        print(f"result in {result.save(asked.output or RESULTS / name)}", file=sys.stderr)
+        name = file_name("repeated_probes", f"{machines[0].host.cores}-core-CPU")
+        say(f"result in {result.save(asked.output or RESULTS / name)}")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ The result goes to `benchmarks/results/`.
 
 import argparse
 import contextlib
-import datetime
 import json
-import os
 import platform
 import statistics
 import sys
@@ -26,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.experiments.networks.catalog import catalog
+from ridgeline.experiments.result_files import file_name, now, this_hardware
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.graphs.graph import GraphRunner
 from ridgeline.session import TrainStep
@@ -54,10 +53,9 @@ def main() -> None:
         notes = step.notes
     result = _result(args, taken, notes)
     print(json.dumps(result, indent=1))
-    name = torch.cuda.get_device_name() if has_gpu else f"{_cores()}-core-CPU"
-    day = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
-    words = "_".join(f"replayed_step_{name}_{day}_{args.network}".split())
-    (RESULTS / f"{words}.json").write_text(json.dumps(result, indent=1) + "\n")
+    place = RESULTS / file_name("replayed_step", this_hardware("cuda" if has_gpu else "cpu"))
+    place = place.with_name(f"{place.stem}_{args.network}.json")
+    place.write_text(json.dumps(result, indent=1) + "\n")
 
 
 @contextlib.contextmanager
@@ -137,7 +135,7 @@ def _result(
         "network": args.network,
         "execution": args.execution,
         "precision": args.precision,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "replays": "real" if torch.cuda.is_available() else "do nothing",
@@ -151,10 +149,6 @@ def _result(
 def _quartiles(values: list[float]) -> dict[str, float]:
     low, middle, high = statistics.quantiles(values, n=4)
     return {"median": round(middle, 3), "low": round(low, 3), "high": round(high, 3)}
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 if __name__ == "__main__":

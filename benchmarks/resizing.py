@@ -7,7 +7,6 @@ the bytes (two tensors read and two written) takes at the measured speed of a co
 """
 
 import argparse
-import datetime
 import itertools
 import json
 import statistics
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.experiments.result_files import now
 from ridgeline.programs import inductor
 
 LARGE = (
@@ -41,8 +41,7 @@ def main() -> None:
     wanted = parser.parse_args()
     on_gpu = torch.device(wanted.device).type == "cuda"
     name = torch.cuda.get_device_name() if on_gpu else "CPU"
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    result: dict[str, Any] = {"date": date, "device": name, "torch": torch.__version__, "rows": []}
+    result: dict[str, Any] = {"date": now(), "device": name, "torch": torch.__version__, "rows": []}
     dtypes = (torch.bfloat16, torch.float32) if on_gpu else (torch.float32,)
     for dtype, layout, case in itertools.product(dtypes, FORMATS, LARGE if on_gpu else SMALL):
         result["rows"].append(measured(case, dtype, layout, wanted.device, wanted.turns))

@@ -11,8 +11,6 @@ are `ridgeline bench allreduce`, `sync` and `kvstore` with the result kept; besi
 prints how far each step is from the limit, and from its prediction.
 """
 
-import argparse
-import datetime
 import os
 import signal
 import sys
@@ -23,7 +21,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.experiments import allreduce, kvstore, sync
-from ridgeline.experiments.device_names import model_of
+from ridgeline.experiments.result_files import file_name, hardware_of, parser_of, say
 from ridgeline.experiments.sync.steps import COMPUTE
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
@@ -31,15 +29,6 @@ from ridgeline.reporting.terminal.text import console
 
 RESULTS = Path(__file__).parent / "results"
 EXPERIMENTS = {"allreduce": allreduce.run, "sync": sync.run, "kvstore": kvstore.run}
-
-
-def file_name(experiment: WayExperiment) -> str:
-    """`<experiment>_<hardware>_<date>.json`."""
-    names = [device.name for device in experiment.devices if device.kind == "cuda"]
-    cpu = f"{experiment.host.cores}-core-CPU"
-    hardware = f"{len(names)}x{model_of(names[0])}" if len(names) > 1 else cpu
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
-    return f"{experiment.name}_{hardware}_{date}.json"
 
 
 def distances(case: WayCase) -> list[str]:
@@ -76,9 +65,7 @@ def _end(*_: object) -> None:
 def main() -> int:
     """Run the experiments, print their tables, write their results."""
     signal.signal(signal.SIGTERM, _end)
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", default=[*EXPERIMENTS], help="allreduce, sync, kvstore")
     parser.add_argument("--quick", action="store_true", help="a minute or two each")
     parser.add_argument("--only", nargs="+", default=[], help="cases: sizes, or models")
@@ -101,7 +88,7 @@ def main() -> int:
             quick=arguments.quick,
             only=arguments.only,
             limit_s=arguments.limit,
-            progress=lambda line: print(line, file=sys.stderr, flush=True),
+            progress=say,
             **more,
         )
         experiment = with_load(experiment, before)
@@ -110,7 +97,8 @@ def main() -> int:
             print(*distances(case), sep="\n")
         directory = arguments.output or RESULTS
         directory.mkdir(parents=True, exist_ok=True)
-        print(f"written to {experiment.save(directory / file_name(experiment))}")
+        hardware = hardware_of(experiment.devices, experiment.host, is_joint=True)
+        print(f"written to {experiment.save(directory / file_name(experiment.name, hardware))}")
     return 0
 
 

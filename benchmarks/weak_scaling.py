@@ -11,7 +11,6 @@ are small and run eagerly, to try the script. `--output` is written anew after e
 
 import argparse
 import contextlib
-import datetime
 import gc
 import itertools
 import json
@@ -25,19 +24,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.experiments.draws import labelled, next_tokens
 from ridgeline.experiments.networks.catalog import catalog
-from ridgeline.experiments.networks.network import (
-    Network,
-    Parts,
-    Scale,
-    adamw,
-    cross_entropy,
-    images,
-    sgd,
-)
+from ridgeline.experiments.networks.network import Network, Parts, Scale, adamw, sgd
 from ridgeline.experiments.networks.result import COMPILE
 from ridgeline.experiments.networks.sides.forms import (
     CHANNELS_LAST,
@@ -47,11 +38,13 @@ from ridgeline.experiments.networks.sides.forms import (
     plain_forms,
 )
 from ridgeline.experiments.networks.sides.timing import time_forms
+from ridgeline.experiments.result_files import now
 from ridgeline.experiments.turns import Samples, spread
 from ridgeline.plan import Plan, Precision, Sync
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.synchronisation import DEFAULT_ALGORITHM, DEFAULT_BUCKET_BYTES, MIB, offered
 from ridgeline.tasks.gpt2 import CLIP_NORM, GPT2, GPT2Config, next_token_loss
+from ridgeline.tasks.images import cross_entropy
 from ridgeline.tasks.resnet18 import ResNet18
 from ridgeline.workers.agree import largest_of_workers
 from ridgeline.workers.world import World
@@ -63,7 +56,7 @@ WARM_STEPS = 6
 
 def _resnet18(scale: Scale) -> Parts:
     side = 28 if scale == "gpu" else 8
-    return Parts(ResNet18, images(32, side, 10, channels=1), cross_entropy)
+    return Parts(ResNet18, labelled(32, 1, side, side, classes=10), cross_entropy)
 
 
 def _gpt2(scale: Scale) -> Parts:
@@ -72,12 +65,7 @@ def _gpt2(scale: Scale) -> Parts:
     }  # fmt: skip
     config = GPT2Config(**sizes)
     count = 8 if scale == "gpu" else 2
-
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        shape = (count, config.context_length + 1)
-        tokens = torch.randint(0, 256, shape, generator=generator)
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
+    draw = next_tokens(count, config.context_length, 256)
     return Parts(partial(GPT2, config), draw, next_token_loss)
 
 
@@ -234,12 +222,7 @@ def _ours(subject: NetworkSubject, plan: Plan, world: World) -> NetworkRunner:
     options = optimizer_options(network, place.device)
     setup = network.build(place.device, subject.scale, rank=place.rank, **options)
     step = PlannedStep(
-        setup.model,
-        setup.loss_fn,
-        setup.optimizer,
-        plan,
-        clip_norm=network.clip_norm,
-        world=world,
+        setup.model, setup.loss_fn, setup.optimizer, plan, clip_norm=network.clip_norm, world=world
     )
     return NetworkRunner(run=lambda: step(setup.batch), close=step.close)
 
@@ -281,7 +264,7 @@ def _about(world: World) -> dict[str, Any]:
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return {
         "what": "weak_scaling",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": now()[:10],
         "hardware": f"{world.size} x {hardware}" if on_gpu else hardware,
         "workers": world.size,
         "backend": dist.get_backend() if world.size > 1 else "none",

@@ -73,3 +73,8 @@ def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
 def percent(fraction: float) -> str:
     """A fraction as a percentage with one decimal, e.g. `12.3 %`."""
     return f"{100 * fraction:.1f} %"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """How many there are, e.g. `1 worker`, `2 workers`; `many` is the plural that is not `one` with an s."""
+    return f"{count} {one if count == 1 else many or f'{one}s'}"

@@ -3,7 +3,7 @@
 import pytest
 
 from ridgeline import units
-from ridgeline.cli.training.drift import with_drift, with_stale_profile
+from ridgeline.cli.training.training_run import with_drift, with_stale_profile
 from ridgeline.timeline import Timeline
 
 PREFIX, SUFFIX = "the machine was", "356 ms for the same plan"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ridgeline.experiments.asynchronous import cost, device_queue, host_queue, memory
-from ridgeline.experiments.asynchronous.experiment import run
+from ridgeline.experiments.asynchronous import cost, device_queue, host_queue, memory, run
 from ridgeline.experiments.asynchronous.host_queue import COMPUTE, ISSUE, RETURN, explain, law
 from ridgeline.experiments.ways.case import Case, Contest
 from ridgeline.experiments.ways.contest import hold

@@ -14,7 +14,12 @@ from ridgeline.experiments.networks import process
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.experiment import WITHOUT_BYTECODE, run
 from ridgeline.experiments.networks.process import Children, ChildReply, last_error
-from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
+from ridgeline.experiments.networks.request import (
+    NetworkAnswer,
+    NetworkRequest,
+    NetworkSettings,
+    Task,
+)
 from ridgeline.experiments.networks.result import (
     AUTO,
     FormRow,
@@ -51,19 +56,18 @@ def subject_of(name: str) -> NetworkSubject:
     return NetworkSubject(network=catalog()[name], world=world, scale="cpu")
 
 
-def request_for(task: str, name: str, folder: Path, **changes: Any) -> NetworkRequest:
-    settings = {
-        "task": task,
-        "network": name,
-        "device": "cpu",
-        "scale": "cpu",
-        "turns": 2,
-        "steps": 1,
-        "plan_cache": str(folder / "plan"),
-        "peer_cache": str(folder / "peer"),
-        "answer": str(folder / "answer.json"),
-    }
-    return NetworkRequest(**(settings | changes))
+def request_for(task: Task, name: str, folder: Path, **changes: Any) -> NetworkRequest:
+    by_hand = changes.pop("by_hand", None)
+    settings: dict[str, Any] = {"device": "cpu", "scale": "cpu", "turns": 2, "steps": 1}
+    return NetworkRequest(
+        task=task,
+        network=name,
+        how=NetworkSettings(**(settings | changes)),
+        by_hand=by_hand,
+        plan_cache=str(folder / "plan"),
+        peer_cache=str(folder / "peer"),
+        answer=str(folder / "answer.json"),
+    )
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from printed import as_text
-from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.networks.result import (
     AUTO,
     Check,
@@ -28,6 +27,7 @@ from ridgeline.experiments.networks.results.summary import (
     summarise,
 )
 from ridgeline.experiments.networks.results.text import experiment_text, network_line
+from ridgeline.experiments.result_files import model_of
 from ridgeline.machine import Device, Quantity
 from ridgeline.planner.trials.trial_loop import NOT_TRIED
 from strategies import make_host
@@ -195,7 +195,7 @@ def test_a_network_whose_turns_were_cut_has_not_failed() -> None:
     text = as_text(
         experiment_text(msgspec.structs.replace(EXPERIMENT, networks=(result,))), width=200
     )
-    assert "auto chose a plan, but the turns ended before it was timed, on: resnet50" in text
+    assert "auto chose a plan, and no turns were left, on: resnet50" in text
     assert "failed on" not in text
     assert f"resnet50: auto: {ended}" in text
     assert "no turns were left, on | resnet50" in page(

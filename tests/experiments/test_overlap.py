@@ -6,8 +6,7 @@ import pytest
 import torch
 from rows import row_of
 
-from ridgeline.experiments.overlap import batches
-from ridgeline.experiments.overlap.experiment import CASES, cases
+from ridgeline.experiments.overlap import CASES, batches, cases
 from ridgeline.experiments.overlap.loading import SortedBatches, rounds_for
 from ridgeline.experiments.ways.case import Case
 from ridgeline.experiments.ways.contest import hold

@@ -7,8 +7,7 @@ import pytest
 import torch
 from rows import row_of
 
-from ridgeline.experiments.parallel import gpus, threads
-from ridgeline.experiments.parallel.experiment import CASES, cases
+from ridgeline.experiments.parallel import CASES, cases, gpus, threads
 from ridgeline.experiments.parallel.ours import NAME
 from ridgeline.experiments.parallel.work import (
     Work,

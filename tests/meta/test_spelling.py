@@ -16,7 +16,7 @@ SPELLED = {
     "__init__.py": frozenset({"kvstore"}),
     "cli/bench.py": frozenset({"kvstore"}),
     "experiments/allreduce/sweep.py": frozenset({"all_reduce"}),
-    "experiments/kvstore/experiment.py": frozenset({"kvstore"}),
+    "experiments/kvstore/__init__.py": frozenset({"kvstore"}),
     "experiments/sync/steps.py": frozenset({"all_reduce"}),
     "experiments/ways/result.py": frozenset({"kvstore"}),
     "experiments/ways/text.py": frozenset({"kvstore"}),

@@ -5,7 +5,7 @@ import importlib
 import sys
 from typing import NamedTuple
 
-from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, USAGE, Output
 
 
@@ -33,57 +33,22 @@ EXPERIMENTS = {
     ),
     "overlap": Experiment("overlap", "ways.text", ("results", "batches")),
     "memory": Experiment("memory", "memory.text", ("levels", "storage", "loopback", "gpu")),
-    "allreduce": Experiment(
-        "allreduce",
-        "ways.text",
-        ("1KiB", "16KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB"),
-    ),
+    "allreduce": Experiment("allreduce", "ways.text", (
+        "1KiB", "16KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB",
+    )),
     "sync": Experiment("sync", "ways.text", ("resnet18", "mlp")),
-    "kvstore": Experiment(
-        "kvstore",
-        "ways.text",
-        (
-            "64KiB",
-            "1MiB",
-            "16MiB",
-            "64MiB",
-            "server-64KiB",
-            "server-1MiB",
-            "server-16MiB",
-            "server-64MiB",
-            "shards-adam",
-            "shards-rprop",
-            "shards-muon",
-            "straggler",
-        ),
-    ),
-    "networks": Experiment(
-        "networks",
-        "networks.results.text",
-        (
-            "classifier",
-            "video",
-            "vision",
-            "encoder",
-            "decoder",
-            "recurrent",
-            "recommender",
-            "graph",
-            "segmentation",
-            "detection",
-            "diffusion",
-            "GAN",
-            "autoencoder",
-            "speech",
-            "perceptron",
-            "experts",
-            "physics",
-            "contrastive",
-            "time series",
-            "point cloud",
-        ),
-    ),
-}
+    "kvstore": Experiment("kvstore", "ways.text", (
+        "64KiB", "1MiB", "16MiB", "64MiB", "server-64KiB", "server-1MiB", "server-16MiB", "server-64MiB",
+        "shards-adam", "shards-rprop", "shards-muon", "straggler",
+    )),
+    "networks": Experiment("networks", "networks.results.text", (
+        "classifier", "video", "vision", "encoder", "decoder", "recurrent", "recommender", "graph",
+        "segmentation", "detection", "diffusion", "GAN", "autoencoder", "speech", "perceptron", "experts",
+        "physics", "contrastive", "time series", "point cloud",
+    )),
+}  # fmt: skip
+OF_ONE = {"rates": ("--rates", "sync"), "sources": ("--from", "networks")}
+"""Arguments that one experiment alone takes: its flag, and whose it is."""
 
 
 class BenchCommand:
@@ -136,13 +101,7 @@ class BenchCommand:
             metavar="PARTS",
             help=f"some parts, commas between (default: all); {'; '.join(parts)}",
         )
-        parser.add_argument(
-            "-o",
-            "--output",
-            type=output_file,
-            metavar="FILE",
-            help="also write the result here, as JSON",
-        )
+        add_file_argument(parser, "also write the result here, as JSON")
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Run, save, show."""
@@ -152,18 +111,12 @@ class BenchCommand:
             wanted = f"wanted some of {','.join(chosen.parts)}, got {unknown[0]!r} for --only"
             sys.stderr.write(f"ridgeline: {wanted} of {args.name}; name some of those\n")
             return USAGE
-        if args.rates and args.name != "sync":
-            sys.stderr.write(
-                f"ridgeline: wanted --rates with sync only, got it with {args.name}; leave it out\n"
-            )
-            return USAGE
-        if args.sources and args.name != "networks":
-            sys.stderr.write(
-                f"ridgeline: wanted --from with networks only, got it with {args.name}; leave it out\n"
-            )
-            return USAGE
-        own = {"rates": args.rates} if args.rates else {}
-        own |= {"sources": args.sources} if args.sources else {}
+        own = {name: getattr(args, name) for name in OF_ONE if getattr(args, name)}
+        for flag, whose in (OF_ONE[name] for name in own):
+            if args.name != whose:
+                wanted = f"wanted {flag} with {whose} only, got it with {args.name}"
+                sys.stderr.write(f"ridgeline: {wanted}; leave it out\n")
+                return USAGE
         # Networks of the user replace the catalog, unless parts of that are named as well.
         only = args.only or (() if args.sources else chosen.parts)
         # By name and only now: each of them imports torch and what it is compared with.

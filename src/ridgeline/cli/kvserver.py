@@ -22,11 +22,10 @@ class KvserverCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of this verb."""
-        parser.add_argument("--workers", type=int, default=None, metavar="N", help="who will call")
+        parser.add_argument("--workers", type=int, metavar="N", help="who will call")
         parser.add_argument(
             "--staleness",
             type=int,
-            default=None,
             metavar="S",
             help="how many pushes of a key a worker may be ahead (default: any number)",
         )
@@ -40,7 +39,6 @@ class KvserverCommand:
         parser.add_argument(
             "--snapshots",
             type=Path,
-            default=None,
             metavar="DIR",
             help="save its values, and start from those found there (default: keep them in memory only)",
         )
@@ -59,7 +57,6 @@ class KvserverCommand:
         parser.add_argument(
             "--new-keys",
             type=Path,
-            default=None,
             metavar="DIR",
             help="write new keys into a new directory instead of serving",
         )

@@ -11,13 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ridgeline.cli.command import (
-    NOT_VERIFIED,
-    USER_ERROR,
-    Output,
-    Verb,
-    add_output_flags,
-)
+from ridgeline.cli.command import NOT_VERIFIED, USER_ERROR, Output, Verb, add_output_flags
 from ridgeline.codec import VERSION
 from ridgeline.errors import RidgelineError, VerificationError
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, Output
 from ridgeline.reporting.effects.machine_effects import machine_effects
 from ridgeline.reporting.terminal.text import machine_text
@@ -27,9 +27,7 @@ class MeasureCommand:
         parser.add_argument(
             "--refresh", action="store_true", help="measure again what is already known"
         )
-        parser.add_argument(
-            "-o", "--output", type=output_file, metavar="FILE", help="also write the profile here"
-        )
+        add_file_argument(parser, "also write the profile here")
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Measure, save, show."""

@@ -9,7 +9,7 @@ from ridgeline.cli.arguments.inputs import (
     describe,
     positive,
 )
-from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, Output
 from ridgeline.decision.memory import compile_times
 from ridgeline.plan import Plan
@@ -45,9 +45,7 @@ class PlanCommand:
             metavar="KNOB",
             help="why one knob has its value; sync: every way to exchange gradients beside each other",
         )
-        parser.add_argument(
-            "-o", "--output", type=output_file, metavar="FILE", help="also write the best plan here"
-        )
+        add_file_argument(parser, "also write the best plan here")
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Describe, choose, show."""

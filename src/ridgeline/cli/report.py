@@ -2,11 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import TypeVar
 
 from ridgeline.cli.arguments import run_directory
+from ridgeline.cli.arguments.run_directory import if_there
 from ridgeline.cli.command import FINE, Output
-from ridgeline.codec import Noun
 from ridgeline.errors import FileFormatError
 from ridgeline.history import History
 from ridgeline.machine import Machine
@@ -22,7 +21,6 @@ from ridgeline.verdict import Verdict
 from ridgeline.workload import Workload
 
 PAGE_NAME = "report.html"
-N = TypeVar("N", bound=Noun)
 
 
 class ReportCommand:
@@ -37,7 +35,7 @@ class ReportCommand:
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Load what is there, write both files."""
         written = write_report(args.run_dir)
-        history = _load(History, args.run_dir / run_directory.HISTORY)
+        history = if_there(History, args.run_dir / run_directory.HISTORY)
         outages = () if history is None else history.outages
         output.result(
             {"files": [str(path) for path in written], "outages": [*map(str, outages)]},
@@ -54,13 +52,13 @@ def write_report(run_dir: Path) -> list[Path]:
         FileFormatError: there is no file of a run, or one of them is damaged.
         OSError: a file cannot be read or written.
     """
-    machine = _load(Machine, run_dir / run_directory.MACHINE)
-    workload = _load(Workload, run_dir / run_directory.WORKLOAD)
-    predicted = _load(Timeline, run_dir / run_directory.PREDICTED)
-    expected = corrected(_load(Timeline, run_dir / run_directory.EXPECTED), predicted)
-    measured = _load(Timeline, run_dir / run_directory.MEASURED)
-    verdict = _load(Verdict, run_dir / run_directory.VERDICT)
-    history = _load(History, run_dir / run_directory.HISTORY)
+    machine = if_there(Machine, run_dir / run_directory.MACHINE)
+    workload = if_there(Workload, run_dir / run_directory.WORKLOAD)
+    predicted = if_there(Timeline, run_dir / run_directory.PREDICTED)
+    expected = corrected(if_there(Timeline, run_dir / run_directory.EXPECTED), predicted)
+    measured = if_there(Timeline, run_dir / run_directory.MEASURED)
+    verdict = if_there(Verdict, run_dir / run_directory.VERDICT)
+    history = if_there(History, run_dir / run_directory.HISTORY)
     ranking = _ranking(run_dir, predicted, measured)
     if not any((machine, workload, predicted, measured, verdict, history, ranking)):
         raise FileFormatError(
@@ -70,6 +68,7 @@ def write_report(run_dir: Path) -> list[Path]:
         )
     written = []
     if predicted is not None or measured is not None:
+        # What is held against the measurement: the prediction as the trial corrected it.
         written.append(write_trace(run_dir / TRACE_NAME, expected or predicted, measured))
     page = report(
         run_dir / PAGE_NAME,
@@ -90,16 +89,12 @@ def corrected(expected: Timeline | None, predicted: Timeline | None) -> Timeline
     return None if expected == predicted else expected
 
 
-def _load(cls: type[N], path: Path) -> N | None:
-    return cls.load(path) if path.exists() else None
-
-
 def _ranking(
     run_dir: Path, predicted: Timeline | None, measured: Timeline | None
 ) -> Ranking | None:
     """The saved ranking; for a run whose plan was given, that plan alone."""
-    ranking = _load(Ranking, run_dir / run_directory.RANKING)
-    plan = _load(Plan, run_dir / run_directory.PLAN)
+    ranking = if_there(Ranking, run_dir / run_directory.RANKING)
+    plan = if_there(Plan, run_dir / run_directory.PLAN)
     if ranking is not None or plan is None or predicted is None:
         return ranking
     only = Candidate(plan=plan, timeline=predicted, why=GIVEN, measured=measured)

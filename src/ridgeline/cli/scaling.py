@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ridgeline.cli.arguments import run_directory
 from ridgeline.cli.arguments.inputs import counts
-from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.cli.arguments.output_file import add_file_argument
+from ridgeline.cli.arguments.run_directory import if_there
 from ridgeline.cli.command import FINE, Output
 from ridgeline.errors import FileFormatError
 from ridgeline.machine import Machine
@@ -42,19 +43,8 @@ class ScalingCommand:
             metavar="N,...",
             help="further numbers of workers to evaluate the laws at",
         )
-        parser.add_argument(
-            "-o",
-            "--output",
-            type=output_file,
-            metavar="FILE",
-            help="also write the result here, as JSON",
-        )
-        parser.add_argument(
-            "--report",
-            type=output_file,
-            metavar="FILE",
-            help="also draw it, on an HTML page of its own",
-        )
+        add_file_argument(parser, "also write the result here, as JSON")
+        add_file_argument(parser, "also draw it, on an HTML page of its own", "--report")
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Load the runs, fit, show."""
@@ -68,11 +58,7 @@ class ScalingCommand:
 
 
 def _load(path: Path) -> MeasuredRun:
-    """The run in a directory.
-
-    Raises:
-        FileFormatError: it lacks the file of the step or of what was measured, or one is damaged.
-    """
+    """The run in a directory, which needs the file of the step and that of what was measured."""
     needed = (run_directory.WORKLOAD, run_directory.MEASURED)
     missing = [name for name in needed if not (path / name).is_file()]
     if missing:
@@ -80,14 +66,13 @@ def _load(path: Path) -> MeasuredRun:
             f"wanted the directory of a finished run, got no {' and no '.join(missing)} in {path}; train "
             "there first, or name another"
         )
-    predicted, plan, machine = (
-        path / name for name in (run_directory.PREDICTED, run_directory.PLAN, run_directory.MACHINE)
-    )
+    # A run is compared without these, too: only its step and its times are needed.
+    machine = if_there(Machine, path / run_directory.MACHINE)
     return MeasuredRun(
         name=str(path),
         workload=Workload.load(path / run_directory.WORKLOAD),
         measured=Timeline.load(path / run_directory.MEASURED),
-        predicted=Timeline.load(predicted) if predicted.is_file() else None,
-        plan=Plan.load(plan) if plan.is_file() else None,
-        fingerprint=Machine.load(machine).fingerprint if machine.is_file() else "",
+        predicted=if_there(Timeline, path / run_directory.PREDICTED),
+        plan=if_there(Plan, path / run_directory.PLAN),
+        fingerprint="" if machine is None else machine.fingerprint,
     )

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from ridgeline import units
 from ridgeline.cli.arguments.inputs import (
@@ -17,7 +16,7 @@ from ridgeline.cli.arguments.inputs import (
     differing,
     stragglers,
 )
-from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.curves.layer_intensity import show_intensity
 from ridgeline.cli.curves.scaling_curve import STRONG, WEAK, Curve, curve
@@ -26,7 +25,7 @@ from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
-from ridgeline.reporting.terminal.text import plan_text, scaling_text, title
+from ridgeline.reporting.terminal.text import plan_text, scaling_text, title, warnings
 from ridgeline.reporting.terminal.text_intensity import intensity_text
 from ridgeline.reporting.terminal.text_levers import gain_text, levers_text
 from ridgeline.reporting.terminal.text_scaling import REGIMES
@@ -97,12 +96,8 @@ class SimulateCommand:
             help="what each layer sends where workers share its samples, or its columns, and FLOP per byte "
             "of that; with one number of workers, only this is shown",
         )
-        parser.add_argument(
-            "--report",
-            type=output_file,
-            metavar="FILE",
-            help="also draw what is predicted, on an HTML page of its own",
-        )
+        words = "also draw what is predicted, on an HTML page of its own"
+        add_file_argument(parser, words, "--report")
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Describe, predict, show."""
@@ -132,7 +127,7 @@ class SimulateCommand:
             "scaling": points,
         }
         shown = _shown(plan, timeline, split)
-        shown += [Text(f"! {note}", style="yellow") for note in workload.notes]
+        shown += warnings(workload.notes)
         others: dict[str, tuple[ScalingPoint, ...]] = {}
         if args.what_if is not None:
             faster = other or what_if(machine, factors, workload)
@@ -180,17 +175,13 @@ def _show_curve(
         output.progress(f"written to {drawn}")
     told = () if shared is None else shared.notes
     notes = [note for note in points[-1].notes if note not in told]  # of the most workers
-    shown += [Text(f"! {note}", style="yellow") for note in notes]
+    shown += warnings(notes)
     output.result(value, *shown)
     return FINE
 
 
 def _profile(questions: Sequence[str]) -> Machine | None:
-    """Another machine, where its profile is what is asked about; None where parts are.
-
-    Raises:
-        MachineError: a profile and something else.
-    """
+    """Another machine, where its profile is what is asked about; None where parts are."""
     profiles = [question for question in questions if question.endswith(".json")]
     if not profiles:
         return None
@@ -203,13 +194,8 @@ def _profile(questions: Sequence[str]) -> Machine | None:
 
 
 def _shown(plan: Plan, timeline: Timeline, split: Verdict) -> list[RenderableType]:
-    shown: list[RenderableType] = [
-        plan_text(plan),
-        waterfall_text(split),
-        memory_text(timeline),
-    ]
-    shown += [Text(f"! {note}", style="yellow") for note in timeline.notes]
-    return shown
+    notes = warnings(timeline.notes)
+    return [plan_text(plan), waterfall_text(split), memory_text(timeline), *notes]
 
 
 def _gain(text: str, timeline: Timeline, lever: Lever) -> RenderableType:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from ridgeline.cli.arguments.inputs import add_task_arguments, load, positive
-from ridgeline.cli.arguments.output_file import output_file
+from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, Output
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -32,9 +32,7 @@ class TraceCommand:
         parser.add_argument(
             "--machine", type=Path, metavar="FILE", help="machine profile, for times and bounds"
         )
-        parser.add_argument(
-            "-o", "--output", type=output_file, metavar="FILE", help="also write the workload here"
-        )
+        add_file_argument(parser, "also write the workload here")
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Trace, save, show."""

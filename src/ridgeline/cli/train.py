@@ -18,7 +18,7 @@ from ridgeline.cli.arguments.inputs import (
 )
 from ridgeline.cli.command import Output
 from ridgeline.cli.train_in_group import train_in_group
-from ridgeline.cli.training.decision import Decision, decide
+from ridgeline.cli.training.decision import decide
 from ridgeline.cli.training.order import EPOCHS, order_from, resumed_wishes, wishes_from
 from ridgeline.cli.training.training_run import conclude, limit_samples_per_s, num_steps, prepare
 from ridgeline.cli.training.watch import Watch
@@ -73,7 +73,7 @@ class TrainCommand:
 
 def _train(args: argparse.Namespace, run_dir: Path, output: Output) -> int:
     """Close the loop around one training run in worker processes of this host."""
-    from ridgeline.runtime.training.launch import check_plan
+    from ridgeline.runtime.training.launch import check_plan, launch
 
     order = order_from(args, run_dir, output.progress)
     wishes = wishes_from(args)
@@ -91,14 +91,6 @@ def _train(args: argparse.Namespace, run_dir: Path, output: Output) -> int:
     )
     check_plan(decision.plan, decision.workload.device)
     request = prepare(order, decision, output)
-    _launch(run_dir, request, decision, output)
-    return conclude(run_dir, task.name, decision, output)
-
-
-def _launch(run_dir: Path, request: Path, decision: Decision, output: Output) -> None:
-    """Train in worker processes of this host."""
-    from ridgeline.runtime.training.launch import launch
-
     with Watch(output, limit_samples_per_s=limit_samples_per_s(decision)) as watch:
         launch(
             "ridgeline.cli.training.worker",
@@ -108,3 +100,4 @@ def _launch(run_dir: Path, request: Path, decision: Decision, output: Output) ->
             run_dir=run_dir,
             on_line=watch.line,
         )
+    return conclude(run_dir, task.name, decision, output)

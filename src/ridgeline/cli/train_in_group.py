@@ -19,12 +19,7 @@ from ridgeline.cli.arguments.claim import claimed
 from ridgeline.cli.command import FINE, USER_ERROR, Output
 from ridgeline.cli.training.decision import decide_in_group
 from ridgeline.cli.training.order import Order, order_from, resumed_wishes, wishes_from
-from ridgeline.cli.training.training_run import (
-    conclude,
-    limit_samples_per_s,
-    num_steps,
-    prepare,
-)
+from ridgeline.cli.training.training_run import conclude, limit_samples_per_s, num_steps, prepare
 from ridgeline.cli.training.watch import Watch
 from ridgeline.cli.training.worker import work
 from ridgeline.codec import Value

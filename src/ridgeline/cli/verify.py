@@ -4,8 +4,10 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
+from ridgeline import units
 from ridgeline.cli.arguments import run_directory
 from ridgeline.cli.arguments.inputs import fraction
+from ridgeline.cli.arguments.run_directory import if_there
 from ridgeline.cli.command import FINE, NOT_VERIFIED, Output
 from ridgeline.errors import FileFormatError
 from ridgeline.machine import Machine
@@ -27,11 +29,7 @@ class VerifyCommand:
             help="timeline file, the prediction; or the directory of a run, which holds all of it",
         )
         parser.add_argument(
-            "measured",
-            type=Path,
-            nargs="?",
-            metavar="B",
-            help="timeline file, the measurement",
+            "measured", type=Path, nargs="?", metavar="B", help="timeline file, the measurement"
         )
         parser.add_argument(
             "--tolerance",
@@ -49,67 +47,58 @@ class VerifyCommand:
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Compare, show."""
-        files = _files(args)
-        predicted, measured = Timeline.load(files.predicted), Timeline.load(files.measured)
+        given = _given(args)
+        predicted, measured = given.predicted, given.measured
         steps = [
-            f"{one.title} with {one.workers} worker{'s' * (one.workers != 1)}"
+            f"{one.title} with {units.counted(one.workers, 'worker')}"
             for one in (predicted, measured)
         ]
         # Any two may be compared, so that this is no error.
         if steps[0] != steps[1]:
             output.progress(f"! two different steps are compared: {steps[0]}, and {steps[1]}")
-        if (files.machine is None) != (files.workload is None):
-            given, missing = "--machine", "--workload"
-            if files.machine is None:
-                given, missing = missing, given
+        if (given.machine is None) != (given.workload is None):
+            flags = ["--machine", "--workload"]
+            known, missing = flags if given.workload is None else reversed(flags)
             output.progress(
-                f"! {given} shows no causes without {missing}: only the steps are compared"
+                f"! {known} shows no causes without {missing}: only the steps are compared"
             )
-        expected = Timeline.load(files.expected) if files.expected is not None else predicted
+        expected = given.expected or predicted
         verdict = verify(
             predicted,
             measured,
             expected=expected,
-            machine=Machine.load(files.machine) if files.machine is not None else None,
-            workload=Workload.load(files.workload) if files.workload is not None else None,
+            machine=given.machine,
+            workload=given.workload,
             tolerance=args.tolerance,
         )
         output.result(verdict, verdict_text(verdict), timeline_text([expected, measured]))
         return FINE if verdict.passed else NOT_VERIFIED
 
 
-class _Files(NamedTuple):
+class _Given(NamedTuple):
     """What is compared; None is not there."""
 
-    predicted: Path
-    measured: Path
-    expected: Path | None = None
-    machine: Path | None = None
-    workload: Path | None = None
+    predicted: Timeline
+    measured: Timeline
+    expected: Timeline | None
+    machine: Machine | None
+    workload: Workload | None
 
 
-def _files(args: argparse.Namespace) -> _Files:
-    """The files that the arguments name, or those of the run whose directory they name.
-
-    Raises:
-        FileFormatError: one timeline is named where two are needed.
-    """
-    first, second = args.predicted, args.measured
+def _given(args: argparse.Namespace) -> _Given:
+    """What is in the files that the arguments name, or in those of the run whose directory they name."""
+    first, second, expected = args.predicted, args.measured, None
+    machine = None if args.machine is None else Machine.load(args.machine)
+    workload = None if args.workload is None else Workload.load(args.workload)
     if second is None and first.is_dir():
-        return _Files(
-            first / run_directory.PREDICTED,
-            first / run_directory.MEASURED,
-            _if_there(first / run_directory.EXPECTED),
-            args.machine or _if_there(first / run_directory.MACHINE),
-            args.workload or _if_there(first / run_directory.WORKLOAD),
-        )
+        expected = if_there(Timeline, first / run_directory.EXPECTED)
+        machine = machine or if_there(Machine, first / run_directory.MACHINE)
+        workload = workload or if_there(Workload, first / run_directory.WORKLOAD)
+        # Last: the lines above need the directory itself.
+        first, second = first / run_directory.PREDICTED, first / run_directory.MEASURED
     if second is None:
         raise FileFormatError(
             f"wanted two timeline files or the directory of a run, got {first} alone; name the measured "
             "timeline as well"
         )
-    return _Files(first, second, None, args.machine, args.workload)
-
-
-def _if_there(path: Path) -> Path | None:
-    return path if path.is_file() else None
+    return _Given(Timeline.load(first), Timeline.load(second), expected, machine, workload)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from ridgeline.codec import VERSION
 from ridgeline.errors import RidgelineError
 from ridgeline.probe.host.fingerprint import driver
+from ridgeline.probe.timing import synchronize
 from ridgeline.programs import inductor
 from ridgeline.workers.host_threads import set_threads
 
@@ -30,7 +32,7 @@ def silent(line: str) -> None:
 
 
 def nothing() -> None:
-    """Closes a contender that holds nothing."""
+    """Closes what holds nothing, and is a task without work."""
 
 
 def as_written(model: nn.Module) -> nn.Module:
@@ -67,6 +69,27 @@ def release_memory() -> None:
     # No context is made for this where there is none so far.
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def host_s(run: Callable[[], Any], calls: int = 1) -> float:
+    """Mean seconds of a call by the host's clock, whatever it enqueues."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def wall_s(run: Callable[[], Any], calls: int = 1) -> float:
+    """Mean seconds of a call by the host's clock, all devices idle before and after.
+
+    Cost: Synchronises every device in use.
+    """
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    synchronize()
+    return (time.perf_counter() - start) / calls
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def hosts(count: int, rate: str | None = None) -> Iterator[NamespaceNetwork]:
         )
     # Interfaces of killed processes stay until the machine restarts, and would add up.
     remove_stale()
-    owner = f"{PREFIX}-{os.getpid()}-{_born(os.getpid())}-{next(_serial)}"
+    owner = _owner()
     switch = f"{owner}-switch"
     made = [NamespaceHost(f"{owner}-{index}", f"{SUBNET}.{index + 1}") for index in range(count)]
     try:
@@ -125,7 +125,7 @@ def hosts(count: int, rate: str | None = None) -> Iterator[NamespaceNetwork]:
         for index, host in enumerate(made):
             _join(host, switch, f"port{index}")
             if rate is not None:
-                _shape(host, rate)
+                _run(_token_bucket(host.namespace, rate), f"a link of {rate}")
         yield NamespaceNetwork(made, rate)
     finally:
         _remove([*(host.namespace for host in made), switch])
@@ -145,16 +145,16 @@ def lacking(*, is_shaped: bool = True) -> str:
     absent = [tool for tool in tools if shutil.which(tool) is None]
     if absent:
         return f"the program {' and '.join(absent)} (package iproute2)"
-    probe = f"{PREFIX}-{os.getpid()}-{_born(os.getpid())}-{next(_serial)}-probe"
+    probe = f"{_owner()}-probe"
     # Tried, since users, containers and kernels can refuse each of these.
-    for what, command in (
-        ("privileges to add a network namespace", ("ip", "netns", "add", probe)),
-        ("veth interfaces", ("ip", "-n", probe, *_veth("port", probe))),
-        ("bridges", ("ip", "-n", probe, "link", "add", "br0", "type", "bridge")),
-        ("token buckets", _token_bucket(probe, "100mbit")),
-    ):
-        if what == "token buckets" and not is_shaped:
-            continue
+    tried: dict[str, Sequence[str]] = {
+        "privileges to add a network namespace": ("ip", "netns", "add", probe),
+        "veth interfaces": ("ip", "-n", probe, *_veth("port", probe)),
+        "bridges": ("ip", "-n", probe, "link", "add", "br0", "type", "bridge"),
+    }
+    if is_shaped:
+        tried["token buckets"] = _token_bucket(probe, "100mbit")
+    for what, command in tried.items():
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             _remove([probe])
@@ -185,12 +185,8 @@ def gloo_environment() -> dict[str, str]:
 
 def remove_stale() -> None:
     """Remove the namespaces of processes that are gone, and what still runs in those."""
-    stale = []
-    for name in namespaces():
-        found = _OWNED.fullmatch(name)
-        if found is not None and _born(int(found[1])) != int(found[2]):
-            stale.append(name)
-    _remove(stale)
+    owned = [found for name in namespaces() if (found := _OWNED.fullmatch(name))]
+    _remove([found[0] for found in owned if _born(int(found[1])) != int(found[2])])
 
 
 def namespaces() -> list[str]:
@@ -215,11 +211,6 @@ def _veth(port: str, namespace: str) -> tuple[str, ...]:
     """Arguments of `ip` for a pair of interfaces: `port` here, the other in a host."""
     peer = ("peer", "name", INTERFACE, "netns", namespace)
     return ("link", "add", "name", port, "type", "veth", *peer)
-
-
-def _shape(host: NamespaceHost, rate: str) -> None:
-    command = _token_bucket(host.namespace, rate)
-    _run(command, f"a link of {rate}")
 
 
 def _token_bucket(namespace: str, rate: str) -> tuple[str, ...]:
@@ -254,6 +245,11 @@ def _pids(namespace: str) -> list[int]:
     command = ["ip", "netns", "pids", namespace]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     return [int(word) for word in listed.stdout.split()]
+
+
+def _owner() -> str:
+    """How names of this process begin, another each time."""
+    return f"{PREFIX}-{os.getpid()}-{_born(os.getpid())}-{next(_serial)}"
 
 
 def _born(pid: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline import units
-from ridgeline.machine import Ceiling, Machine, Quantity, Setting
+from ridgeline.machine import Ceiling, Device, Machine, Quantity, Setting
 from ridgeline.machine.datasheet import sheet_of, stated
 from ridgeline.synchronisation import COMPRESSIONS
 
@@ -62,6 +62,17 @@ def quantities_of(machine: Machine) -> list[Figure]:
     return found
 
 
+def gpus_of(devices: Sequence[Device]) -> list[str]:
+    """The GPUs among devices, equal ones together: `2 x NVIDIA H200`."""
+    names = [device.name for device in devices if device.kind == "cuda"]
+    return [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
+
+
+def times(factor: float) -> str:
+    """A factor, such as `1.30 x`."""
+    return f"{units.digits3(factor)} x"
+
+
 def spread(quantity: Quantity) -> str:
     """The distance of the quartiles as a share of the median."""
     return units.percent(quantity.spread)
@@ -88,6 +99,7 @@ def datasheet_of(machine: Machine) -> str:
 
 def _gpu(machine: Machine) -> str:
     """Name of the GPU on which one worker is measured: the first."""
+    # Where several are of different kinds, ceilings are of that one.
     names = (device.name for device in machine.devices if device.kind == "cuda")
     return next(names, "")
 
@@ -95,9 +107,9 @@ def _gpu(machine: Machine) -> str:
 def at_work(setting: Setting) -> str:
     """What runs at a setting, to follow "while"."""
     if setting.device == "cuda":
-        return f"{setting.workers} GPU{'s' if setting.workers > 1 else ''} run"
-    workers = f"{setting.workers} worker{'s' if setting.workers > 1 else ''}"
-    return f"{workers} of {setting.threads} thread{'s' if setting.threads > 1 else ''} run"
+        return f"{units.counted(setting.workers, 'GPU')} run"
+    workers = units.counted(setting.workers, "worker")
+    return f"{workers} of {units.counted(setting.threads, 'thread')} run"
 
 
 def settings_of(machine: Machine) -> Sequence[Setting]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline import units
+from ridgeline.reporting.labels import times
 from ridgeline.simulator.layers.intensity import Intensities, Intensity, Way
 from ridgeline.simulator.layers.layers import names_of
 
@@ -125,6 +126,7 @@ def _of_kind(family: str, members: Sequence[Intensity], flops: int) -> str:
     mine = [member for member in members if member.layer.family == family]
     data, model = sum(m.data_bytes for m in mine), sum(m.model_bytes for m in mine)
     share = units.percent(sum(m.layer.flops for m in mine) / flops) if flops else "none"
+    # The fewer bytes, the higher the intensity: both ways share the FLOP alike.
     low, high = sorted((data, model))
     name = f"{kind(family)} layers ({len(mine)}, {share} of the FLOP)"
     way = "data" if data == low else "model"
@@ -163,8 +165,3 @@ def _bound(one: Intensity, way: Way) -> str:
     if one.ridge is None or intensity is None:
         return ""
     return "link" if one.is_link_bound(way) else "compute"
-
-
-def times(ratio: float) -> str:
-    """How many times as high, e.g. `2.50 x`."""
-    return f"{units.digits3(ratio)} x"

@@ -18,19 +18,10 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.reporting.labels import settings_of
-from ridgeline.reporting.operators import (
-    OpGroup,
-    group_ops,
-    times_from_timeline,
-    times_on_machine,
-)
+from ridgeline.reporting.operators import OpGroup, group_ops, times_from_timeline, times_on_machine
 from ridgeline.reporting.page.html import Markup, asset, join, tag
 from ridgeline.reporting.page.page_intensity import intensity_section
-from ridgeline.reporting.page.page_machine import (
-    data_section,
-    machine_section,
-    training_section,
-)
+from ridgeline.reporting.page.page_machine import data_section, machine_section, training_section
 from ridgeline.reporting.page.page_plan import plan_section
 from ridgeline.reporting.page.page_predicted_scaling import predicted_scaling_section
 from ridgeline.reporting.page.page_result import verdict_section, waterfall_section
@@ -118,21 +109,15 @@ def report(
 
     Cost: about 5 MB on disk, most of it the charts library.
     """
-    given = _Given(
-        verdict=verdict,
-        predicted=predicted,
-        expected=expected,
-        measured=measured,
-        ranking=ranking,
-        workload=workload,
-        machine=machine,
-        history=history,
-        scaling=scaling,
-        predicted_scaling=predicted_scaling,
-        intensities=intensities,
-    )
+    timelines = (predicted, expected, measured)
+    curves = (scaling, predicted_scaling, intensities)
+    given = _Given(verdict, *timelines, ranking, workload, machine, history, *curves)
     nouns = given._asdict()
-    _check_any(nouns, path)
+    if not any(noun is not None for noun in nouns.values()):
+        raise RidgelineError(
+            f"wanted at least one value to report on, got none for {path}; "
+            "give report a machine, workload, ranking, timeline, verdict, history or scaling"
+        )
     target = Path(path)
     # A link to what is not there would fail when somebody follows it.
     trace_name = TRACE_NAME if target.with_name(TRACE_NAME).exists() else None
@@ -182,15 +167,6 @@ def _sections(given: _Given) -> dict[str, Markup | None]:
         "memory": memory_section(workload, machine, setting),
         "machine": machine_section(machine, setting),
     }
-
-
-def _check_any(nouns: dict[str, Noun | None], path: str | Path) -> None:
-    """Refuse to write an empty page."""
-    if not any(noun is not None for noun in nouns.values()):
-        raise RidgelineError(
-            f"wanted at least one value to report on, got none for {path}; "
-            "give report a machine, workload, ranking, timeline, verdict, history or scaling"
-        )
 
 
 def setting_of(
@@ -247,7 +223,7 @@ def _title(nouns: dict[str, Noun | None]) -> str:
 def _subtitle(machine: Machine | None, workload: Workload | None, timeline: Timeline | None) -> str:
     parts = []
     if timeline is not None:
-        parts.append(f"{timeline.workers} worker{'s' if timeline.workers != 1 else ''}")
+        parts.append(units.counted(timeline.workers, "worker"))
     if workload is not None:
         parts.append(f"{workload.samples} samples each")
         parts.append(f"{units.quantity(workload.flops, 'FLOP')} a step and worker")

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ridgeline import units
 from ridgeline.codec import VERSION, write_atomically
 from ridgeline.errors import RidgelineError
 from ridgeline.synchronisation import bucket_of
-from ridgeline.timeline import LANES, Lane, Span, Timeline, lane_title
+from ridgeline.timeline import LANES, Span, Timeline, lane_title
 
 _PROCESSES = {"predicted": 1, "measured": 2}
 
@@ -106,7 +107,7 @@ def rows(spans: Iterable[Span]) -> tuple[tuple[Span, ...], ...]:
 def _process(role: str, timeline: Timeline) -> Iterator[Event]:
     """All events of one timeline: names first, then slices by row, then the arrows between them."""
     pid = _PROCESSES[role]
-    workers = "1 worker" if timeline.workers == 1 else f"{timeline.workers} workers"
+    workers = units.counted(timeline.workers, "worker")
     yield _metadata(pid, 0, "process_name", "name", f"{role}: {timeline.title}, {workers}")
     yield _metadata(pid, 0, "process_sort_index", "sort_index", pid)
     thread_of: dict[int, int] = {}
@@ -122,19 +123,14 @@ def _process(role: str, timeline: Timeline) -> Iterator[Event]:
 
 
 def _named_rows(timeline: Timeline) -> Iterator[tuple[str, tuple[Span, ...]]]:
-    for lane, lane_index, title in _lanes(timeline):
+    places = [(lane, index) for lane in LANES for index in timeline.indexes(lane)]
+    for lane, lane_index in places:
+        title = lane_title(lane, lane_index, timeline.indexes(lane))
         members = [s for s in timeline.spans if s.lane == lane and s.index == lane_index]
         for is_detail in (False, True):
             base = f"{title} ops" if is_detail else title
             for index, row in enumerate(rows(s for s in members if s.detail == is_detail)):
                 yield (base if index == 0 else f"{base} ({index + 1})"), row
-
-
-def _lanes(timeline: Timeline) -> Iterator[tuple[Lane, int, str]]:
-    for lane in LANES:
-        indexes = timeline.indexes(lane)
-        for index in indexes:
-            yield lane, index, lane_title(lane, index, indexes)
 
 
 def _slice(pid: int, tid: int, span: Span) -> Event:

@@ -57,27 +57,27 @@ def _odd(points: Sequence[MeasuredPoint], found: Sequence[Law]) -> Iterator[str]
     slower = [point for point in points if point.workers > least and point.samples_per_s < most]
     for point in slower:
         yield (
-            f"{point.run}: {_workers(point.workers)} do less than {_workers(least)} "
+            f"{_whose(point)} do less than {units.counted(least, 'worker')} "
             f"({units.digits3(point.samples_per_s)} for {units.digits3(most)} samples/s): what they share or "
             "exchange costs more than they add, which is no serial part"
         )
     faster = [point for point in points if point.efficiency > 1.0 + OFF_CURVE]
     for point in faster:
         yield (
-            f"{point.run}: {_workers(point.workers)} do {point.speedup:.2f} times the work of one, more than "
-            "there are workers: one of the runs was disturbed, or a worker's share fits into a cache that "
-            "the whole does not"
+            f"{_whose(point)} do {point.speedup:.2f} times the work of one, more than there "
+            "are workers: one of the runs was disturbed, or a worker's share fits into a cache that the "
+            "whole does not"
         )
     nearest = min(found, key=lambda law: max(map(abs, law.misses)))
     for point, miss in zip(points, nearest.misses, strict=True):
         # What is told above bends all laws, so that points which are in order look off as well.
         if abs(miss) > OFF_CURVE and not (slower or faster):
-            missed = f"{_workers(point.workers)} by {units.percent(abs(miss))}"
+            missed = f"{units.counted(point.workers, 'worker')} by {units.percent(abs(miss))}"
             yield (
                 f"{point.run}: {nearest.name} misses {missed}; where a curve breaks, workers meet another "
                 "link, or another plan was run"
             )
 
 
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' * (count != 1)}"
+def _whose(point: MeasuredPoint) -> str:
+    return f"{point.run}: {units.counted(point.workers, 'worker')}"

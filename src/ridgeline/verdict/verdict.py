@@ -123,24 +123,12 @@ class Verdict(Noun, frozen=True, kw_only=True):
 def verdict_lines(verdict: Verdict) -> Iterator[str]:
     """Verdict, why, next, prediction, waterfall, frames and notes, line by line."""
     yield from textwrap.wrap(verdict.verdict, _WIDTH)
-    for head, text in (("why", verdict.why), ("next", verdict.next)):
-        yield from textwrap.wrap(
-            text, _WIDTH, initial_indent=f"{head:<6}", subsequent_indent=" " * 6
-        )
+    yield from _headed("why", verdict.why)
+    yield from _headed("next", verdict.next)
     outcome = "holds" if verdict.passed else "is off"
-    yield from textwrap.wrap(
-        f"{verdict.outlook}: {outcome} (tolerance {units.percent(verdict.tolerance)})",
-        _WIDTH,
-        initial_indent=f"{'model':<6}",
-        subsequent_indent=" " * 6,
-    )
-    if verdict.replay_outlook:
-        yield from textwrap.wrap(
-            verdict.replay_outlook,
-            _WIDTH,
-            initial_indent=f"{'clock':<6}",
-            subsequent_indent=" " * 6,
-        )
+    tolerance = units.percent(verdict.tolerance)
+    yield from _headed("model", f"{verdict.outlook}: {outcome} (tolerance {tolerance})")
+    yield from _headed("clock", verdict.replay_outlook)
     yield ""
     yield from _waterfall_lines(verdict)
     yield ""
@@ -158,9 +146,12 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
     if verdict.overhead_fraction is not None:
         yield f"Ridgeline's own time: {_own_time(verdict, verdict.overhead_fraction)}"
     for note in verdict.notes:
-        yield from textwrap.wrap(
-            note, _WIDTH, initial_indent=f"{'note':<6}", subsequent_indent=" " * 6
-        )
+        yield from _headed("note", note)
+
+
+def _headed(head: str, text: str) -> list[str]:
+    """The lines of a text behind its head; none of an empty one."""
+    return textwrap.wrap(text, _WIDTH, initial_indent=f"{head:<6}", subsequent_indent=" " * 6)
 
 
 def _own_time(verdict: Verdict, fraction: float) -> str:

@@ -163,9 +163,7 @@ def words_for(
     if kind.advice_fed and not is_fed:
         gain = "no gain is claimed: what passed there was not measured"
     return Words(
-        f"{kind.name}: {units.percent(share)} of the step is {kind.what}",
-        why,
-        f"{advice}; {gain}",
+        f"{kind.name}: {units.percent(share)} of the step is {kind.what}", why, f"{advice}; {gain}"
     )
 
 
@@ -234,12 +232,12 @@ def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
     eager = round(counters.get("eager_steps", 0.0))
     if eager:
         words.append(
-            f"{_times(eager, 'batch', 'batches')} of other shapes ran operator by operator; their time is "
-            "among the measured steps"
+            f"{units.counted(eager, 'batch', 'batches')} of other shapes ran operator by operator; their "
+            "time is among the measured steps"
         )
     again = round(counters.get("recaptures", 0.0))
     if again:
-        words.append(f"the step was captured again {_times(again, 'time', 'times')}")
+        words.append(f"the step was captured again {units.counted(again, 'time')}")
     shapes = round(counters.get("shapes", 0.0))
     if shapes > 1:
         words.append(f"{shapes} batch shapes were captured, each a program of its own")
@@ -252,7 +250,7 @@ def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
             else "; rl.feed(loader) measures waiting for batches separately"
         )
         words.append(
-            f"idle between steps: {idle} in {_times(idle_gaps, 'gap', 'gaps')}, not counted{hint}"
+            f"idle between steps: {idle} in {units.counted(idle_gaps, 'gap')}, not counted{hint}"
         )
     others_ns = counters.get("others_ns", 0.0)
     if others_ns:
@@ -267,7 +265,3 @@ def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
             "which is in no measured step"
         )
     return tuple(words)
-
-
-def _times(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

@@ -83,11 +83,7 @@ def _remove_if_empty(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of a run directory; the system releases it too when this process dies.
-
-    Raises:
-        RidgelineError: another process holds it.
-    """
+    """Hold the lock of a run directory; the system releases it too when this process dies."""
     path = run_dir / LOCK
     handle = _open_locked(path)
     try:

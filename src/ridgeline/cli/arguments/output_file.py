@@ -22,6 +22,12 @@ def output_file(text: str) -> Path:
     return path
 
 
+def add_file_argument(parser: argparse.ArgumentParser, words: str, *flags: str) -> None:
+    """A file that is written besides: `-o` or `--output` unless other flags are given."""
+    named = flags or ("-o", "--output")
+    parser.add_argument(*named, type=output_file, metavar="FILE", help=words)
+
+
 def _check(path: Path) -> None:
     if path.is_dir():
         raise argparse.ArgumentTypeError(

@@ -7,10 +7,14 @@ verdict.json history.json trace.json.gz report.html request.json checkpoints/ lo
 import datetime
 import re
 from pathlib import Path
+from typing import TypeVar
 
+from ridgeline.codec import Noun
 from ridgeline.decision.heartbeat import Say
 from ridgeline.errors import CheckpointError
 from ridgeline.history import History
+
+N = TypeVar("N", bound=Noun)
 
 HOME = Path("runs")
 MACHINE = "machine.json"
@@ -26,6 +30,15 @@ HISTORY = "history.json"
 REQUEST = "request.json"
 PENDING = "request.pending.json"
 """What a resumed run is asked for, until its workers have taken it up; then it is `REQUEST`."""
+
+
+def if_there(noun: type[N], path: Path) -> N | None:
+    """What a file holds; None where there is none.
+
+    Raises:
+        FileFormatError: the file holds something else.
+    """
+    return noun.load(path) if path.is_file() else None
 
 
 def fresh(task: str) -> Path:
@@ -109,7 +122,6 @@ def check_unfinished(run_dir: Path, epochs: int, say: Say) -> Path | None:
 
 def _is_concluded(run_dir: Path, epochs: int) -> bool:
     """Whether a run whose steps are all done wrote down how it went; one killed at its end did not."""
-    history = run_dir / HISTORY
-    if not (run_dir / VERDICT).is_file() or not history.is_file():
-        return False
-    return len(History.load(history).epochs) >= epochs
+    history = if_there(History, run_dir / HISTORY)
+    is_judged = history is not None and (run_dir / VERDICT).is_file()
+    return is_judged and len(history.epochs) >= epochs

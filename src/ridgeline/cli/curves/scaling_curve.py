@@ -1,7 +1,8 @@
 """`ridgeline simulate` for several numbers of workers: one plan, predicted for each."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,8 @@ from ridgeline.machine.cluster import crossings
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
 from ridgeline.simulator.curves.scaling import ScalingPoint, scaling_curve
+from ridgeline.verdict.predicted_scaling import PredictedScaling, predicted_scaling
+from ridgeline.verdict.scaling_nouns import Regime
 from ridgeline.workload import Workload
 
 WEAK, STRONG = "weak", "strong"
@@ -49,6 +52,16 @@ class Curve(msgspec.Struct, frozen=True):
         """The predictions, with intervals; on another machine, where one is given."""
         return scaling_curve(
             machine or self.machine, self.loads, self.plan, self.counts, with_intervals=True
+        )
+
+    def scaling(
+        self, most: int, regime: Regime, points: Sequence[ScalingPoint], **more: Any
+    ) -> PredictedScaling:
+        """What is reported of points up to `most` workers; `more` goes to `predicted_scaling`."""
+        load = self.load(most)
+        samples = load.samples * (most if regime == STRONG else 1)
+        return predicted_scaling(
+            load.name, regime, samples, self.machine, self.plan, points, **more
         )
 
 

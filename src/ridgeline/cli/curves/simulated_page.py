@@ -12,7 +12,6 @@ from ridgeline.simulator.curves.what_if import what_if
 from ridgeline.simulator.layers.intensity import Intensities
 from ridgeline.simulator.model import resized
 from ridgeline.timeline import Timeline
-from ridgeline.verdict.predicted_scaling import PredictedScaling, predicted_scaling
 from ridgeline.verdict.scaling_nouns import Regime
 
 
@@ -53,7 +52,7 @@ def draw_curve(
         curves.setdefault(
             lever_name(best), scaling_curve(faster, found.loads, found.plan, found.counts)
         )
-    scaling = _scaling(found, most, points, curves, regime, gains)
+    scaling = found.scaling(most, regime, points, others=curves, levers=gains)
     return report(path, machine=found.machine, predicted_scaling=scaling, intensities=shared)
 
 
@@ -78,32 +77,11 @@ def draw_step(
     Raises:
         OSError: the file cannot be written.
     """
-    scaling = _scaling(found, timeline.workers, points, others, STRONG, gains)
+    scaling = found.scaling(timeline.workers, STRONG, points, others=others, levers=gains)
     return report(
         path,
         machine=found.machine,
         workload=found.load(timeline.workers),
         predicted=timeline,
         predicted_scaling=scaling,
-    )
-
-
-def _scaling(
-    found: Curve,
-    most: int,
-    points: Sequence[ScalingPoint],
-    others: Mapping[str, Sequence[ScalingPoint]],
-    regime: Regime,
-    gains: Sequence[Lever],
-) -> PredictedScaling:
-    load = found.load(most)
-    return predicted_scaling(
-        load.name,
-        regime,
-        load.samples * (most if regime == STRONG else 1),
-        found.machine,
-        found.plan,
-        points,
-        others=others,
-        levers=gains,
     )

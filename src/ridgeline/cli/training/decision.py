@@ -220,7 +220,7 @@ def _traced(
     """The step of each of so many workers, also in other forms that the plan may give it."""
     from ridgeline.tasks.step import step_workload
 
-    heartbeat.tell(f"tracing the step of {task.name} with {workers} worker{'s' * (workers > 1)}")
+    heartbeat.tell(f"tracing the step of {task.name} with {units.counted(workers, 'worker')}")
     with heartbeat.during(TRACING):
         return step_workload(
             task,
@@ -246,21 +246,7 @@ def _choose(
     again: str = "",
     is_first: bool = True,
 ) -> Decision:
-    """The user's plan, or the best; how long its first step will compile is said.
-
-    Args:
-        given: The profile that the user gave.
-        profile: See `staleness.choose_by_profile`.
-        workloads: By number of workers.
-        wishes: See `Wishes`.
-        steps: Steps of the whole training.
-        attempt: Runs a trial.
-        heartbeat: Takes lines of progress.
-        compile_factor: See `choose`.
-        agree: Takes rank 0's word, where there are several workers.
-        again: See `staleness.choose_by_profile`.
-        is_first: Whether this worker keeps what is found.
-    """
+    """The user's plan, or the best; `profile` and `again` are those of `staleness.choose_by_profile`."""
 
     def compiling_s(plan: Plan) -> float:
         return compile_factor * compile_seconds(workloads[plan.workers], plan.execution)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.cli.arguments import run_directory
+from ridgeline.cli.arguments.run_directory import if_there
 from ridgeline.cli.arguments.wishes import TRIES, Wishes
 from ridgeline.cli.training.decision import Decision
 from ridgeline.cli.training.worker import Job, TrainRequest
@@ -239,22 +240,18 @@ def resumed_wishes(wishes: Wishes, order: Order) -> Wishes:
 
 def _decided_before(run_dir: Path, say: Say) -> Decision | None:
     """What the run in a directory decided; None where a part of that is missing."""
-    names = (
-        run_directory.MACHINE,
-        run_directory.WORKLOAD,
-        run_directory.PLAN,
-        run_directory.PREDICTED,
-    )
-    missing = [name for name in names if not (run_dir / name).is_file()]
+    names = (run_directory.MACHINE, run_directory.WORKLOAD, run_directory.PLAN)
+    places = [run_dir / name for name in (*names, run_directory.PREDICTED)]
+    missing = [path.name for path in places if not path.is_file()]
     if missing:
         say(f"no {', '.join(missing)} in {run_dir}: predicting the plan of that run again")
         return None
-    predicted = Timeline.load(run_dir / run_directory.PREDICTED)
-    expected = run_dir / run_directory.EXPECTED
+    machine, workload, plan, prediction = places
+    predicted = Timeline.load(prediction)
     return Decision(
-        machine=Machine.load(run_dir / run_directory.MACHINE),
-        workload=Workload.load(run_dir / run_directory.WORKLOAD),
-        plan=Plan.load(run_dir / run_directory.PLAN),
+        machine=Machine.load(machine),
+        workload=Workload.load(workload),
+        plan=Plan.load(plan),
         predicted=predicted,
-        expected=Timeline.load(expected) if expected.is_file() else predicted,
+        expected=if_there(Timeline, run_dir / run_directory.EXPECTED) or predicted,
     )

@@ -14,7 +14,6 @@ from ridgeline.cli.arguments import run_directory
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.report import PAGE_NAME, write_report
 from ridgeline.cli.training.decision import Decision
-from ridgeline.cli.training.drift import with_drift, with_stale_profile
 from ridgeline.cli.training.order import Order
 from ridgeline.cli.training.worker import TrainRequest
 from ridgeline.history import History, metric_text
@@ -26,6 +25,12 @@ from ridgeline.verdict import Verdict, verify
 
 if TYPE_CHECKING:
     from ridgeline.runtime.training.task import Task
+
+
+NOTABLE = 0.1
+"""Differences below this are the ordinary spread of steps on a quiet machine."""
+FAR = 1.5
+"""A factor by which the model alone is never off on a machine that its profile describes."""
 
 
 def num_steps(task: "Task", epochs: int, *, workers: int = 1) -> int:
@@ -136,6 +141,42 @@ def _conclude_unmeasured(run_dir: Path, task: str, output: Output) -> int:
     return FINE
 
 
+# A trial and the run execute the same plan on the same machine. What they differ by is no error of the model:
+# the machine itself was slower or faster meanwhile (other programs, throttling, neighbours on a shared host).
+# Nor is it the model's where the profile was measured in another hour: then trial and run agree, and both
+# differ from it. The verdict says so, instead of leaving the reader to guess.
+def with_stale_profile(measured: Timeline, trial: Timeline | None, predicted: Timeline) -> Timeline:
+    """The measured timeline, with a note when trial and run both say that the profile is not of now."""
+    if trial is None or not (trial.step_ns and measured.step_ns):
+        return measured
+    ratios = [predicted.step_ns / step_ns for step_ns in (trial.step_ns, measured.step_ns)]
+    # Both, and to the same side: a single measurement may have been disturbed.
+    if not (min(ratios) > FAR or max(ratios) < 1.0 / FAR):
+        return measured
+    note = (
+        f"trial ({units.nanoseconds(trial.step_ns)}) and run ({units.nanoseconds(measured.step_ns)}) agree "
+        f"that the saved profile ({units.nanoseconds(predicted.step_ns)} predicted) does not describe this "
+        "machine as it is now: measure again with ridgeline measure --refresh"
+    )
+    return msgspec.structs.replace(measured, notes=(note, *measured.notes))
+
+
+def with_drift(measured: Timeline, trial: Timeline | None) -> Timeline:
+    """The measured timeline, with a note when its step differs notably from that of the trial."""
+    if trial is None or not trial.step_ns:
+        return measured
+    ratio = measured.step_ns / trial.step_ns
+    if abs(ratio - 1.0) <= NOTABLE:
+        return measured
+    pace = "slower" if ratio > 1.0 else "faster"
+    note = (
+        f"the machine was {pace} during the run than when the plan was tried: "
+        f"{units.nanoseconds(measured.step_ns)} a step against {units.nanoseconds(trial.step_ns)} for the "
+        "same plan"
+    )
+    return msgspec.structs.replace(measured, notes=(*measured.notes, note))
+
+
 def _with_changed_task(measured: Timeline, request: TrainRequest) -> Timeline:
     """The measured timeline, with a note when no single text of the task file made the run."""
     if not request.is_task_changed:
@@ -164,5 +205,4 @@ def _done(task: str, history: History) -> RenderableType:
     """The headline of a run."""
     last = history.epochs[-1]
     metric = metric_text(last.metric, (point.metric for point in history.epochs))
-    done = last.epoch + 1
-    return title(task, f"test metric {metric} after {done} epoch{'s' * (done > 1)}")
+    return title(task, f"test metric {metric} after {units.counted(last.epoch + 1, 'epoch')}")

@@ -35,6 +35,7 @@ class Watch:
         self._bar: Bar | None = None
         terminal = console(sys.stderr)
         if terminal.is_terminal and not output.is_quiet:
+            # Only where somebody looks: in a file each redraw would be a line.
             self._bar = Bar(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=20),

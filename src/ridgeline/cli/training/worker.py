@@ -167,6 +167,7 @@ def work(
         say=say,
     )
     if world.rank == 0:
+        # By rank 0 alone: the others may be on hosts that do not see the directory.
         result.history.save(run_dir / run_directory.HISTORY)
         # Nothing was timed where the run that is resumed had been killed after its last step.
         if result.timeline.step_ns > 0:
@@ -184,24 +185,19 @@ def main(arguments: list[str]) -> None:
     worker_process.redirect_output(worker_process.log_path(run_dir, rank))
     with worker_process.last_words(run_dir, rank):
         # Unbuffered, so that the parent reads whole lines even of a worker that dies.
-        progress = (run_dir / worker_process.LOGS / PROGRESS_FILE).open("ab", buffering=0)
-        with progress:
-            work(request, lambda point: _append(progress.write, point), _log)
-        _leave()
+        with (run_dir / worker_process.LOGS / PROGRESS_FILE).open("ab", buffering=0) as progress:
 
+            def append(point: Progress) -> None:
+                progress.write(msgspec.json.encode(point) + b"\n")
 
-def _leave() -> None:
-    from ridgeline.workers.world import World
+            work(request, append, _log)
+        from ridgeline.workers.world import World
 
-    World.leave()
+        World.leave()
 
 
 def _log(line: str) -> None:
     sys.stderr.write(f"{line}\n")
-
-
-def _append(write: Callable[[bytes], object], point: Progress) -> None:
-    write(msgspec.json.encode(point) + b"\n")
 
 
 if __name__ == "__main__":

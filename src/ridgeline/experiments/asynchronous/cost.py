@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from ridgeline.engine import Engine
+from ridgeline.experiments.contests import nothing
 from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
 
 TASKS = {True: 5000, False: 20000}
@@ -15,7 +16,7 @@ NO_DASK = "" if importlib.util.find_spec("dask") else "dask (pip install dask)"
 
 
 def cost_case(*, quick: bool) -> Case:
-    """Empty tasks on one worker thread: submitted, run, waited for."""
+    """Tasks without work on one worker thread: what they take is the cost of a task."""
     num = TASKS[quick]
     return Case(
         name="task",
@@ -26,10 +27,6 @@ def cost_case(*, quick: bool) -> Case:
         unit="task",
         calls=1,
     )
-
-
-def nothing_to_do() -> None:
-    """A task without work: what remains is the cost of the task."""
 
 
 def _contest(num: int) -> Contest:
@@ -48,7 +45,7 @@ def _pool(num: int) -> WayRunner:
     pool = ThreadPoolExecutor(1)
 
     def run() -> int:
-        futures = [pool.submit(nothing_to_do) for _ in range(num)]
+        futures = [pool.submit(nothing) for _ in range(num)]
         for future in futures:
             future.result()
         return num
@@ -62,7 +59,7 @@ def _dask(num: int) -> WayRunner:
     pool = ThreadPoolExecutor(1)
 
     def run() -> int:
-        graph = {f"task-{number}": (nothing_to_do,) for number in range(num)}
+        graph = {f"task-{number}": (nothing,) for number in range(num)}
         get(graph, list(graph), pool=pool)
         return num
 
@@ -80,7 +77,7 @@ def _engine(num: int, variables: str) -> WayRunner:
 
     def run() -> int:
         for index in range(num):
-            push(nothing_to_do, writes=written[index % len(written)], lane="loader")
+            push(nothing, writes=written[index % len(written)], lane="loader")
         engine.wait_all()
         return num
 

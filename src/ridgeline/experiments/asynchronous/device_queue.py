@@ -1,15 +1,14 @@
 """Case `queue` on a GPU: kernels are queued by launching them, and the device is the back end."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 
 from ridgeline import units
 from ridgeline.engine import Engine
 from ridgeline.experiments.asynchronous.host_queue import COMPUTE, ISSUE, RETURN, explain, law
+from ridgeline.experiments.contests import host_s, wall_s
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, simply
 from ridgeline.probe.timing import synchronize, time_block
 
@@ -70,12 +69,12 @@ def _contest(num: int, device: str = "cuda") -> Contest:
 
     def issue() -> float:
         synchronize()
-        return time_block_of_host(work.issue, few)
+        return host_s(work.issue, few)
 
     # The least, since what disturbs only adds.
     issue_s = min(issue() for _ in range(5))
     compute_s = min(time_block(work.issue, few) for _ in range(5))
-    return_s = min(_return_s(work) for _ in range(20))
+    return_s = min(wall_s(work.fetch) for _ in range(20))
     parts = {ISSUE: issue_s * num, COMPUTE: compute_s * num, RETURN: return_s * num}
 
     def explained(seconds: Mapping[str, float]) -> list[str]:
@@ -96,19 +95,6 @@ def _contest(num: int, device: str = "cuda") -> Contest:
         ),
         explain=explained,
     )
-
-
-def time_block_of_host(fn: Callable[[], Any], calls: int) -> float:
-    """Mean seconds that the host takes for a call, whatever it enqueues."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        fn()
-    return (time.perf_counter() - start) / calls
-
-
-def _return_s(work: DeviceChain) -> float:
-    synchronize()
-    return time_block_of_host(work.fetch, 1)
 
 
 def _paced(work: DeviceChain, every: int) -> float:

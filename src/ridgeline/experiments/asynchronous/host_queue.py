@@ -47,6 +47,7 @@ class HostChain:
 
     def begin(self) -> None:
         """From the start: the same inputs again, and a state of zeros."""
+        # Not the seed of the weights, which the inputs would repeat.
         self._generator.manual_seed(1)
         self._state = torch.zeros(SIDE, SIDE)
 
@@ -155,31 +156,16 @@ def _pool(work: HostChain) -> WayRunner:
     pool = ThreadPoolExecutor(1)
 
     def run() -> float:
-        futures = _Futures(pool)
+        futures: list[Future[None]] = []
 
         def pace(index: int) -> None:
             if index == work.num - 1:
-                futures.wait()
+                for future in futures:
+                    future.result()
 
-        return queued(work, futures.push, pace)
+        return queued(work, lambda fn: futures.append(pool.submit(fn)), pace)
 
     return WayRunner(run=run, close=pool.shutdown)
-
-
-class _Futures:
-    """What was submitted and not waited for."""
-
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
-        self._futures: list[Future[None]] = []
-
-    def push(self, fn: Callable[[], None]) -> None:
-        self._futures.append(self._pool.submit(fn))
-
-    def wait(self) -> None:
-        for future in self._futures:
-            future.result()
-        self._futures.clear()
 
 
 def _engine(work: HostChain, every: int) -> WayRunner:

@@ -149,6 +149,7 @@ def _pool(num: int) -> WayRunner:
 
 def _engine(num: int, max_bytes: int | None, batch: int) -> WayRunner:
     """An engine that bounds the bytes of pending items, or that waits at the end of mini-batches."""
+    # Items of its own, whose peak is that of this way.
     items, engine = Items(num), Engine(max_bytes=max_bytes)
     consumed = engine.variable("consumed")
 

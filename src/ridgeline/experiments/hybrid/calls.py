@@ -108,17 +108,13 @@ def _ours(mode: Execution | Literal["auto"], *, static_io: bool = False) -> Make
             model, example, mode=mode, budget_s=max(LEAST_BUDGET_S, budget_s), static_io=static_io
         )
 
-        def load(inputs: Inputs) -> None:
-            for static, given in zip(hybrid.inputs, inputs, strict=True):
-                static.copy_(given)
-
         def remarks() -> Remarks:
             return Remarks(hybrid.mode if mode == "auto" else "", hybrid.report.notes)
 
         return Entrant(
             model=model,
             run=(lambda inputs: hybrid()) if static_io else (lambda inputs: hybrid(*inputs)),
-            load=load if static_io else None,
+            load=(lambda inputs: _load(hybrid.inputs, inputs)) if static_io else None,
             close=hybrid.close,
             remarks=remarks,
         )
@@ -136,8 +132,10 @@ def bare_replay(case: HybridCase, budget_s: float) -> Entrant:
         graph.replay()
         return output
 
-    def load(inputs: Inputs) -> None:
-        for static, given in zip(statics, inputs, strict=True):
-            static.copy_(given)
+    return Entrant(model=model, run=run, load=partial(_load, statics))
 
-    return Entrant(model=model, run=run, load=load)
+
+def _load(statics: Inputs, inputs: Inputs) -> None:
+    """Write inputs where a program that takes none reads them."""
+    for static, given in zip(statics, inputs, strict=True):
+        static.copy_(given)

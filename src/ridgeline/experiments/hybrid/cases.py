@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.execution import Purpose
+from ridgeline.experiments.draws import Draw, labelled, next_tokens
 from ridgeline.plan import Precision
 from ridgeline.tasks.gpt2 import GPT2, GPT2Config, next_token_loss
 from ridgeline.tasks.images import cross_entropy
@@ -52,7 +53,7 @@ class HybridCase:
     title: str
     device: str
     make_model: Callable[[], nn.Module]
-    make_batch: Callable[[torch.Generator], tuple[Tensor, ...]]
+    make_batch: Draw
     loss_fn: Callable[[nn.Module, Any], Tensor] = cross_entropy
     make_optimizer: Callable[..., Optimizer] = field(default=torch.optim.SGD)
     precision: Precision = "as-is"
@@ -142,10 +143,7 @@ def _perceptrons(device: str) -> list[HybridCase]:
             purpose="step",
             title=f"64-64-64-10, batch 8, Adam, float32{suffix}",
             make_model=lambda: perceptron(64, 10, hidden_sizes=(64, 64)),
-            make_batch=lambda generator: (
-                torch.randn(8, 64, generator=generator),
-                torch.randint(0, 10, (8,), generator=generator),
-            ),
+            make_batch=labelled(8, 64, classes=10),
             make_optimizer=_adam,
         ),
     ]
@@ -161,7 +159,7 @@ def _residual_networks(device: str, *, quick: bool) -> list[HybridCase]:
         title="",
         device=device,
         make_model=lambda: ResNet18(10),
-        make_batch=lambda generator: _images(4, side, generator),
+        make_batch=labelled(4, 1, side, side, classes=10),
         make_optimizer=_sgd,
         precision=precision,
         threads=0 if on_gpu else 1,
@@ -173,8 +171,7 @@ def _residual_networks(device: str, *, quick: bool) -> list[HybridCase]:
         replace(
             base,
             title=f"{side}x{side}x1, batch {size}, SGD with momentum, {layout}",
-            # Bound here: when a batch is made the loop is over.
-            make_batch=lambda generator, size=size: _images(size, side, generator),
+            make_batch=labelled(size, 1, side, side, classes=10),
             # Later sizes find most kernels in the cache.
             weight=2.0 if index == 0 else 1.2,
         )
@@ -187,7 +184,7 @@ def _residual_networks(device: str, *, quick: bool) -> list[HybridCase]:
         base,
         purpose="callable",
         title=f"{side}x{side}x1, batch {size}, {layout}",
-        make_batch=lambda generator: _images(size, side, generator)[:1],
+        make_batch=_without_labels(labelled(size, 1, side, side, classes=10)),
         weight=1.0,
     )
     return [called, *trained]
@@ -201,13 +198,14 @@ def _transformers(device: str) -> list[HybridCase]:
     size = "124M" if on_gpu else f"{config.num_blocks} blocks of width {config.width}, 256 tokens"
     title = f"{size}, {batch} x {length} tokens"
     kind = "bf16" if on_gpu else f"float32{ONE_THREAD}"
+    draw = next_tokens(batch, length, 256)
     base = HybridCase(
         model="gpt2",
         purpose="callable",
         title=f"{title}, {kind}",
         device=device,
         make_model=lambda: GPT2(config),
-        make_batch=lambda generator: _tokens(batch, length, generator)[:1],
+        make_batch=_without_labels(draw),
         precision="bf16" if on_gpu else "as-is",
         threads=0 if on_gpu else 1,
         compile_s=40.0 if on_gpu else 15.0,
@@ -217,7 +215,7 @@ def _transformers(device: str) -> list[HybridCase]:
         base,
         purpose="step",
         title=f"{title}, AdamW, {kind}",
-        make_batch=lambda generator: _tokens(batch, length, generator),
+        make_batch=draw,
         loss_fn=next_token_loss,
         make_optimizer=_adamw,
         weight=2.0,
@@ -225,17 +223,8 @@ def _transformers(device: str) -> list[HybridCase]:
     return [base, trained]
 
 
-def _images(size: int, side: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return (
-        torch.randn(size, 1, side, side, generator=generator),
-        torch.randint(0, 10, (size,), generator=generator),
-    )
-
-
-def _tokens(batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    # One token more, so that inputs and targets are two ends of the same window.
-    window = torch.randint(0, 256, (batch, length + 1), generator=generator)
-    return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+def _without_labels(draw: Draw) -> Draw:
+    return lambda generator: draw(generator)[:1]
 
 
 def _adam(model: nn.Module, **options: Any) -> Optimizer:

@@ -50,8 +50,8 @@ def difference(case: HybridCase, seen: Seen, wanted: Seen) -> float:
     if case.purpose == "callable":
         return results_difference(seen.tensors, wanted.tensors)
     initial = [p.detach() for p in case.model_on_device().parameters()]
-    change = _distance(wanted.tensors, initial)
-    return _distance(seen.tensors, wanted.tensors) / (change or 1.0)
+    change = distance(wanted.tensors, initial)
+    return distance(seen.tensors, wanted.tensors) / (change or 1.0)
 
 
 def _call(entrant: Entrant, batch: Inputs) -> Any:
@@ -75,7 +75,7 @@ def _tensors(output: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
-def _distance(first: list[Tensor], second: list[Tensor]) -> float:
+def distance(first: list[Tensor], second: list[Tensor]) -> float:
     """Euclidean, in double precision."""
     pairs = zip(first, second, strict=True)
     return sum(float((a - b).double().square().sum()) for a, b in pairs) ** 0.5

@@ -24,13 +24,7 @@ from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.check import Seen, begin, difference, observe
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant
 from ridgeline.experiments.hybrid.limit import limit_of
-from ridgeline.experiments.hybrid.result import (
-    BASE,
-    PURPOSES,
-    CaseResult,
-    HybridRow,
-    break_even,
-)
+from ridgeline.experiments.hybrid.result import BASE, PURPOSES, CaseResult, HybridRow, break_even
 from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.turns import Samples, spread, times_faster
 from ridgeline.experiments.ways.holding import Holding, attempted, calls_in

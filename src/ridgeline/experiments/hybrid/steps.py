@@ -90,6 +90,7 @@ def _ours(case: HybridCase, plan: Plan | str) -> Entrant:
     model = case.model_on_device()
     options = {"fused": True} if case.device == "cuda" else {}
     optimizer = case.make_optimizer(model, **options)
+    # What the rivals may do: without it a plan in bf16 would be refused.
     allowed = () if case.precision == "as-is" else (case.precision,)
     step = TrainStep(
         model,

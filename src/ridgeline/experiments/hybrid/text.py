@@ -11,8 +11,8 @@ from ridgeline.experiments.hybrid.result import (
     HybridExperiment,
     HybridRow,
 )
-from ridgeline.experiments.ways.text import gap_cell, quartiles_cell, skipped_lines
-from ridgeline.reporting.terminal.text import table, title
+from ridgeline.experiments.ways.text import gap_cell, quartiles_cell, skipped_lines, versions_words
+from ridgeline.reporting.terminal.text import table, title, warnings
 
 WARM = "warm cache: break-even counts the seconds of the first that compiled, if those were more"
 _KINDS = ("peer", "ridgeline", "bound")
@@ -22,12 +22,12 @@ def experiment_text(experiment: HybridExperiment) -> RenderableType:
     """All cases, with the machine above them."""
     host = experiment.host
     names = [device.name for device in experiment.devices if device.kind == "cuda"]
-    versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
-    line = f"{', '.join(names) or f'{host.processor}, {host.cores} cores'}; {versions}"
-    parts: list[RenderableType] = [title("Hybrid execution", line)]
-    parts += [case_text(case) for case in experiment.cases]
-    parts += [Text(f"! {note}", style="yellow") for note in experiment.notes]
-    return Group(*parts)
+    where = ", ".join(names) or f"{host.processor}, {host.cores} cores"
+    return Group(
+        title("Hybrid execution", f"{where}; {versions_words(experiment.versions)}"),
+        *(case_text(case) for case in experiment.cases),
+        *warnings(experiment.notes),
+    )
 
 
 def case_text(case: CaseResult) -> RenderableType:
@@ -37,6 +37,7 @@ def case_text(case: CaseResult) -> RenderableType:
         ("", "Per call", "Quartiles", "x eager", "Ready after", "Break-even", "Difference", ""),
         right=(1, 2, 3, 4, 5, 6),
     )
+    # Of those that keep outputs, as ordinary semantics want it.
     fastest = case.fastest("ridgeline", may_overwrite=False)
     # Skipped ones are told in lines below, several with one reason.
     shown = [row for row in case.rows if row.status != "skipped"]
@@ -47,7 +48,7 @@ def case_text(case: CaseResult) -> RenderableType:
         f"{case.model} {PURPOSES[case.purpose]}",
         f"{case.title}; {case.turns} turns of {case.calls} {unit}",
     )
-    notes = [Text(f"! {line}", style="yellow") for line in (*skipped_lines(case.rows), *case.notes)]
+    notes = warnings((*skipped_lines(case.rows), *case.notes))
     legend = [Text(WARM, style="dim")] if any(row.is_warm for row in shown) else []
     return Group(heading, rows, *legend, *(Text(line) for line in conclusions(case)), *notes)
 

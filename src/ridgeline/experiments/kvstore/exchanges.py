@@ -18,6 +18,7 @@ from ridgeline import units
 from ridgeline.experiments.contests import nothing
 from ridgeline.experiments.kvstore import ray_actor, shards, straggler
 from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
+from ridgeline.experiments.ways.result import WayKind
 from ridgeline.experiments.ways.together import GroupRequest
 from ridgeline.runtime import kvstore
 from ridgeline.runtime.kvstore.serving import segment
@@ -47,6 +48,9 @@ class _Exchange(NamedTuple):
     close: Callable[[], None] = nothing
 
 
+Make = Callable[[World, Tensor], _Exchange]
+
+
 def group_cases(world: World, asked: GroupRequest) -> Sequence[Case]:
     """Cases by size for all workers and for one; then one and two servers, and a worker that is slow."""
     by_size = [
@@ -68,28 +72,27 @@ def _contest(world: World, num_bytes: int, is_one: bool) -> Contest:
     generator = torch.Generator().manual_seed(world.rank)
     values = torch.randn(num_bytes // 4 // ROW, ROW, generator=generator)
     take_part = world.rank == world.size - 1 or not is_one
-    ours = ("dist_async",) if is_one else ("dist_sync", "dist_async")
-    peer = ("gloo messages", _messages) if is_one else ("gloo all_reduce", _all_reduce)
-    ways = [Way(peer[0], "peer", partial(_runner, peer[1], world, values, take_part))]
-    for kind in ours:
-        make = partial(_store, kind, int(is_one))
-        ways.append(
-            Way(f"ridgeline {kind}", "ridgeline", partial(_runner, make, world, values, take_part))
-        )
-    if is_one:
-        make = partial(_runner, _by_sockets, world, values, take_part)
-        ways.append(Way("ridgeline dist_async, sockets", "ridgeline", make))
-        make = partial(_runner, _actor, world, values, take_part)
-        ways.append(Way("actor of Ray", "peer", make, lacking=ray_actor.LACKING))
-    return Contest(ways=ways)
+
+    def way(name: str, kind: WayKind, make: Make, lacking: str = "") -> Way:
+        return Way(name, kind, partial(_runner, make, world, values, take_part), lacking)
+
+    if not is_one:
+        ours = [
+            way(f"ridgeline {kind}", "ridgeline", partial(_store, kind, 0))
+            for kind in ("dist_sync", "dist_async")
+        ]
+        return Contest(ways=[way("gloo all_reduce", "peer", _all_reduce), *ours])
+    return Contest(
+        ways=[
+            way("gloo messages", "peer", _messages),
+            way("ridgeline dist_async", "ridgeline", partial(_store, "dist_async", 1)),
+            way("ridgeline dist_async, sockets", "ridgeline", _by_sockets),
+            way("actor of Ray", "peer", _actor, ray_actor.LACKING),
+        ]
+    )
 
 
-def _runner(
-    make: Callable[[World, Tensor], _Exchange],
-    world: World,
-    values: Tensor,
-    take_part: bool,
-) -> WayRunner:
+def _runner(make: Make, world: World, values: Tensor, take_part: bool) -> WayRunner:
     exchange = make(world, values)
     zeros = torch.zeros_like(values)
 

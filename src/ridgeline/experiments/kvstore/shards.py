@@ -91,6 +91,7 @@ def _runner(world: World, optimizer: str, servers: int) -> WayRunner:
         return out
 
     def results() -> list[torch.Tensor]:
+        # One push, after which the value is the same however many servers there are.
         run(1)
         # All pushes are in before anybody reads, and all have read before anybody pushes again.
         store.barrier()

@@ -23,10 +23,7 @@ SMALL_PAGES = (
 
 
 def run(
-    *,
-    quick: bool = False,
-    only: Sequence[str] = (),
-    progress: Callable[[str], None] | None = None,
+    *, quick: bool = False, only: Sequence[str] = (), progress: Callable[[str], None] | None = None
 ) -> MemoryExperiment:
     """What an access costs here, from the nearest cache to a packet and a GPU, beside the textbook's numbers.
 
@@ -64,6 +61,7 @@ def run(
             )
     if "storage" in parts:
         say("memory: reading from storage")
+        # Large enough that reads at random meet few places twice.
         size, count = (32 << 20, 64) if quick else (256 << 20, 512)
         latencies += storage_latencies(cache_directory(), size, count)
     if "loopback" in parts:

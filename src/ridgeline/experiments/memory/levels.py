@@ -32,35 +32,23 @@ def level_latencies(caches: Sequence[Cache], stairs: Sequence[Stair]) -> list[La
             )
         )
     last, largest = stairs[-1], max((cache.num_bytes for cache in caches), default=0)
+    walked = units.num_bytes(last.num_bytes)
+    in_random_order = f"{walked} in random order; caches still answer some of it"
     # Below twice the largest cache a good part of the loads would hit that.
-    if last.num_bytes < 2 * largest:
-        walked, held = units.num_bytes(last.num_bytes), units.num_bytes(largest)
-        reason = f"{walked} were walked through, and caches hold {held}"
-        return [*found, *(_memory(name, textbook, reason) for name, textbook in _MEMORY)]
-    return [
-        *found,
-        Latency(
-            name=_MEMORY[0][0],
-            textbook_s=MEMORY_S,
-            measured=last.access_s,
-            how=f"{units.num_bytes(last.num_bytes)} in random order; caches still answer some of it",
-        ),
-        Latency(
-            name=_MEMORY[1][0],
-            textbook_s=BURST_S,
-            measured=last.word_s,
-            how="one core, 8 bytes each",
-        ),
-        Latency(name=_MEMORY[2][0], measured=last.line_s, how="one core, none waits for another"),
-    ]
-
-
-_MEMORY = (
-    ("load from main memory", MEMORY_S),
-    ("next word in a burst", BURST_S),
-    ("word of the next line", None),
-)
-
-
-def _memory(name: str, textbook_s: float | None, reason: str) -> Latency:
-    return Latency(name=name, textbook_s=textbook_s, reason=reason)
+    is_memory = last.num_bytes >= 2 * largest
+    reason = f"{walked} were walked through, and caches hold {units.num_bytes(largest)}"
+    for name, textbook_s, measured, how in (
+        ("load from main memory", MEMORY_S, last.access_s, in_random_order),
+        ("next word in a burst", BURST_S, last.word_s, "one core, 8 bytes each"),
+        ("word of the next line", None, last.line_s, "one core, none waits for another"),
+    ):
+        found.append(
+            Latency(
+                name=name,
+                textbook_s=textbook_s,
+                measured=measured if is_memory else None,
+                reason="" if is_memory else reason,
+                how=how if is_memory else "",
+            )
+        )
+    return found

@@ -6,7 +6,7 @@ from rich.text import Text
 from ridgeline import units
 from ridgeline.experiments.memory.result import Latency, MemoryExperiment
 from ridgeline.reporting.labels import spread
-from ridgeline.reporting.terminal.text import table, title
+from ridgeline.reporting.terminal.text import table, title, warnings
 from ridgeline.reporting.terminal.text_stairs import decades, stairs_text
 
 
@@ -20,7 +20,7 @@ def experiment_text(experiment: MemoryExperiment) -> RenderableType:
         parts.append(_latencies(experiment.latencies))
     if experiment.stairs:
         parts.append(stairs_text(experiment.stairs, experiment.caches))
-    return Group(*parts, *(Text(f"! {note}", style="yellow") for note in experiment.notes))
+    return Group(*parts, *warnings(experiment.notes))
 
 
 def _latencies(latencies: tuple[Latency, ...]) -> RenderableType:

@@ -49,6 +49,7 @@ def catalog(sources: Sequence[str] = ()) -> dict[str, Network]:
     Raises:
         TaskError: a file cannot be run, has no such sequence, or a name is there already.
     """
+    # In the order of the tables, which is that of a result and of the page, too.
     found = {network.name: network for family in FAMILIES for network in family.NETWORKS}
     for source in sources:
         for network in networks_in(source):
@@ -107,6 +108,7 @@ def chosen(
     """
     everything = catalog(sources)
     if sources and not names and not kinds:
+        # What the catalog has is measured elsewhere; a user who adds files asks about those.
         for name in catalog():
             del everything[name]
     known_kinds = sorted({network.kind for network in everything.values()})

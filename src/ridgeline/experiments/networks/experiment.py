@@ -18,12 +18,16 @@ from ridgeline.experiments.contests import Progress, silent, versions
 from ridgeline.experiments.networks.catalog import catalog, chosen
 from ridgeline.experiments.networks.network import Network
 from ridgeline.experiments.networks.process import ENDED, Children, ChildReply
-from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest, Task
+from ridgeline.experiments.networks.request import (
+    NetworkAnswer,
+    NetworkRequest,
+    NetworkSettings,
+    Task,
+)
 from ridgeline.experiments.networks.result import NetworkResult, NetworksExperiment
 from ridgeline.experiments.networks.results.combine import best_by_hand, combined
 from ridgeline.experiments.networks.results.text import network_line
 from ridgeline.experiments.networks.settings import (
-    NetworkSettings,
     NetworkSlot,
     environment_of,
     settings_for,
@@ -217,23 +221,15 @@ class _Fleet:
         request = NetworkRequest(
             task=task,
             network=network,
-            device=how.device,
-            scale=how.scale,
-            allow=how.allow,
-            turns=how.turns,
-            steps=how.steps,
-            budget_s=how.budget_s,
+            how=how,
             by_hand=by_hand,
             plan_cache=str(folder / "plan"),
             peer_cache=str(folder / "peer"),
-            is_warm=how.is_warm,
             answer=str(folder / "answer.json"),
-            machine=how.machine,
-            sources=how.sources,
         )
         # Measuring starts workers by itself.
         workers = 1 if task == "machine" else how.workers
-        environment = environment_of(request, slot, how, folder)
+        environment = environment_of(request, slot, folder)
         return self._children.ask(
             request, folder, workers=workers, environment=environment, limit_s=how.limit_s
         )

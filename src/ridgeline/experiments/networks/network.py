@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from ridgeline.experiments.draws import Draw
+
 Scale = Literal["gpu", "cpu"]
 LossFunction = Callable[[nn.Module, Any], Tensor]
 MakeOptimizer = Callable[..., Optimizer]
 """From an iterable of parameters, and keyword arguments such as `fused`."""
-Draw = Callable[[torch.Generator], Any]
-"""Draws a batch on the CPU."""
 
 
 class Parts(NamedTuple):
@@ -98,6 +98,33 @@ class Network:
         return Setup(model, parts.loss_fn, optimizer, moved(batch, device))
 
 
+def network(
+    kind: str, title: str, make_optimizer: MakeOptimizer, **settings: Any
+) -> Callable[[Callable[[Scale], Parts]], Network]:
+    """Makes a network of the function below it, which gives the parts.
+
+    Args:
+        kind: Of the network.
+        title: Of the network.
+        make_optimizer: Of the network.
+        **settings: Its further fields.
+    """
+
+    def described(parts: Callable[[Scale], Parts]) -> Network:
+        # Called as the function is, so that no second name can differ.
+        name = getattr(parts, "__name__", "").removeprefix("_")
+        return Network(
+            name=name,
+            kind=kind,
+            title=title,
+            parts=parts,
+            make_optimizer=make_optimizer,
+            **settings,
+        )
+
+    return described
+
+
 def moved(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on a device."""
 
@@ -122,41 +149,11 @@ def adamw(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.05, **options)
 
 
-def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
-    """Of logits [N, classes], for a batch of inputs and labels."""
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
 def token_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     """Cross entropy of logits [N, T, classes] and labels [N, T], which come behind the inputs."""
     *inputs, labels = batch
     logits = model(*inputs)
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-def labelled(*shape: int, classes: int) -> Draw:
-    """Draws normal values of a shape, and a label for each of its first axis."""
-
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        values = torch.randn(shape, generator=generator)
-        return values, torch.randint(0, classes, shape[:1], generator=generator)
-
-    return draw
-
-
-def images(count: int, side: int, classes: int) -> Draw:
-    """Draws images [count, 3, side, side] and a label for each."""
-    return labelled(count, 3, side, side, classes=classes)
-
-
-def next_tokens(count: int, length: int, vocabulary: int) -> Draw:
-    """Draws tokens [count, length], and the token that follows each."""
-
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        window = torch.randint(0, vocabulary, (count, length + 1), generator=generator)
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
-
-    return draw
 
 
 def perceptron(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:

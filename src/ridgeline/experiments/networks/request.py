@@ -1,5 +1,6 @@
 """What a child process is asked to do with a network, and what it answers: values in files, without torch."""
 
+from collections.abc import Callable
 from typing import Literal
 
 from ridgeline.codec import Value
@@ -19,42 +20,62 @@ Once for all networks, `machine` measures the machine.
 """
 
 
+class NetworkSettings(Value, frozen=True, kw_only=True):
+    """How the experiment is run.
+
+    Attributes:
+        device: `cpu` or `cuda`.
+        scale: Of the networks.
+        allow: Changes of the maths that all forms may make.
+        turns: Turns of the timing.
+        steps: Steps in a turn; 0: as many as fill one.
+        budget_s: What `TrainStep` gets to choose in; None: its own.
+        workers: Processes that train a network together.
+        parallel: Networks at the same time, each on its own GPU and share of the cores.
+        tasks: What to do with each network.
+        limit_s: A task that takes longer is ended.
+        stop_after_s: No network begins after so many seconds; None: all do.
+        is_warm: Use this user's own caches instead of empty ones.
+        machine: File of a machine profile to use; empty: the machine is measured.
+        sources: Files with networks beside the catalog's; those that `run` is given.
+    """
+
+    device: Literal["cpu", "cuda"]
+    scale: Literal["gpu", "cpu"]
+    allow: tuple[str, ...] = ()
+    turns: int
+    steps: int
+    budget_s: float | None = None
+    workers: int = 1
+    parallel: int = 1
+    tasks: tuple[Task, ...] = TASKS
+    limit_s: float = 600.0
+    stop_after_s: float | None = None
+    is_warm: bool = False
+    machine: str = ""
+    sources: tuple[str, ...] = ()
+
+
 class NetworkRequest(Value, frozen=True, kw_only=True):
     """One task on one network.
 
     Attributes:
         task: What to do.
-        network: Its name in the catalog.
-        device: `cpu` or `cuda`.
-        scale: How large.
-        allow: Changes of the maths that all forms may make.
-        turns: Turns of the timing.
-        steps: Steps in a turn; 0: as many as fill one.
-        budget_s: For the choice of a plan.
+        network: Its name in the catalog; empty for `machine`.
+        how: As all of the experiment is run.
         by_hand: Forms written by hand that take part in the contest; None: all.
         plan_cache: Folder of the compiler's caches that `auto` uses.
         peer_cache: That of the other forms.
-        is_warm: The caches are this user's own, for all forms.
         answer: The file to write, again whenever more is known; under several workers rank 0 does.
-        machine: File of a machine profile to use instead of the measured one; empty: none.
-        sources: Files with networks beside the catalog's.
     """
 
     task: Task
     network: str
-    device: Literal["cpu", "cuda"]
-    scale: Literal["gpu", "cpu"]
-    allow: tuple[str, ...] = ()
-    turns: int = 9
-    steps: int = 20
-    budget_s: float | None = None
+    how: NetworkSettings
     by_hand: tuple[str, ...] | None = None
     plan_cache: str
     peer_cache: str
-    is_warm: bool = False
     answer: str
-    machine: str = ""
-    sources: tuple[str, ...] = ()
 
 
 class NetworkAnswer(Value, frozen=True, kw_only=True):
@@ -77,3 +98,7 @@ class NetworkAnswer(Value, frozen=True, kw_only=True):
     check: Check | None = None
     notes: tuple[str, ...] = ()
     doing: str = ""
+
+
+Write = Callable[[NetworkAnswer], None]
+"""Takes what is known so far."""

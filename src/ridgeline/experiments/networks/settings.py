@@ -1,4 +1,4 @@
-"""How the experiment is run, and where: settings, and places for networks that run side by side."""
+"""How the experiment is usually run, and where: places for networks that run side by side."""
 
 import os
 from pathlib import Path
@@ -7,50 +7,12 @@ from typing import Literal, NamedTuple
 import msgspec
 import torch
 
-from ridgeline.codec import Value
 from ridgeline.errors import TaskError
-from ridgeline.experiments.networks.network import Scale
-from ridgeline.experiments.networks.request import TASKS, NetworkRequest, Task
+from ridgeline.experiments.networks.request import NetworkRequest, NetworkSettings
 
 TURNS = {"cpu": 5, "cuda": 9}
 STEPS = {"cpu": 0, "cuda": 20}
 """Turns, and steps in each, by device; 0: as many as fill a turn."""
-
-
-class NetworkSettings(Value, frozen=True, kw_only=True):
-    """How the experiment is run.
-
-    Attributes:
-        device: `cpu` or `cuda`.
-        scale: Of the networks.
-        allow: Changes of the maths that all forms may make.
-        turns: Turns of the timing.
-        steps: Steps in a turn; 0: as many as fill one.
-        budget_s: What `TrainStep` gets to choose in; None: its own.
-        workers: Processes that train a network together.
-        parallel: Networks at the same time, each on its own GPU and share of the cores.
-        tasks: What to do with each network.
-        limit_s: A task that takes longer is ended.
-        stop_after_s: No network begins after so many seconds; None: all do.
-        is_warm: Use this user's own caches instead of empty ones.
-        machine: File of a machine profile to use; empty: the machine is measured.
-        sources: Files with networks beside the catalog's; those that `run` is given.
-    """
-
-    device: Literal["cpu", "cuda"]
-    scale: Scale
-    allow: tuple[str, ...] = ()
-    turns: int
-    steps: int
-    budget_s: float | None = None
-    workers: int = 1
-    parallel: int = 1
-    tasks: tuple[Task, ...] = TASKS
-    limit_s: float = 600.0
-    stop_after_s: float | None = None
-    is_warm: bool = False
-    machine: str = ""
-    sources: tuple[str, ...] = ()
 
 
 class NetworkSlot(NamedTuple):
@@ -81,11 +43,10 @@ def settings_for(device: str | None = None, **changes: object) -> NetworkSetting
     return msgspec.structs.replace(usual, **given)
 
 
-def environment_of(
-    request: NetworkRequest, slot: NetworkSlot, how: NetworkSettings, folder: Path
-) -> dict[str, str]:
+def environment_of(request: NetworkRequest, slot: NetworkSlot, folder: Path) -> dict[str, str]:
     """Caches of its own for a child, its GPU, and its share of the cores."""
     found: dict[str, str] = {}
+    how = request.how
     if not how.is_warm:
         # Apart, or `auto` would find compiled what the forms beside it have compiled.
         cache = request.peer_cache if request.task.startswith("compile") else request.plan_cache

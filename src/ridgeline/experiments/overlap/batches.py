@@ -89,10 +89,7 @@ def _host_contest(num: int) -> Contest:
             Way("ridgeline feed", "ridgeline", partial(_feed, data, step, "cpu")),
         ),
         bound=Bound(
-            parts={
-                LOAD: lambda: list(data),
-                COMPUTE: lambda: [step(batch) for _ in range(num)],
-            },
+            parts={LOAD: lambda: list(data), COMPUTE: lambda: [step(batch) for _ in range(num)]},
             seconds=longest(LOAD, COMPUTE),
             reason="the longer of loading and computing",
         ),

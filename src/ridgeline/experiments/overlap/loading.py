@@ -1,6 +1,5 @@
 """A loader that takes a wanted time for a batch, here or in a worker process; and the step it feeds."""
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from ridgeline.experiments.contests import host_s
 from ridgeline.experiments.turns import take_turns, times_faster
 
 SORTED = 20_000
@@ -54,15 +54,7 @@ def rounds_for(share: float, step: Callable[[], Any]) -> int:
     """
     few = SortedBatches(1, (1,), FEW_ROUNDS)
     samples = take_turns(
-        {"step": partial(seconds_of, step), "load": partial(seconds_of, partial(few.load, 0))},
-        turns=TURNS,
+        {"step": partial(host_s, step), "load": partial(host_s, partial(few.load, 0))}, turns=TURNS
     )
     in_a_step = times_faster(samples, "step")["load"].value * FEW_ROUNDS
     return max(1, round(share * in_a_step))
-
-
-def seconds_of(run: Callable[[], Any]) -> float:
-    """Seconds of one call by the host's clock."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start

@@ -29,6 +29,7 @@ def gpu_cases(*, quick: bool) -> list[Case]:
     """The seeds' two GPUs, and the exercises."""
     lacking = "" if torch.cuda.device_count() > 1 else "needs two CUDA devices"
     num = 10 if quick else 50
+    # Made when the case is held: its weights are on both GPUs.
     perceptron = partial(perceptron_step, TWO, 1024, 4096)
     return [
         Case(
@@ -88,9 +89,7 @@ def _over_devices(work: Work) -> Contest:
             parallelized(work),
         ),
         bound=Bound(
-            parts=parts,
-            seconds=longest(*parts),
-            reason="the slower of the two GPUs alone",
+            parts=parts, seconds=longest(*parts), reason="the slower of the two GPUs alone"
         ),
     )
 

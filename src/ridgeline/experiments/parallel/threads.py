@@ -8,12 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ridgeline.experiments.parallel.ours import parallelized
 from ridgeline.experiments.parallel.work import (
     Work,
     branches,
     cell,
+    chain,
     chains,
     independent,
     perceptron_step,
@@ -124,11 +126,27 @@ def _forked(name: str, work: Work) -> WayRunner:
 @functools.cache
 def _scripts() -> dict[str, Any]:
     """The two functions as TorchScript; torch announces its end, and it is still a peer."""
-    from ridgeline.experiments.parallel import forked
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return {
-            "chains": torch.jit.script(forked.chains),
-            "products": torch.jit.script(forked.products),
+            "chains": torch.jit.script(_forked_chains),
+            "products": torch.jit.script(_forked_products),
         }
+
+
+# TorchScript reads the source of these.
+def _forked_chains(a: Tensor, b: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """Two chains, the first in a task of its own."""
+    first = torch.jit.fork(chain, a, num)
+    second = chain(b, num)
+    return torch.jit.wait(first), second
+
+
+def _square(x: Tensor) -> Tensor:
+    return x.mm(x)
+
+
+def _forked_products(xs: list[Tensor]) -> list[Tensor]:
+    """A task for every product."""
+    tasks = [torch.jit.fork(_square, x) for x in xs]
+    return [torch.jit.wait(task) for task in tasks]

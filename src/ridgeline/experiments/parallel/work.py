@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,51 +50,39 @@ def chains(side: int, num: int) -> Work:
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return chain(x, num), chain(y, num)
 
-    return Work(
-        fn=both,
-        inputs=(a, b),
-        pieces=(lambda: chain(a, num), lambda: chain(b, num)),
-    )
-
-
-def squares(x: Tensor, num: int) -> list[Tensor]:
-    """The seeds' `run`: the same product `num` times, each result kept."""
-    return [x.mm(x) for _ in range(num)]
+    return Work(fn=both, inputs=(a, b), pieces=(lambda: chain(a, num), lambda: chain(b, num)))
 
 
 def squares_on(devices: Sequence[str], side: int, num: int) -> Work:
     """The seeds' experiment: `num` products on each of two devices."""
     inputs = tuple(normal(side, side, device=d, seed=i) for i, d in enumerate(devices))
 
-    def everywhere(*xs: Tensor) -> list[list[Tensor]]:
-        return [squares(x, num) for x in xs]
+    def run(x: Tensor) -> list[Tensor]:
+        return [x.mm(x) for _ in range(num)]
 
-    return Work(
-        fn=everywhere,
-        inputs=inputs,
-        # Bound here, or every piece would take the last input.
-        pieces=tuple(lambda x=x: squares(x, num) for x in inputs),
-        join=list,
-    )
+    return _each(run, inputs)
 
 
 def independent(device: str, side: int, num: int) -> Work:
     """`num` independent products on one device."""
     inputs = tuple(normal(side, side, device=device, seed=index) for index in range(num))
+    return _each(lambda x: x.mm(x), inputs)
 
-    def products(*xs: Tensor) -> list[Tensor]:
-        return [x.mm(x) for x in xs]
+
+def _each(fn: Callable[[Tensor], Any], inputs: tuple[Tensor, ...]) -> Work:
+    """The same for each of the inputs."""
+
+    def everywhere(*xs: Tensor) -> list[Any]:
+        return [fn(x) for x in xs]
 
     return Work(
-        fn=products,
-        inputs=inputs,
-        pieces=tuple(lambda x=x: x.mm(x) for x in inputs),
-        join=list,
+        fn=everywhere, inputs=inputs, pieces=tuple(partial(fn, x) for x in inputs), join=list
     )
 
 
 def branches(device: str, size: int, channels: int) -> Work:
     """An Inception block at batch 1, forward and backward: four branches that meet in a concatenation."""
+    # Four branches of as many channels, which together are what came in.
     quarter = channels // 4
     x = normal(1, channels, size, size, device=device, seed=1)
     shapes = (

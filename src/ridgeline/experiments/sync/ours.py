@@ -88,6 +88,7 @@ def our_ways(
     ways = []
     for words in names:
         wanted = WANTED[words]
+        # On every worker by the same profile, so that all choose alike without being told.
         ranking = choose(
             machine,
             workload,

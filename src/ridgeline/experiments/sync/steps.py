@@ -67,6 +67,7 @@ def _link(world: World, asked: GroupRequest) -> ShapedLink:
 def _contest(
     world: World, name: str, link: ShapedLink, profile: Profile, *, is_quick: bool
 ) -> Contest:
+    # As many samples altogether, however many workers share them.
     training = Training(world, name, BATCH[name] // world.size)
     counted = link.is_counted
     ways = []

@@ -38,6 +38,7 @@ class Training:
     def __init__(self, world: World, name: str, batch: int) -> None:
         self.world = world
         self.name = name
+        # The whole batch, of which a worker takes its part below.
         self._task = getattr(tasks, name)(batch_size=batch * world.size)
         data = self._task.train_data
         # One order on all workers, of which each takes its own part.

@@ -133,4 +133,5 @@ def longest(*parts: str) -> Callable[[Mapping[str, float]], float]:
 
 def simply(run: Callable[[], Any], *, threads: int = 0) -> Callable[[], WayRunner]:
     """What makes a way that is nothing but a function."""
+    # Made anew each time, since a way is closed after its case.
     return lambda: WayRunner(run=run, threads=threads)

@@ -18,6 +18,7 @@ from ridgeline.experiments.contests import (
     reason_of,
     release_memory,
     torch_threads,
+    wall_s,
 )
 from ridgeline.experiments.turns import Samples, spread, times_faster
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner
@@ -131,7 +132,7 @@ class _Hold(Holding[WayRow, WayRunner]):
     def _calls(self, first: WayRunner) -> int:
         """Runs that fill a turn, of the first way on the first worker."""
         with torch_threads(first.threads):
-            once_s = min(wall_s(first.run, 1) for _ in range(2)) / first.units
+            once_s = min(wall_s(first.run) for _ in range(2)) / first.units
         return int(self._peers.gather([calls_in(TURN_S, once_s)])[0][0])
 
     def _measure(self, runner: WayRunner, calls: int) -> Callable[[], Turn]:
@@ -195,19 +196,6 @@ def _results(runner: WayRunner) -> Any:
         return runner.results()
     runner.run()
     return runner.run()
-
-
-def wall_s(run: Callable[[], Any], calls: int) -> float:
-    """Mean seconds of a run by the host's clock, all devices idle before and after.
-
-    Cost: Synchronises every device in use.
-    """
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    synchronize()
-    return (time.perf_counter() - start) / calls
 
 
 def observed(results: Any) -> list[Tensor]:

@@ -71,6 +71,7 @@ class Holding(Generic[Row, Made]):
         agree: Callable[[bool], bool] = bool,
     ) -> Samples:
         """Figures of all who never failed; who fails takes no further turn."""
+        # All take all turns, or the samples of a turn would no longer belong together.
         turns = {name: self._turn(name, measure) for name, measure in measures.items()}
         samples = take_turns(turns, turns=MOST_TURNS, limit_s=limit_s, agree=agree)
         return {name: own for name, own in samples.items() if self._runs(name)}

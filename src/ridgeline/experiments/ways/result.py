@@ -51,6 +51,7 @@ Row = TypeVar("Row", bound=ContestRow)
 def fastest_of(rows: Iterable[Row]) -> Row | None:
     """The row with the least median, of equals the first; None without any."""
     timed = [(row.seconds.value, row) for row in rows if row.seconds is not None]
+    # By the time alone: rows of one time have no order.
     return min(timed, key=lambda pair: pair[0])[1] if timed else None
 
 

@@ -1,6 +1,6 @@
 """Such an experiment as text for the terminal: one table a case."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -8,7 +8,8 @@ from rich.text import Text
 from ridgeline import units
 from ridgeline.experiments.ways.result import WAY_KINDS, ContestRow, WayCase, WayExperiment, WayRow
 from ridgeline.machine import Quantity
-from ridgeline.reporting.terminal.text import table, title
+from ridgeline.reporting.labels import gpus_of
+from ridgeline.reporting.terminal.text import table, title, warnings
 
 HEADINGS = {
     "async": "Asynchronous execution",
@@ -23,36 +24,30 @@ HEADINGS = {
 def experiment_text(experiment: WayExperiment) -> RenderableType:
     """All cases, with the machine above them."""
     host = experiment.host
-    gpus = [device.name for device in experiment.devices if device.kind == "cuda"]
-    named = [f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)]
-    versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
-    where = ", ".join([*named, f"{host.processor}, {host.cores} cores"])
-    parts: list[RenderableType] = [title(HEADINGS[experiment.name], f"{where}; {versions}")]
-    parts += [case_text(case) for case in experiment.cases]
-    return Group(*parts)
+    processor = f"{host.processor}, {host.cores} cores"
+    where = ", ".join([*gpus_of(experiment.devices), processor])
+    line = f"{where}; {versions_words(experiment.versions)}"
+    heading = title(HEADINGS[experiment.name], line)
+    return Group(heading, *(case_text(case) for case in experiment.cases))
+
+
+def versions_words(versions: Mapping[str, str]) -> str:
+    """What figures depend on, in a line."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def case_text(case: WayCase) -> RenderableType:
     """Every way with its time, against the first and against the limit; then what it means."""
     if case.skipped:
-        return Group(
-            title(case.name, case.title), Text(f"! not held here: {case.skipped}", style="yellow")
-        )
+        return Group(title(case.name, case.title), *warnings([f"not held here: {case.skipped}"]))
     of = f"per {case.unit}, " if case.unit != "run" else ""
     runs = "run" if case.calls == 1 else "runs"
     heading = title(case.name, f"{case.title}; {of}{case.turns} turns of {case.calls} {runs}")
     extra = [(name, cell) for name, cell in _EXTRA.items() if any(cell(row) for row in case.rows)]
-    head = (
-        "",
-        "Time",
-        "Quartiles",
-        "x first",
-        "Of limit",
-        *(n for n, _ in extra),
-        "Difference",
-        "",
-    )
+    more = (name for name, _ in extra)
+    head = ("", "Time", "Quartiles", "x first", "Of limit", *more, "Difference", "")
     rows = table(head, right=range(1, len(head) - 1))
+    # The one that the line below the table is about.
     best = case.fastest("ridgeline")
     for row in sorted(case.rows, key=lambda row: WAY_KINDS.index(row.kind)):
         if row.status == "skipped":
@@ -137,4 +132,4 @@ def skipped_lines(rows: Iterable[ContestRow]) -> list[str]:
 def _remarks(case: WayCase) -> list[Text]:
     """What ways say about themselves, and why some did not run."""
     lines = [Text(f"{row.name}: {note}", style="dim") for row in case.rows for note in row.notes]
-    return lines + [Text(f"! {line}", style="yellow") for line in skipped_lines(case.rows)]
+    return lines + warnings(skipped_lines(case.rows))

@@ -5,9 +5,10 @@ A module of such cases has a function `group_cases(world, asked)`, which lists t
 
 import importlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +16,7 @@ from ridgeline.codec import Value
 from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.namespaces import NamespaceNetwork, gloo_environment
 from ridgeline.experiments.ways.contest import hold
-from ridgeline.experiments.ways.experiment import LEAST_S, LIMITS_S, experiment_of
+from ridgeline.experiments.ways.experiment import LEAST_S, LIMITS_S, check_names, experiment_of
 from ridgeline.experiments.ways.holding import rooms_s
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayName
 from ridgeline.probe.groups.group import run_in_group
@@ -100,17 +101,25 @@ def hold_together(
     return msgspec.json.decode(reply, type=tuple[WayCase, ...])
 
 
-def experiment_together(
+class WorkersPlace(NamedTuple):
+    """Where workers hold cases: `cpu` or `cuda`, and how many there are."""
+
+    device: str
+    workers: int
+
+
+def run_together(
     name: WayName,
     home: str,
     cases: Sequence[str],
+    place: Callable[[str | None, int | None], WorkersPlace],
     *,
-    quick: bool,
-    only: Sequence[str],
-    limit_s: float | None,
-    device: str,
-    workers: int,
-    progress: Progress,
+    quick: bool = False,
+    only: Sequence[str] = (),
+    limit_s: float | None = None,
+    device: str | None = None,
+    workers: int | None = None,
+    progress: Progress = silent,
 ) -> WayExperiment:
     """An experiment whose cases workers of this machine hold together.
 
@@ -118,23 +127,34 @@ def experiment_together(
         name: Of the experiment.
         home: Module of the cases.
         cases: All their names.
-        quick: Fewer and smaller cases.
+        place: Where, from the device and the number of workers that are asked for, if they are.
+        quick: About a minute instead of three.
         only: Names of cases to hold; none: all.
         limit_s: Seconds to take, about; None: 60 quick, 180 else.
-        device: `cpu` or `cuda`.
-        workers: How many there are.
+        device: `cpu` or `cuda`; None leaves it to `place`.
+        workers: None leaves it to `place`.
         progress: Takes lines about what happens now.
 
     Raises:
+        TaskError: there is no case of a name, or the device is not for these.
         WorkerError: a worker failed otherwise than in a way.
+
+    Cost: Keeps the machine busy for about `limit_s`.
     """
+    check_names(name, cases, only)
+    where = place(device, workers)
     limit = LIMITS_S[quick] if limit_s is None else limit_s
     asked = GroupRequest(
-        home=home, device=device, quick=quick, only=tuple(only) or tuple(cases), limit_s=limit
+        home=home,
+        device=where.device,
+        quick=quick,
+        only=tuple(only) or tuple(cases),
+        limit_s=limit,
     )
-    progress(f"{name}: {workers} workers on {device}, {len(asked.only)} cases")
-    threads = 0 if device == "cuda" else max(1, num_cores() // workers)
-    held = hold_together(asked, workers=workers, threads=threads, progress=progress)
+    progress(f"{name}: {where.workers} workers on {where.device}, {len(asked.only)} cases")
+    # Workers that each took all cores would be slower than one of them.
+    threads = 0 if where.device == "cuda" else max(1, num_cores() // where.workers)
+    held = hold_together(asked, workers=where.workers, threads=threads, progress=progress)
     return experiment_of(name, held, quick=quick, limit_s=limit)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from ridgeline import units
 from ridgeline.reporting.charts.chart_roofline import family_colour, symbol
-from ridgeline.reporting.charts.chart_timeline import plain
-from ridgeline.reporting.charts.figure import Figure, axis, layout, line, note
-from ridgeline.reporting.layer_rows import LayerRow, kind, rows_of, times
+from ridgeline.reporting.charts.figure import LOG, Figure, axis, layout, line, markers, note, plain
+from ridgeline.reporting.labels import times
+from ridgeline.reporting.layer_rows import LayerRow, kind, rows_of
 from ridgeline.simulator.layers.intensity import Intensities
 
 _LARGEST = 34.0
@@ -39,7 +39,7 @@ def intensity_figure(found: Intensities) -> Figure | None:
     bounds = [math.log10(low), math.log10(high)]
     equal = line([low, high], [low, high], "@faint", hoverinfo="skip", showlegend=False,
                  line={"color": "@faint", "width": 1})  # fmt: skip
-    scale = {"type": "log", "exponentformat": "SI", "dtick": 1, "range": bounds}
+    scale = LOG | {"range": bounds}
     return {
         "data": [equal, *_ridges(ridges, low, high), *_dots(rows)],
         "layout": layout(
@@ -76,22 +76,16 @@ def _ridges(ridges: Sequence[float], low: float, high: float) -> list[dict[str, 
 def _dots(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
     most = max(row.flops for row in rows)
     return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": kind(family),
-            "x": [row.one.data_intensity for row in mine],
-            "y": [row.one.model_intensity for row in mine],
-            "text": [_hover(row) for row in mine],
-            "hovertemplate": "%{text}<extra></extra>",
-            "marker": {
-                "symbol": symbol(family),
-                "color": family_colour(family),
-                "opacity": 0.78,
-                "size": [max(_SMALLEST, _LARGEST * math.sqrt(row.flops / most)) for row in mine],
-                "line": {"width": 1, "color": "@card"},
-            },
-        }
+        markers(
+            [row.one.data_intensity for row in mine],
+            [row.one.model_intensity for row in mine],
+            [_hover(row) for row in mine],
+            symbol=symbol(family),
+            color=family_colour(family),
+            opacity=0.78,
+            size=[max(_SMALLEST, _LARGEST * math.sqrt(row.flops / most)) for row in mine],
+        )
+        | {"name": kind(family)}
         for family in dict.fromkeys(row.one.layer.family for row in rows)
         for mine in ([row for row in rows if row.one.layer.family == family],)
     ]

@@ -5,7 +5,7 @@ import math
 from ridgeline import units
 from ridgeline.machine import Machine
 from ridgeline.reporting.charts.chart_rates import byte_ticks
-from ridgeline.reporting.charts.figure import Figure, axis, layout, line, note
+from ridgeline.reporting.charts.figure import LOG, Figure, axis, layout, line, note, rule
 from ridgeline.reporting.links import LinkMatrix
 
 _SERIES = (
@@ -37,26 +37,14 @@ def staircase_figure(machine: Machine) -> Figure:
     ]
     # An end that was not walked across would have no step beside it.
     reached = {name: size for name, size in machine.caches.items() if sizes[0] < size < sizes[-1]}
-    log = {"type": "log", "exponentformat": "SI", "dtick": 1}
     return {
         "data": data,
         "layout": layout(
             320,
             xaxis=axis("bytes walked through", type="log") | byte_ticks(sizes[0], sizes[-1]),
-            yaxis=axis("seconds", **log),
+            yaxis=axis("seconds", **LOG),
             showlegend=True,
-            shapes=[
-                {
-                    "type": "line",
-                    "x0": size,
-                    "x1": size,
-                    "yref": "paper",
-                    "y0": 0,
-                    "y1": 1,
-                    "line": {"color": "@line", "width": 1.5, "dash": "dash"},
-                }
-                for size in reached.values()
-            ],
+            shapes=[rule("x", size, "@line", dash="dash") for size in reached.values()],
             annotations=[
                 # On a logarithmic axis Plotly places lines by values, but words by logarithms.
                 {**note(f"{name} ends", x=math.log10(size), y=0), "yref": "paper"}

@@ -10,8 +10,7 @@ from ridgeline.reporting.charts.chart_scaling import (
     no_loss,
     scaling_layout,
 )
-from ridgeline.reporting.charts.chart_timeline import plain
-from ridgeline.reporting.charts.figure import Figure, axis, layout, line
+from ridgeline.reporting.charts.figure import Figure, axis, layout, line, plain
 from ridgeline.simulator.curves.scaling import ScalingPoint
 from ridgeline.verdict.predicted_scaling import WORTH_WHILE, PredictedScaling
 

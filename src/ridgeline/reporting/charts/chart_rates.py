@@ -5,7 +5,7 @@ from typing import Any
 
 from ridgeline import units
 from ridgeline.machine import Machine, Setting
-from ridgeline.reporting.charts.figure import Figure, axis, layout, line
+from ridgeline.reporting.charts.figure import LOG, Figure, axis, layout, line
 from ridgeline.reporting.links import links_by_kind
 
 _SERIES = ("@forward", "@communication", "@normalization", "@attention", "@wait", "@memory-copy")
@@ -77,9 +77,8 @@ def rates_figure(
         )
         for index, (name, points) in enumerate(curves.items())
     ]
-    log = {"type": "log", "exponentformat": "SI", "dtick": 1}
     sizes = [point[0] for points in curves.values() for point in points]
-    x_axis = axis(x, **log)
+    x_axis = axis(x, **LOG)
     if x_unit == "B" and sizes:
         x_axis |= byte_ticks(min(sizes), max(sizes))
     return {
@@ -87,7 +86,7 @@ def rates_figure(
         "layout": layout(
             320,
             xaxis=x_axis,
-            yaxis=axis(y_unit, **log),
+            yaxis=axis(y_unit, **LOG),
             showlegend=True,
             margin={"l": 8, "r": 12, "t": 12, "b": 46},
         ),

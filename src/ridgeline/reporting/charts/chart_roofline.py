@@ -6,8 +6,7 @@ from typing import Any
 
 from ridgeline import units
 from ridgeline.machine import Ceiling, Machine, Setting
-from ridgeline.reporting.charts.chart_timeline import plain
-from ridgeline.reporting.charts.figure import Figure, axis, layout, line
+from ridgeline.reporting.charts.figure import LOG, Figure, axis, layout, line, markers, plain
 from ridgeline.reporting.operators import OpGroup
 
 _SYMBOLS = {
@@ -62,19 +61,16 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
     data, names = _roof_lines(compute, memory, {group.dtype for group in shown}, left, right)
     data.extend(_dots(shown))
     rates = [group.rate for group in shown] + [ceiling.rate.value for ceiling in compute]
-    scale = {"type": "log", "exponentformat": "SI", "dtick": 1}
     bounds = [math.log10(min(rates, default=1.0)) - 0.5, math.log10(max(rates, default=1.0)) + 0.35]
     return {
         "data": data,
         "layout": layout(
             460 + _ROW * len(names),
             xaxis=axis(
-                "intensity, FLOP per byte moved",
-                **scale,
-                range=[math.log10(left), math.log10(right)],
+                "intensity, FLOP per byte moved", **LOG, range=[math.log10(left), math.log10(right)]
             ),
             # Ticks at 1, 2 and 5, since roofs lie within few decades.
-            yaxis=axis("FLOP/s", **(scale | {"dtick": "D2"}), range=bounds),
+            yaxis=axis("FLOP/s", **(LOG | {"dtick": "D2"}), range=bounds),
             showlegend=True,
             # Below the plot, as the names of the roofs stand above it.
             legend=layout(0)["legend"] | {"y": -0.16, "yanchor": "top", "itemsizing": "constant"},
@@ -92,10 +88,7 @@ def _roof_lines(
     left: float,
     right: float,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The slope of memory up to the highest ceiling, each compute ceiling from that slope on, their names.
-
-    Ceilings of dtypes that the step does not use (`used`) are dotted.
-    """
+    """Memory's slope, and ceilings from there on, dotted for dtypes that are not used; then their names."""
     data: list[dict[str, Any]] = []
     names: list[str] = []
     top = compute[0].rate.value if compute else None
@@ -138,30 +131,20 @@ def _roof(x: Sequence[float], y: Sequence[float], dash: str) -> dict[str, Any]:
 
 def _dots(groups: Sequence[OpGroup]) -> list[dict[str, Any]]:
     longest = max((group.seconds for group in groups), default=1.0)
-    families = dict.fromkeys(group.family for group in groups)
     return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": family,
-            "x": [group.intensity for group in groups if group.family == family],
-            "y": [group.rate for group in groups if group.family == family],
-            "text": [_hover(group) for group in groups if group.family == family],
-            "hovertemplate": "%{text}<extra></extra>",
-            "marker": {
-                "symbol": symbol(family),
-                "color": family_colour(family),
-                # Dots of operators that are alike lie on each other.
-                "opacity": 0.78,
-                "size": [
-                    max(7.0, _LARGEST * math.sqrt(group.seconds / longest))
-                    for group in groups
-                    if group.family == family
-                ],
-                "line": {"width": 1, "color": "@card"},
-            },
-        }
-        for family in families
+        markers(
+            [group.intensity for group in mine],
+            [group.rate for group in mine],
+            [_hover(group) for group in mine],
+            symbol=symbol(family),
+            color=family_colour(family),
+            # Dots of operators that are alike lie on each other.
+            opacity=0.78,
+            size=[max(7.0, _LARGEST * math.sqrt(group.seconds / longest)) for group in mine],
+        )
+        | {"name": family}
+        for family in dict.fromkeys(group.family for group in groups)
+        for mine in ([group for group in groups if group.family == family],)
     ]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline import units
-from ridgeline.reporting.charts.figure import Figure, axis, layout
+from ridgeline.reporting.charts.figure import Figure, axis, layout, plain
 from ridgeline.reporting.trace_json import rows
 from ridgeline.synchronisation import algorithm_of, is_bucket_frame
 from ridgeline.timeline import LANES, Span, Timeline, lane_title
@@ -207,12 +207,6 @@ def hover(span: Span) -> str:
         source = f" ({plain(str(known['source']))})" if known.get("source") else ""
         lines.append(f"bound by {plain(str(known['bound']))}{source}")
     return "<br>".join(lines)
-
-
-def plain(text: str) -> str:
-    """Text for a figure, where Plotly would read `<b>` and links as markup."""
-    # `&` first: later it would escape what the others were replaced by.
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _short(name: str) -> str:

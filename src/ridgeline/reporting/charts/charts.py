@@ -5,7 +5,7 @@ from typing import Any
 
 from ridgeline import units
 from ridgeline.history import History
-from ridgeline.reporting.charts.figure import Figure, axis, layout, line, note
+from ridgeline.reporting.charts.figure import Figure, axis, layout, line, markers, note, rule
 from ridgeline.workload import Workload
 
 MEMORY_CATEGORIES = (
@@ -54,26 +54,9 @@ def memory_figure(
     # A capacity far above the peak would press all curves to the ground.
     if peak * 3 >= capacity_bytes > 0:
         y = capacity_bytes / scale
-        shapes.append(
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": y,
-                "y1": y,
-                "line": {"color": "@wait", "width": 1.5, "dash": "dash"},
-            }
-        )
-        annotations.append(
-            note(
-                f"capacity {units.num_bytes(capacity_bytes)}",
-                x=1,
-                y=y,
-                xref="paper",
-                colour="@wait",
-            )
-        )
+        shapes.append(rule("y", y, "@wait", dash="dash"))
+        word = f"capacity {units.num_bytes(capacity_bytes)}"
+        annotations.append(note(word, x=1, y=y, xref="paper", colour="@wait"))
     return {
         "data": data,
         "layout": layout(
@@ -112,9 +95,9 @@ def training_figures(history: History) -> list[tuple[str, Figure]]:
                 hovertemplate="epoch %{x}<br>metric %{y:.4~g}<extra></extra>",
             )
         ]
-        figures.append(
-            ("Metric by epoch", _small(data, "epoch", dtick=_whole(len(history.epochs))))
-        )
+        # Whole numbers of epochs, of which about five have a tick.
+        dtick = max(1, len(history.epochs) // 5)
+        figures.append(("Metric by epoch", _small(data, "epoch", dtick=dtick)))
     if steps:
         speeds = [point.samples_per_s for point in history.steps]
         data = [
@@ -157,22 +140,17 @@ def parity_figure(pairs: Sequence[tuple[str, float, float, str]], tolerance: flo
              line={"width": 0}, fill="tonexty", fillcolor="@sunk", hoverinfo="skip"),
         line([low, high], [low, high], "@faint", line={"width": 1, "color": "@faint"}, hoverinfo="skip"),
     ]  # fmt: skip
-    dots = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [1e3 * pair[1] for pair in shown],
-        "y": [1e3 * pair[2] for pair in shown],
-        "text": [
+    dots = markers(
+        [1e3 * pair[1] for pair in shown],
+        [1e3 * pair[2] for pair in shown],
+        [
             f"<b>{pair[0]}</b><br>predicted {units.seconds(pair[1])}<br>measured {units.seconds(pair[2])}"
             for pair in shown
         ],
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {
-            "size": 11,
-            "color": [pair[3] for pair in shown],
-            "line": {"width": 1.5, "color": "@card"},
-        },
-    }
+        size=11,
+        color=[pair[3] for pair in shown],
+        line={"width": 1.5, "color": "@card"},
+    )
     scale = {"type": "log", "exponentformat": "none", "dtick": 1, "showgrid": True}
     return {
         "data": [*band, dots],
@@ -198,11 +176,6 @@ def _small(data: list[dict[str, Any]], x: str, dtick: int | None = None, **y: An
     }
 
 
-def _whole(count: int) -> int:
-    """Distance of ticks on an axis of `count` whole numbers, so that about five are shown."""
-    return max(1, count // 5)
-
-
 def _phase_marks(workload: Workload) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A thin line and a label where each phase begins."""
     shapes: list[dict[str, Any]] = []
@@ -213,17 +186,7 @@ def _phase_marks(workload: Workload) -> tuple[list[dict[str, Any]], list[dict[st
             continue
         # At the left edge the axis is the line.
         if first:
-            shapes.append(
-                {
-                    "type": "line",
-                    "x0": first,
-                    "x1": first,
-                    "yref": "paper",
-                    "y0": 0,
-                    "y1": 1,
-                    "line": {"color": "@line", "width": 1},
-                }
-            )
+            shapes.append(rule("x", first, "@line", width=1))
         # A short phase has no room for its word.
         if phase != "optimizer" or len(workload.ops) - first > len(workload.ops) / 12:
             annotations.append(

@@ -5,9 +5,11 @@ The look is set here once: thin grid, no frames, direct labels, room where it is
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 Figure = dict[str, Any]
+LOG = {"type": "log", "exponentformat": "SI", "dtick": 1}
+"""Of an axis whose ticks are decades."""
 
 
 def axis(title: str = "", **settings: Any) -> dict[str, Any]:
@@ -19,6 +21,7 @@ def axis(title: str = "", **settings: Any) -> dict[str, Any]:
         "zeroline": False,
         "linecolor": "@line",
         "tickfont": {"size": 12, "color": "@soft"},
+        # Labels are of any length, which a fixed margin would cut.
         "automargin": True,
     } | settings
 
@@ -78,3 +81,38 @@ def note(
         "showarrow": False,
         "font": {"size": 12, "color": colour},
     }
+
+
+def rule(along: Literal["x", "y"], at: float, colour: str, **style: Any) -> dict[str, Any]:
+    """A straight line across the whole figure at one value of an axis; `style` is Plotly's, of lines."""
+    across = "y" if along == "x" else "x"
+    return {
+        "type": "line",
+        f"{along}0": at,
+        f"{along}1": at,
+        f"{across}ref": "paper",
+        f"{across}0": 0,
+        f"{across}1": 1,
+        "line": {"color": colour, "width": 1.5, **style},
+    }
+
+
+def markers(
+    x: Sequence[float | None], y: Sequence[float | None], text: Sequence[str], **marker: Any
+) -> dict[str, Any]:
+    """A trace of dots that tell their text; `marker` is Plotly's."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": list(x),
+        "y": list(y),
+        "text": list(text),
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"line": {"width": 1, "color": "@card"}, **marker},
+    }
+
+
+def plain(text: str) -> str:
+    """Text for a figure, where Plotly would read `<b>` and links as markup."""
+    # `&` first: later it would escape what the others were replaced by.
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from ridgeline import units
 from ridgeline.machine.contention import Contention
 from ridgeline.machine.quantity import Quantity
-from ridgeline.reporting.effects.effects import Effect, samples, times
-from ridgeline.reporting.labels import spread
+from ridgeline.reporting.effects.effects import Effect, samples
+from ridgeline.reporting.labels import spread, times
 
 NAMES = {
     "collective": "all-reduces",

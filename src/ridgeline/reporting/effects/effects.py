@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ridgeline import units
 from ridgeline.machine.quantity import Quantity
-from ridgeline.reporting.labels import spread
+from ridgeline.reporting.labels import spread, times
 
 
 class Effect(NamedTuple):
@@ -34,11 +34,6 @@ def rate(quantity: Quantity | None) -> tuple[str, str]:
 def samples(quantity: Quantity) -> str:
     """How many there are."""
     return str(quantity.n)
-
-
-def times(factor: float) -> str:
-    """A factor, such as `1.30 x`."""
-    return f"{units.digits3(factor)} x"
 
 
 def with_spread(factor: Quantity) -> str:

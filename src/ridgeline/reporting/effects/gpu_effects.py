@@ -2,7 +2,8 @@
 
 from ridgeline import units
 from ridgeline.machine.gpu_levels import BlocksCurve, GpuBlocks, GpuLevels, GpuSizes, GpuStairs
-from ridgeline.reporting.effects.effects import Effect, rate, samples, seconds, times
+from ridgeline.reporting.effects.effects import Effect, rate, samples, seconds
+from ridgeline.reporting.labels import times
 
 USES = {"multiply-add": "Multiply-adds", "read": "Reads of memory"}
 

@@ -4,7 +4,6 @@ from ridgeline import units
 from ridgeline.machine.microarchitecture import (
     FalseSharing,
     Microarchitecture,
-    NodePath,
     Nodes,
     Pages,
     Strides,
@@ -12,8 +11,8 @@ from ridgeline.machine.microarchitecture import (
 )
 from ridgeline.machine.quantity import Quantity
 from ridgeline.machine.stairs import WORD_BYTES
-from ridgeline.reporting.effects.effects import Effect, samples, seconds, times, with_spread
-from ridgeline.reporting.labels import spread
+from ridgeline.reporting.effects.effects import Effect, samples, seconds, with_spread
+from ridgeline.reporting.labels import spread, times
 
 
 def host_effects(known: Microarchitecture) -> tuple[Effect, ...]:
@@ -107,6 +106,7 @@ def _vectors(vectors: Vectors) -> Effect:
         )
         for index, one in enumerate(vectors.rates)
     )
+    # By the rate: on some processors the widest vectors lower the clock, and are no gain.
     best = max(vectors.rates, key=lambda one: one.rate.value)
     missing = f" {'; '.join(vectors.missing)}." if vectors.missing else ""
     reading = (
@@ -141,19 +141,13 @@ def _nodes(nodes: Nodes) -> Effect:
         rest = alike if len(nodes.nodes) == 1 else ""
         reading = f"{nodes.reason[:1].upper()}{nodes.reason[1:]}{rest}."
     else:
-        slow = _worst(far).access.value / _worst(near).access.value
+        # The worst of each, as a scheduler that knows no nodes may meet it.
+        worst_far, worst_near = (max(one.access.value for one in paths) for paths in (far, near))
+        slow = worst_far / worst_near
         reading = (
             f"A load from another node takes up to {times(slow)} as long as one from the core's own; a "
             "worker whose threads leave the node where its memory was first written pays this."
-            f"{_note(nodes.reason)}"
+            f"{f' Doubtful: {nodes.reason}.' if nodes.reason else ''}"
         )
     head = ("Node", "Load", "Spread", "Read in order", "Spread")
     return Effect("Nodes of memory (NUMA)", head, tuple(rows), reading)
-
-
-def _worst(paths: list[NodePath]) -> NodePath:
-    return max(paths, key=lambda path: path.access.value)
-
-
-def _note(reason: str) -> str:
-    return f" Doubtful: {reason}." if reason else ""

@@ -1,11 +1,11 @@
 """Outages that a training went through, for the page and the terminal."""
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from ridgeline import units
 from ridgeline.history import History
 from ridgeline.reporting.page.html import Markup, join, table, tag
+from ridgeline.reporting.terminal.text import warnings
 
 
 def outages_reading(history: History) -> str:
@@ -15,7 +15,7 @@ def outages_reading(history: History) -> str:
         return ""
     longest_s = max(outage.lasted_s for outage in history.outages)
     return (
-        f"training continued after {count} outage{'s' * (count > 1)} of servers, the longest of "
+        f"training continued after {units.counted(count, 'outage')} of servers, the longest of "
         f"{units.seconds(longest_s)}"
     )
 
@@ -42,4 +42,4 @@ def outages_table(history: History) -> Markup | None:
 
 def outages_text(history: History) -> list[RenderableType]:
     """A line for each."""
-    return [Text(f"! {outage}", style="yellow") for outage in history.outages]
+    return [*warnings(map(str, history.outages))]

@@ -5,33 +5,30 @@ from collections.abc import Iterator
 from ridgeline import units
 from ridgeline.machine.gpu_levels import GpuLevels
 from ridgeline.reporting.charts.chart_rates import byte_ticks, rates_figure
-from ridgeline.reporting.charts.figure import Figure, axis, layout, line
-from ridgeline.reporting.page.html import Markup, tag
-from ridgeline.reporting.page.sections import chart, sentence
+from ridgeline.reporting.charts.figure import LOG, Figure, axis, layout, line
+from ridgeline.reporting.page.html import Markup
+from ridgeline.reporting.page.sections import chart_box
 
 _COLOURS = ("@forward", "@communication")
 
 
 def gpu_charts(known: GpuLevels) -> list[Markup]:
-    """A box with a title, a sentence and a chart for each that was measured."""
-    return [
-        tag("div", tag("h3", title), sentence(reading), chart(identity, figure, title))
-        for identity, title, reading, figure in _charts(known)
-    ]
+    """A box for each that was measured."""
+    return list(_boxes(known))
 
 
-def _charts(known: GpuLevels) -> Iterator[tuple[str, str, str, Figure]]:
+def _boxes(known: GpuLevels) -> Iterator[Markup]:
     if known.stairs is not None or known.sizes is not None:
         reading = (
             "What all multiprocessors read again and again, and an operator that reads and writes."
         )
-        yield "gpu-rates", "GPU bandwidth by size", reading, gpu_rates_figure(known)
+        yield chart_box("gpu-rates", "GPU bandwidth by size", reading, gpu_rates_figure(known))
     if known.stairs is not None:
         reading = f"A load that waits; L2 holds {units.num_bytes(known.stairs.cache_bytes)}."
-        yield "gpu-latency", "GPU latency by size", reading, gpu_latency_figure(known)
+        yield chart_box("gpu-latency", "GPU latency by size", reading, gpu_latency_figure(known))
     if known.blocks is not None:
         reading = "Share of the best rate; more blocks bring nothing where the lines are flat."
-        yield "gpu-blocks", "GPU rates by blocks", reading, gpu_blocks_figure(known)
+        yield chart_box("gpu-blocks", "GPU rates by blocks", reading, gpu_blocks_figure(known))
 
 
 def gpu_rates_figure(known: GpuLevels) -> Figure:
@@ -45,6 +42,7 @@ def gpu_rates_figure(known: GpuLevels) -> Figure:
         ]
     if known.sizes is not None:
         curves[known.sizes.call] = [
+            # Read and written, so that it moves twice its size.
             (one.num_bytes, one.rate.value, 2 * one.num_bytes / one.rate.value)
             for one in known.sizes.points
         ]
@@ -66,12 +64,11 @@ def gpu_latency_figure(known: GpuLevels) -> Figure:
         text=texts,
         hovertemplate="%{text}<extra></extra>",
     )
-    log = {"type": "log", "exponentformat": "SI", "dtick": 1}
     ticks = byte_ticks(sizes[0], sizes[-1]) if sizes else {}
     return {
         "data": [drawn],
         "layout": layout(
-            320, xaxis=axis("bytes used", type="log") | ticks, yaxis=axis("seconds", **log)
+            320, xaxis=axis("bytes used", type="log") | ticks, yaxis=axis("seconds", **LOG)
         ),
     }
 

@@ -13,7 +13,7 @@ from ridgeline.reporting.layer_rows import (
     way_cells,
 )
 from ridgeline.reporting.page.html import Content, Markup, table, tag
-from ridgeline.reporting.page.sections import as_sentence, bound_units, chart, section
+from ridgeline.reporting.page.sections import chart, facts, note_list, section
 from ridgeline.simulator.layers.intensity import Intensities
 
 IDENTITY = "intensity"
@@ -56,12 +56,6 @@ def intensity_section(found: Intensities | None) -> Markup | None:
         table(HEAD, body, caption="Layers, and what each worker sends for them", numeric=NUMERIC),
         tag("h3", "What all layers send"),
         table(WAYS_HEAD, ways, caption="The whole model, one way or the other", numeric=(1, 2, 3)),
-        tag(
-            "dl",
-            *(tag("div", tag("dt", name), tag("dd", told)) for name, told in _COUNTED.items()),
-            class_="facts",
-        ),
-        tag("ul", *(tag("li", bound_units(as_sentence(note))) for note in notes), class_="notes")
-        if notes
-        else None,
+        facts(_COUNTED),
+        note_list(notes),
     )

@@ -1,6 +1,6 @@
 """Sections of the report about the machine, the training run, and the data behind the page."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ridgeline import units
 from ridgeline.codec import Noun, encode
@@ -13,10 +13,12 @@ from ridgeline.reporting.charts.chart_rates import (
     links_figure,
 )
 from ridgeline.reporting.charts.charts import training_figures
+from ridgeline.reporting.charts.figure import Figure
 from ridgeline.reporting.effects.machine_effects import machine_effects
 from ridgeline.reporting.labels import (
     at_work,
     datasheet_of,
+    gpus_of,
     quantities_of,
     repeats,
     stated_of,
@@ -26,7 +28,7 @@ from ridgeline.reporting.page.html import Content, Markup, join, raw_data_script
 from ridgeline.reporting.page.outages import outages_reading, outages_table
 from ridgeline.reporting.page.page_gpu import gpu_charts
 from ridgeline.reporting.page.page_host import effect_tables, storage_tables
-from ridgeline.reporting.page.sections import chart, section, sentence
+from ridgeline.reporting.page.sections import chart, chart_box, facts, section
 from ridgeline.synchronisation import operations
 
 MOST_EMBEDDED_BYTES = 8_000_000
@@ -65,10 +67,9 @@ def training_reading(history: History) -> str:
         highest = f" (highest {units.digits3(max(finite))})" if finite else ""
         metric = NOT_FINITE if last_epoch.metric is None else units.digits3(last_epoch.metric)
         train_s = sum(point.train_s for point in history.epochs)
-        count = len(history.epochs)
         parts.append(
-            f"after {count} epoch{'s' if count > 1 else ''} and {units.seconds(train_s)} of training the "
-            f"metric is {metric}{highest}"
+            f"after {units.counted(len(history.epochs), 'epoch')} and {units.seconds(train_s)} of training "
+            f"the metric is {metric}{highest}"
         )
     parts += [outages_reading(history)] if history.outages else []
     text = "; ".join(parts)
@@ -100,6 +101,7 @@ def machine_reading(machine: Machine, setting: Setting | None) -> str:
     quantities = [figure.number for figure in quantities_of(machine)]
     measured = sum(quantity.source == "measured" for quantity in quantities)
     text = f"{measured} of {len(quantities)} numbers were measured on this machine"
+    # The setting of the run on this page; the highest ceiling may belong to more threads.
     mine = [c for c in machine.ceilings if setting is None or c.setting == setting]
     best = max(
         (ceiling for ceiling in mine if ceiling.rate.unit.startswith("FLOP")),
@@ -191,12 +193,10 @@ def _summary(noun: Noun) -> str:
 
 def _facts(machine: Machine) -> Markup:
     host = machine.host
-    names = [device.name for device in machine.devices if device.kind == "cuda"]
-    gpus = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    facts = {
+    told = {
         "Host": host.name,
         "Processor": f"{host.processor}, {host.cores} cores",
-        "GPU": gpus,
+        "GPU": ", ".join(gpus_of(machine.devices)),
         "Memory": units.num_bytes(host.memory_bytes),
         "Last-level cache": units.num_bytes(host.cache_bytes) if host.cache_bytes else "",
         "Limits": "; ".join(map(str, machine.limits)),
@@ -204,55 +204,35 @@ def _facts(machine: Machine) -> Markup:
         "Measured": units.moment(machine.measured_at),
         "Fingerprint": machine.fingerprint,
     }
-    return tag(
-        "dl",
-        *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items() if value),
-        class_="facts",
-    )
+    return facts({name: value for name, value in told.items() if value})
 
 
 def _curves(machine: Machine, setting: Setting | None) -> Markup | None:
-    boxes: list[Markup] = []
-
-    def add(identity: str, title: str, reading: str, figure: dict[str, object]) -> None:
-        boxes.append(
-            tag("div", tag("h3", title), sentence(reading), chart(identity, figure, title))
-        )
-
-    if machine.collectives:
-        add(
-            "collectives",
-            "Collectives by size",
-            _collectives_reading(machine),
-            collectives_figure(machine),
-        )
-    if any(link.table for link in machine.links):
-        add(
-            "links",
-            "Copies by size",
-            "Between pinned host memory and a GPU, and between two GPUs.",
-            links_figure(machine),
-        )
-    if (matrix := link_matrix(machine)) is not None:
-        title = "Copies between devices"
-        add("link-matrix", title, _links_reading(machine), link_matrix_figure(matrix))
-    if machine.stairs:
-        add("staircase", "Memory by size", _stairs_reading(machine), staircase_figure(machine))
+    boxes = [chart_box(*one) for one in _drawn(machine)]
     boxes += gpu_charts(machine.gpu)
-    if setting is not None:
-        for unit, title in (
-            ("FLOP/s", "Rate by operation size"),
-            ("B/s", "Bandwidth by operation size"),
-        ):
-            curved = [
-                c
-                for c in machine.ceilings
-                if c.curve and c.setting == setting and c.rate.unit == unit
-            ]
-            if curved:
-                text = _curve_reading(curved[0])
-                add(f"efficiency-{unit[0]}", title, text, efficiency_figure(machine, setting, unit))
+    titles = {"FLOP/s": "Rate by operation size", "B/s": "Bandwidth by operation size"}
+    for unit, title in titles.items() if setting is not None else ():
+        mine = [c for c in machine.ceilings if c.setting == setting and c.rate.unit == unit]
+        curved = next((ceiling for ceiling in mine if ceiling.curve), None)
+        if setting is not None and curved is not None:
+            figure = efficiency_figure(machine, setting, unit)
+            boxes.append(chart_box(f"efficiency-{unit[0]}", title, _curve_reading(curved), figure))
     return tag("div", join(boxes), class_="grid2") if boxes else None
+
+
+def _drawn(machine: Machine) -> Iterator[tuple[str, str, str, Figure]]:
+    """Identity, title, reading and figure of what moves data."""
+    if machine.collectives:
+        reading, figure = _collectives_reading(machine), collectives_figure(machine)
+        yield "collectives", "Collectives by size", reading, figure
+    if any(link.table for link in machine.links):
+        reading = "Between pinned host memory and a GPU, and between two GPUs."
+        yield "links", "Copies by size", reading, links_figure(machine)
+    if (matrix := link_matrix(machine)) is not None:
+        reading, figure = _links_reading(machine), link_matrix_figure(matrix)
+        yield "link-matrix", "Copies between devices", reading, figure
+    if machine.stairs:
+        yield "staircase", "Memory by size", _stairs_reading(machine), staircase_figure(machine)
 
 
 def _curve_reading(ceiling: Ceiling) -> str:

@@ -89,6 +89,7 @@ def plan_bars(candidates: Sequence[Candidate]) -> list[Bar]:
         words = plan_words(candidate.plan)
         # Only what sets it apart from the chosen one: whole labels would look alike.
         changed = [text for knob, text in words.items() if best.get(knob) != text]
+        # Buckets are how the same exchange is cut, which is no other way to run.
         changed += [f"no {knob}" for knob in best if knob not in words and knob != "buckets"]
         scale = max(candidate.samples, 1) * longest
         measured = candidate.measured

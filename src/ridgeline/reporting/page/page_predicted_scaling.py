@@ -6,7 +6,14 @@ from ridgeline import units
 from ridgeline.reporting.charts.chart_predicted_scaling import predicted_scaling_figure
 from ridgeline.reporting.page.html import Content, Markup, join, table, tag
 from ridgeline.reporting.page.page_scaling import laws_table
-from ridgeline.reporting.page.sections import as_sentence, bound_units, chart, section
+from ridgeline.reporting.page.sections import (
+    as_sentence,
+    bound_units,
+    chart,
+    facts,
+    note_list,
+    section,
+)
 from ridgeline.reporting.terminal.text_levers import LEAST_GAIN, gain_text, lever_name
 from ridgeline.reporting.terminal.text_scaling import REGIMES
 from ridgeline.simulator.curves.levers import Lever
@@ -37,27 +44,26 @@ def predicted_scaling_section(scaling: PredictedScaling | None) -> Markup | None
         *(_levers(scaling) if scaling.levers else ()),
         tag("h3", "What was assumed"),
         _assumed(scaling),
-        _notes(scaling.notes),
+        note_list(scaling.notes),
     )
 
 
 def predicted_scaling_reading(scaling: PredictedScaling) -> str:
     """Efficiency at the largest number, where it falls off, and which lever helps most there."""
     first, last = scaling.points[0], scaling.points[-1]
+    whole = units.counted(last.workers, "worker")
     if first == last:
-        work = (
-            f"{_workers(last.workers)}: {units.digits3(last.samples_per_s)} samples/s are predicted"
-        )
-        parts = [work]
+        parts = [f"{whole}: {units.digits3(last.samples_per_s)} samples/s are predicted"]
     else:
         work = (
-            f"{_workers(last.workers)} are predicted to do {last.speedup:.2f} times the work of one "
+            f"{whole} are predicted to do {last.speedup:.2f} times the work of one "
             f"({units.percent(last.efficiency)} each)"
         )
         parts = [work, _fall(scaling, first.workers)]
+    # Not always the largest number: beyond some, exchanging costs more than workers add.
     most = max(scaling.points, key=lambda point: point.samples_per_s)
     if most != last:
-        parts.append(f"the most is done by {_workers(most.workers)}")
+        parts.append(f"the most is done by {units.counted(most.workers, 'worker')}")
     # Told by the low end of its interval: a gain within the spread is none.
     best = max(scaling.levers, key=lambda lever: lever.gain, default=None)
     if best is not None:
@@ -76,12 +82,8 @@ def _fall(scaling: PredictedScaling, least: int) -> str:
         return f"efficiency stays at {share} or more"
     before, after = found
     if before is None:
-        return f"efficiency is below {share} from {_workers(least)} on"
-    return f"efficiency falls below {share} between {before} and {_workers(after)}"
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' * (count != 1)}"
+        return f"efficiency is below {share} from {units.counted(least, 'worker')} on"
+    return f"efficiency falls below {share} between {before} and {units.counted(after, 'worker')}"
 
 
 def _points(points: Sequence[ScalingPoint], caption: str) -> Markup:
@@ -118,7 +120,7 @@ def _levers(scaling: PredictedScaling) -> tuple[Markup, ...]:
         (lever_name(lever), units.seconds(lever.step_s), *_gain(lever))
         for lever in sorted(scaling.levers, key=lambda lever: -lever.gain)
     ]
-    title = f"Levers at {_workers(last.workers)}"
+    title = f"Levers at {units.counted(last.workers, 'worker')}"
     head = ("Faster", "Step", "As fast", "90 %")
     return tag("h3", title), table(head, rows, caption=title, numeric=(1, 2, 3))
 
@@ -130,7 +132,7 @@ def _gain(lever: Lever) -> tuple[str, str]:
 def _assumed(scaling: PredictedScaling) -> Markup:
     whose = "of all workers together" if scaling.regime == "strong" else "of each worker"
     levels = "; ".join(map(str, scaling.cluster))
-    facts = {
+    told = {
         "Machine": scaling.machine,
         "Cluster": levels
         or "none described: more workers are taken to use the links that were measured",
@@ -139,17 +141,4 @@ def _assumed(scaling: PredictedScaling) -> Markup:
         "Plan": repr(scaling.plan),
         "Intervals": "nine in ten machines drawn from the measured spread, without the model's error",
     }
-    return tag(
-        "dl",
-        *(
-            tag("div", tag("dt", name), tag("dd", bound_units(told)))
-            for name, told in facts.items()
-        ),
-        class_="facts",
-    )
-
-
-def _notes(notes: Sequence[str]) -> Markup | None:
-    if not notes:
-        return None
-    return tag("ul", *(tag("li", bound_units(as_sentence(note))) for note in notes), class_="notes")
+    return facts({name: bound_units(text) for name, text in told.items()})

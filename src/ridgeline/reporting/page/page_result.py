@@ -96,12 +96,13 @@ def result_tiles(
     tiles: list[tuple[str, str, str]] = []
     step = measured or predicted
     if step is not None and workload is not None and step.step_ns:
+        # Of all workers, each of which has the samples of one.
         rate = workload.samples * step.workers / (step.step_ns * 1e-9)
         tiles.append(
             (
                 "Throughput",
                 f"{units.digits3(rate)} /s",
-                f"samples, {step.workers} worker{'s' * (step.workers != 1)}",
+                f"samples, {units.counted(step.workers, 'worker')}",
             )
         )
     if verdict is not None:
@@ -162,6 +163,7 @@ def waterfall_reading(verdict: Verdict) -> str:
         limit = units.nanoseconds(verdict.share_of_ceiling * total)
         share = units.percent(verdict.share_of_ceiling)
         text = f"Of {whole} the machine needs {limit} ({share}) even when nothing is lost"
+    # The physical limit is no loss, and moving bytes is a part of it.
     losses = [part for part in parts if part.ns > 0 and part.name not in (IDEAL, MEMORY)]
     if not losses:
         return f"{text}; nothing is lost."

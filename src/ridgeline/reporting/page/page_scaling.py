@@ -28,6 +28,7 @@ def scaling_section(scaling: MeasuredScaling | None) -> Markup | None:
 
 def scaling_reading(scaling: MeasuredScaling) -> str:
     """One sentence on the largest run and what the first law makes of all."""
+    # The first law is that of the regime; the others are told in the table.
     last, first = scaling.points[-1], scaling.laws[0]
     text = (
         f"{last.workers} workers do {last.speedup:.2f} times the work of one "

@@ -1,7 +1,7 @@
 """What every section of the report is made of: heading, reading, chart, bar, swatch."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.reporting.charts.figure import Figure
@@ -74,6 +74,24 @@ def chart(identity: str, figure: Figure, label: str, *, has_keys: bool = False) 
         aria_label=label,
     )
     return join((box, data_script(f"figure-{identity}", figure)))
+
+
+def chart_box(identity: str, title: str, reading: str, figure: Figure) -> Markup:
+    """A figure under a heading and the sentence that reads it, one of several in a grid."""
+    return tag("div", tag("h3", title), sentence(reading), chart(identity, figure, title))
+
+
+def facts(told: Mapping[str, Content]) -> Markup:
+    """Names with what is told of each."""
+    rows = (tag("div", tag("dt", name), tag("dd", text)) for name, text in told.items())
+    return tag("dl", *rows, class_="facts")
+
+
+def note_list(notes: Sequence[str]) -> Markup | None:
+    """Each note as a sentence; None without any."""
+    if not notes:
+        return None
+    return tag("ul", *(tag("li", bound_units(as_sentence(note))) for note in notes), class_="notes")
 
 
 def bars(rows: Sequence[Bar], *, label: str, kind: str = "") -> Markup:

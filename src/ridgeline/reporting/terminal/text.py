@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline import units
-from ridgeline.machine import Machine, Setting
+from ridgeline.machine import Machine
 from ridgeline.plan import Choice, Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.labels import label
-from ridgeline.reporting.labels import datasheet_of, quantities_of, repeats
+from ridgeline.reporting.labels import datasheet_of, gpus_of, quantities_of, repeats
 from ridgeline.reporting.links import link_matrix, links_by_kind
 from ridgeline.reporting.operators import (
     FIGURES,
@@ -53,12 +53,9 @@ def console(file: IO[str] | None = None) -> Console:
 def machine_text(machine: Machine) -> RenderableType:
     """Ceilings and costs with their spread and source, then the collectives by size."""
     host = machine.host
-    gpus = [device.name for device in machine.devices if device.kind == "cuda"]
-    names = [f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)]
-    line = (
-        f"{host.processor}, {host.cores} cores, {units.num_bytes(host.memory_bytes)}"
-        f"{''.join(f', {name}' for name in names)}; torch {host.torch}; fingerprint {machine.fingerprint}"
-    )
+    memory = units.num_bytes(host.memory_bytes)
+    hardware = (host.processor, f"{host.cores} cores", memory, *gpus_of(machine.devices))
+    line = f"{', '.join(hardware)}; torch {host.torch}; fingerprint {machine.fingerprint}"
     figures = quantities_of(machine)
     # A column that no row fills is left out.
     known = ["Datasheet"] if any(figure.stated for figure in figures) else []
@@ -80,7 +77,7 @@ def machine_text(machine: Machine) -> RenderableType:
     if known:
         parts.append(Text(f"Datasheet: {datasheet_of(machine)}", style="dim"))
     parts += _size_tables(machine)
-    parts += [Text(f"! {warning}", style="yellow") for warning in machine.warnings]
+    parts += warnings(machine.warnings)
     return Group(*parts)
 
 
@@ -109,12 +106,9 @@ def workload_text(workload: Workload, times: Mapping[int, OpTime] | None = None)
         )
         parts.append(Text(f"Operator time {units.seconds(total)}; bound by: {text}"))
     if len(groups) > MOST_OPS:
-        parts.append(
-            Text(
-                f"{len(groups) - MOST_OPS} smaller kinds of operators are not listed.", style="dim"
-            )
-        )
-    parts += [Text(f"! {note}", style="yellow") for note in workload.notes]
+        hidden = len(groups) - MOST_OPS
+        parts.append(Text(f"{hidden} smaller kinds of operators are not listed.", style="dim"))
+    parts += warnings(workload.notes)
     return Group(*parts)
 
 
@@ -143,15 +137,12 @@ def ranking_text(ranking: Ranking) -> RenderableType:
     )
     parts: list[RenderableType] = [title("Plans", line), rows]
     if len(ranking.candidates) > MOST_PLANS:
-        parts.append(
-            Text(
-                f"{len(ranking.candidates) - MOST_PLANS} slower plans are not listed.", style="dim"
-            )
-        )
+        hidden = len(ranking.candidates) - MOST_PLANS
+        parts.append(Text(f"{hidden} slower plans are not listed.", style="dim"))
     parts.append(title("Chosen", repr(best.plan)))
     if best.plan.choices:
         parts.append(choices_text(best.plan.choices))
-    parts += [Text(f"! {note}", style="yellow") for note in ranking.notes]
+    parts += warnings(ranking.notes)
     return Group(*parts)
 
 
@@ -170,8 +161,7 @@ def choices_text(choices: Iterable[Choice]) -> RenderableType:
 def scaling_text(points: Sequence[ScalingPoint], what: str = "") -> RenderableType:
     """Predicted speed by number of workers; `what` says of which workers."""
     rows = table(
-        ("Workers", "Step", "90 %", "Samples/s", "Speed-up", "Efficiency", ""),
-        right=range(6),
+        ("Workers", "Step", "90 %", "Samples/s", "Speed-up", "Efficiency", ""), right=range(6)
     )
     for point in points:
         rows.add_row(
@@ -217,6 +207,11 @@ def title(name: str, line: str) -> RenderableType:
     return Text.assemble("\n", (name, "bold"), "  ", line)
 
 
+def warnings(lines: Iterable[str]) -> list[Text]:
+    """What is to be known before the rest is believed, a line each."""
+    return [Text(f"! {line}", style="yellow") for line in lines]
+
+
 def bar(fraction: float, width: int) -> str:
     """A bar of `fraction` (0 to 1) of `width` characters; at least one when there is anything."""
     filled = round(min(1.0, max(0.0, fraction)) * width)
@@ -240,7 +235,9 @@ def _size_tables(machine: Machine) -> list[RenderableType]:
     """One line per size and one column per collective or copy of the profile."""
     columns: dict[str, dict[int, str]] = {}
     for entry in machine.collectives:
-        name = f"{entry.operation}\n{entry.backend}, {_workers(entry.setting)}"
+        name = (
+            f"{entry.operation}\n{entry.backend}, {units.counted(entry.setting.workers, 'worker')}"
+        )
         columns[name] = {p.num_bytes: units.seconds(p.seconds.value) for p in entry.table}
     for kind, seconds in links_by_kind(machine).items():
         # In two lines, as a column is as wide as its heading.
@@ -265,7 +262,3 @@ def _link_matrix(machine: Machine) -> list[RenderableType]:
         texts = ["" if rate is None else units.quantity(rate, "B/s") for rate in cells]
         rows.add_row(source, *texts)
     return [title("Links", "bytes per second at the largest size"), rows]
-
-
-def _workers(setting: Setting) -> str:
-    return f"{setting.workers} workers" if setting.workers != 1 else "1 worker"

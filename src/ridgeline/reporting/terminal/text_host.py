@@ -41,13 +41,11 @@ def limits_text(limits: Sequence[Limit]) -> RenderableType:
 
 def effect_texts(effects: Sequence[Effect]) -> list[RenderableType]:
     """A table and a sentence for each effect that was measured."""
-    return [_effect_text(*effect) for effect in effects]
+    return [_effect_text(effect) for effect in effects]
 
 
-def _effect_text(
-    name: str, head: tuple[str, ...], rows: tuple[tuple[str, ...], ...], reading: str
-) -> RenderableType:
-    shown = table(head, right=range(1, len(head)))
-    for row in rows:
+def _effect_text(effect: Effect) -> RenderableType:
+    shown = table(effect.head, right=range(1, len(effect.head)))
+    for row in effect.rows:
         shown.add_row(*row)
-    return Group(title(name, ""), *([shown] if rows else []), Text(reading))
+    return Group(title(effect.title, ""), *([shown] if effect.rows else []), Text(effect.reading))

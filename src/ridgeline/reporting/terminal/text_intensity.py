@@ -15,7 +15,7 @@ from ridgeline.reporting.layer_rows import (
     rows_of,
     way_cells,
 )
-from ridgeline.reporting.terminal.text import table, title
+from ridgeline.reporting.terminal.text import table, title, warnings
 from ridgeline.simulator.layers.intensity import Intensities
 
 
@@ -39,5 +39,5 @@ def intensity_text(found: Intensities) -> RenderableType:
         ways,
         Text(""),
         Text(intensity_reading(found)),
-        *(Text(f"! {note}", style="yellow") for note in found.notes),
+        *warnings(found.notes),
     )

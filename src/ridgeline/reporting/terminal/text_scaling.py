@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ridgeline import units
-from ridgeline.reporting.terminal.text import bar, table, title
+from ridgeline.reporting.terminal.text import bar, table, title, warnings
 from ridgeline.verdict.scaling_nouns import FittedNumber, Law, MeasuredScaling
 
 REGIMES = {"strong": "strong: the workers share one batch", "weak": "weak: each has its own batch"}
@@ -21,30 +21,22 @@ _SHARES = ("serial_fraction", "sigma")
 
 def scaling_of_runs_text(scaling: MeasuredScaling) -> RenderableType:
     """The table of runs, that of laws, and the notes."""
-    notes = [Text(f"! {note}", style="yellow") for note in scaling.notes]
     heading = title(f"Scaling of {scaling.title}", f"measured; {REGIMES[scaling.regime]}")
     return Group(
         heading,
         _runs(scaling),
         title("Laws", "through these runs, 90 % intervals"),
         _laws(scaling),
-        *notes,
+        *warnings(scaling.notes),
     )
 
 
 def _runs(scaling: MeasuredScaling) -> RenderableType:
     head = (
-        "Workers",
-        "Samples each",
-        "Step",
-        "Quartiles",
-        "Samples/s",
-        "Speed-up",
-        "Efficiency",
-        "",
+        *("Workers", "Samples each", "Step", "Quartiles", "Samples/s", "Speed-up", "Efficiency"),
+        *("", _REVEALED[scaling.regime], "Predicted", "Error", "Run"),
     )
-    revealed = _REVEALED[scaling.regime]
-    rows = table((*head, revealed, "Predicted", "Error", "Run"), right=(*range(7), 8, 9, 10))
+    rows = table(head, right=(*range(7), 8, 9, 10))
     for point in scaling.points:
         serial, error = point.serial_fraction, point.error
         rows.add_row(

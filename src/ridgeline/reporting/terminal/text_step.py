@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ridgeline import units
 from ridgeline.reporting.charts.chart_timeline import kind
-from ridgeline.reporting.terminal.text import table, title
+from ridgeline.reporting.terminal.text import table, title, warnings
 from ridgeline.simulator.memory import PEAK_CATEGORIES
 from ridgeline.synchronisation import algorithm_of
 from ridgeline.timeline import LANES, Span, Timeline
@@ -30,37 +30,23 @@ _PART_STYLES = {
     INPUT: "yellow",
     BETWEEN: "bright_yellow",
 }
-_STYLES = {
-    "input": "white",
-    "step": "blue",
-    "forward": "blue",
-    "backward": "cyan",
-    "wait": "red",
-    "optimizer": "magenta",
-    "bucket": "yellow",
-    "all_gather": "yellow",
-    "broadcast_buffers": "green",
-    "other": "white",
+_LOOKS = {
+    "input": ("i", "white"),
+    "step": ("S", "blue"),
+    "forward": ("F", "blue"),
+    "backward": ("B", "cyan"),
+    "wait": ("w", "red"),
+    "optimizer": ("O", "magenta"),
+    "bucket": ("R", "yellow"),
+    "all_gather": ("P", "yellow"),
+    "broadcast_buffers": ("b", "green"),
+    "other": ("x", "white"),
 }
-_LETTERS = {
-    "input": "i",
-    "step": "S",
-    "forward": "F",
-    "backward": "B",
-    "wait": "w",
-    "optimizer": "O",
-    "bucket": "R",
-    "all_gather": "P",
-    "broadcast_buffers": "b",
-    "other": "x",
-}
+"""Kind of a frame to its letter and its colour."""
 
 
 def timeline_text(
-    timelines: Sequence[Timeline],
-    width: int = LANE_WIDTH,
-    *,
-    headings: Sequence[str] | None = None,
+    timelines: Sequence[Timeline], width: int = LANE_WIDTH, *, headings: Sequence[str] | None = None
 ) -> RenderableType:
     """Timelines below each other on one scale: a row a lane, a letter for what runs.
 
@@ -85,7 +71,7 @@ def timeline_text(
                 # The legend has the letters that are there, and no others.
                 used.update({kind(span.name): _word(span.name) for span in frames})
                 parts.append(Text.assemble(f"{lane:>14} ", _lane(frames, longest, width)))
-    legend = ", ".join(f"{_LETTERS[name]} {used[name]}" for name in _LETTERS if name in used)
+    legend = ", ".join(f"{_LOOKS[name][0]} {used[name]}" for name in _LOOKS if name in used)
     parts.append(Text(f"{'':>14} {legend}", style="dim"))
     return Group(*parts)
 
@@ -116,11 +102,10 @@ def verdict_text(verdict: Verdict) -> RenderableType:
         f", {outcome} the tolerance of {units.percent(verdict.tolerance)}",
     )
     lines = Group(Text(verdict.verdict, style="bold"), "", reasons, "", comparison)
-    notes = [Text(f"! {note}", style="yellow") for note in verdict.notes]
     return Group(
         Panel(lines, title="Verdict", title_align="left", padding=(1, 2), width=BOX_WIDTH),
         waterfall_text(verdict),
-        *notes,
+        *warnings(verdict.notes),
     )
 
 
@@ -130,6 +115,7 @@ def waterfall_text(verdict: Verdict) -> RenderableType:
     rows = table(("Part", "", "Time", "Share"), right=(2, 3))
     reached = 0
     for part in verdict.waterfall:
+        # Both ends from the running sum: rounded lengths would not add up to the step.
         start = round(BAR_WIDTH * reached / total)
         reached += part.ns
         length = round(BAR_WIDTH * reached / total) - start
@@ -165,5 +151,6 @@ def _lane(frames: Sequence[Span], longest_ns: int, width: int) -> Text:
                 cells[index] = (covered, kind(span.name))
     row = Text()
     for _, name in cells:
-        row.append(_LETTERS.get(name, "."), style=_STYLES.get(name, "dim"))
+        letter, style = _LOOKS.get(name, (".", "dim"))
+        row.append(letter, style=style)
     return row

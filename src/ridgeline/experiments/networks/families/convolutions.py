@@ -5,22 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ridgeline.experiments.draws import images, labelled
 from ridgeline.experiments.networks.families.torchvision_classifiers import (
     DEPTHWISE,
     GROUPED,
     PLAIN,
     VISION_TRANSFORMER,
 )
-from ridgeline.experiments.networks.network import (
-    Network,
-    Parts,
-    Scale,
-    adamw,
-    cross_entropy,
-    images,
-    labelled,
-    sgd,
-)
+from ridgeline.experiments.networks.network import Parts, Scale, adamw, network, sgd
+from ridgeline.tasks.images import cross_entropy
 from ridgeline.tasks.resnet18 import ResNet18
 
 
@@ -68,6 +61,7 @@ class GroupedBlock(nn.Module):
 def separable_network(width: int, repeats: int, classes: int) -> nn.Module:
     """A MobileNet: a stem, separable blocks of growing width, a mean, a classifier."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width)]
+    # The first stage keeps the resolution that the stem has left.
     for stage in range(3):
         layers.append(SeparableBlock(width, 2 * width, stride=1 if stage == 0 else 2))
         width *= 2
@@ -145,31 +139,40 @@ class SmallViT(nn.Module):
         return self.classifier(self.norm(self.encoder(tokens)).mean(1))
 
 
-def _separable(scale: Scale) -> Parts:
+@network(DEPTHWISE, "MobileNet-like, batch 128 of 160 x 160", sgd)
+def _separable_cnn(scale: Scale) -> Parts:
     if scale == "gpu":
         return Parts(lambda: separable_network(64, 3, 1000), images(128, 160, 1000), cross_entropy)
     return Parts(lambda: separable_network(16, 1, 10), images(8, 32, 10), cross_entropy)
 
 
-def _grouped(scale: Scale) -> Parts:
+@network(GROUPED, "grouped convolutions, group normalisation, gates, batch 64 of 224 x 224", adamw)
+def _grouped_cnn(scale: Scale) -> Parts:
     if scale == "gpu":
         return Parts(lambda: grouped_network(96, 8, 3, 1000), images(64, 224, 1000), cross_entropy)
     return Parts(lambda: grouped_network(16, 4, 1, 10), images(8, 32, 10), cross_entropy)
 
 
-def _residual(scale: Scale) -> Parts:
+@network(PLAIN, "ResNet-18 for small images, batch 512 of 32 x 32", sgd, several_workers=True)
+def _resnet18_small_images(scale: Scale) -> Parts:
     count, side = (512, 32) if scale == "gpu" else (2, 8)
     return Parts(lambda: ResNet18(10, in_channels=3), images(count, side, 10), cross_entropy)
 
 
-def _video(scale: Scale) -> Parts:
+@network("video", "convolutions in three dimensions, batch 16 of 16 x 112 x 112", sgd)
+def _video_cnn(scale: Scale) -> Parts:
     width, count, frames, side = (32, 16, 16, 112) if scale == "gpu" else (4, 2, 8, 16)
 
     draw = labelled(count, 3, frames, side, side, classes=10)
     return Parts(lambda: video_network(width), draw, cross_entropy)
 
 
-def _vit(scale: Scale) -> Parts:
+@network(
+    VISION_TRANSFORMER,
+    "ViT-S/16 of torch's encoder layers with dropout, batch 128 of 224 x 224",
+    adamw,
+)
+def _vit_small(scale: Scale) -> Parts:
     if scale == "gpu":
         return Parts(
             lambda: SmallViT(ViTSizes(224, 16, 384, 12, 6), 1000),
@@ -179,41 +182,4 @@ def _vit(scale: Scale) -> Parts:
     return Parts(lambda: SmallViT(ViTSizes(32, 8, 64, 2, 4), 10), images(4, 32, 10), cross_entropy)
 
 
-NETWORKS = (
-    Network(
-        name="resnet18_small_images",
-        kind=PLAIN,
-        title="ResNet-18 for small images, batch 512 of 32 x 32",
-        parts=_residual,
-        make_optimizer=sgd,
-        several_workers=True,
-    ),
-    Network(
-        name="separable_cnn",
-        kind=DEPTHWISE,
-        title="MobileNet-like, batch 128 of 160 x 160",
-        parts=_separable,
-        make_optimizer=sgd,
-    ),
-    Network(
-        name="grouped_cnn",
-        kind=GROUPED,
-        title="grouped convolutions, group normalisation, gates, batch 64 of 224 x 224",
-        parts=_grouped,
-        make_optimizer=adamw,
-    ),
-    Network(
-        name="video_cnn",
-        kind="video",
-        title="convolutions in three dimensions, batch 16 of 16 x 112 x 112",
-        parts=_video,
-        make_optimizer=sgd,
-    ),
-    Network(
-        name="vit_small",
-        kind=VISION_TRANSFORMER,
-        title="ViT-S/16 of torch's encoder layers with dropout, batch 128 of 224 x 224",
-        parts=_vit,
-        make_optimizer=adamw,
-    ),
-)
+NETWORKS = (_resnet18_small_images, _separable_cnn, _grouped_cnn, _video_cnn, _vit_small)

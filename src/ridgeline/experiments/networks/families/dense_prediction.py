@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale, adamw, sgd
+from ridgeline.experiments.networks.network import Parts, Scale, adamw, network, sgd
 
 SEGMENTATION, DETECTION = "segmentation", "detection"
 FOCAL_POWER, FOCAL_WEIGHT = 2.0, 0.25
@@ -138,12 +138,24 @@ def _masks(
     return draw
 
 
+@network(
+    SEGMENTATION,
+    "U-Net of 4 levels, cross entropy and Dice, batch 16 of 256 x 256",
+    adamw,
+    several_workers=True,
+)
 def _unet(scale: Scale) -> Parts:
     width, levels, count, side = (64, 4, 16, 256) if scale == "gpu" else (8, 3, 2, 32)
     return Parts(lambda: UNet(width, levels, 8), _masks(count, side, 8), pixel_loss)
 
 
-def _fcn(scale: Scale) -> Parts:
+@network(
+    SEGMENTATION,
+    "torchvision's fcn_resnet50, a dict as output, batch 16 of 256 x 256",
+    sgd,
+    needs=("torchvision",),
+)
+def _fcn_resnet50(scale: Scale) -> Parts:
     segmentation = "torchvision.models.segmentation"
     if scale == "gpu":
 
@@ -173,6 +185,9 @@ class _NamedOutput(nn.Module):
         return {"out": self.body(x)}
 
 
+@network(
+    DETECTION, "feature pyramid with shared heads, focal and box loss, batch 16 of 512 x 512", sgd
+)
 def _detector(scale: Scale) -> Parts:
     width, pyramid, count, side, classes = (
         (64, 256, 16, 512, 80) if scale == "gpu" else (8, 16, 2, 64, 5)
@@ -189,28 +204,4 @@ def _detector(scale: Scale) -> Parts:
     return Parts(lambda: Detector(width, pyramid, classes), draw, detection_loss)
 
 
-NETWORKS = (
-    Network(
-        name="unet",
-        kind=SEGMENTATION,
-        title="U-Net of 4 levels, cross entropy and Dice, batch 16 of 256 x 256",
-        parts=_unet,
-        make_optimizer=adamw,
-        several_workers=True,
-    ),
-    Network(
-        name="fcn_resnet50",
-        kind=SEGMENTATION,
-        title="torchvision's fcn_resnet50, a dict as output, batch 16 of 256 x 256",
-        parts=_fcn,
-        make_optimizer=sgd,
-        needs=("torchvision",),
-    ),
-    Network(
-        name="detector",
-        kind=DETECTION,
-        title="feature pyramid with shared heads, focal and box loss, batch 16 of 512 x 512",
-        parts=_detector,
-        make_optimizer=sgd,
-    ),
-)
+NETWORKS = (_unet, _fcn_resnet50, _detector)

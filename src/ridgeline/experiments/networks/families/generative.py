@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale, adam, adamw
+from ridgeline.experiments.networks.network import Parts, Scale, adam, adamw, network
 
 DIFFUSION, GAN, AUTOENCODER = "diffusion", "GAN", "autoencoder"
 NOISE_STEPS = 1000
@@ -111,6 +111,7 @@ class AdversarialPair(nn.Module):
 
     def __init__(self, latent: int, width: int) -> None:
         super().__init__()
+        # From one place to 4 x 4; each of the layers behind doubles that, up to 64 x 64.
         up: list[nn.Module] = [nn.ConvTranspose2d(latent, 8 * width, 4), nn.BatchNorm2d(8 * width)]
         for factor in (8, 4, 2):
             halved = factor * width // 2
@@ -123,6 +124,7 @@ class AdversarialPair(nn.Module):
             convolution = nn.Conv2d(factor * width, 2 * factor * width, 4, 2, 1)
             down += [convolution, nn.LeakyReLU(0.2)]
         self.discriminator = nn.Sequential(*down, nn.Conv2d(8 * width, 1, 4))
+        # Gradients pass through it to the generator, and none are kept for it.
         self.discriminator.requires_grad_(requires_grad=False)
 
     def forward(self, latent: Tensor) -> Tensor:
@@ -155,6 +157,7 @@ class VAE(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Normal]:
         """Logits of the reconstruction, and the distribution of the latent vectors."""
         features = self.encoder(x)
+        # In float32: the exponential of a scale overflows in 16 bits.
         posterior = Normal(self.mean(features).float(), self.log_scale(features).float().exp())
         return self.decoder(posterior.rsample()), posterior
 
@@ -187,18 +190,26 @@ def _pictures(
     return lambda generator: (draw(shape, generator=generator),)
 
 
-def _diffusion(scale: Scale) -> Parts:
+@network(
+    DIFFUSION,
+    "U-Net with times and attention, noise drawn in the loss, batch 32 of 64 x 64",
+    adamw,
+    several_workers=True,
+)
+def _diffusion_unet(scale: Scale) -> Parts:
     width, heads, shape = (128, 4, (32, 3, 64, 64)) if scale == "gpu" else (16, 2, (2, 3, 16, 16))
     return Parts(lambda: DiffusionUNet(width, heads), _pictures(*shape), denoising_loss)
 
 
-def _adversarial(scale: Scale) -> Parts:
+@network(GAN, "generator against a frozen discriminator, batch 128 of 64 x 64", adam)
+def _dcgan_generator(scale: Scale) -> Parts:
     latent, width, count = (128, 64, 128) if scale == "gpu" else (16, 4, 4)
     return Parts(
         lambda: AdversarialPair(latent, width), _pictures(count, latent, 1, 1), deceiving_loss
     )
 
 
+@network(AUTOENCODER, "variational, of torch.distributions, 784-1024-1024-64, batch 512", adam)
 def _vae(scale: Scale) -> Parts:
     inputs, width, latent, count = (784, 1024, 64, 512) if scale == "gpu" else (64, 32, 8, 16)
     return Parts(
@@ -206,39 +217,10 @@ def _vae(scale: Scale) -> Parts:
     )
 
 
-def _repeating(scale: Scale) -> Parts:
+@network(AUTOENCODER, "convolutions down and up, batch 64 of 128 x 128", adam)
+def _conv_autoencoder(scale: Scale) -> Parts:
     width, shape = (64, (64, 3, 128, 128)) if scale == "gpu" else (8, (2, 3, 32, 32))
     return Parts(lambda: _autoencoder(width), _pictures(*shape), _repeating_loss)
 
 
-NETWORKS = (
-    Network(
-        name="diffusion_unet",
-        kind=DIFFUSION,
-        title="U-Net with times and attention, noise drawn in the loss, batch 32 of 64 x 64",
-        parts=_diffusion,
-        make_optimizer=adamw,
-        several_workers=True,
-    ),
-    Network(
-        name="dcgan_generator",
-        kind=GAN,
-        title="generator against a frozen discriminator, batch 128 of 64 x 64",
-        parts=_adversarial,
-        make_optimizer=adam,
-    ),
-    Network(
-        name="vae",
-        kind=AUTOENCODER,
-        title="variational, of torch.distributions, 784-1024-1024-64, batch 512",
-        parts=_vae,
-        make_optimizer=adam,
-    ),
-    Network(
-        name="conv_autoencoder",
-        kind=AUTOENCODER,
-        title="convolutions down and up, batch 64 of 128 x 128",
-        parts=_repeating,
-        make_optimizer=adam,
-    ),
-)
+NETWORKS = (_diffusion_unet, _dcgan_generator, _vae, _conv_autoencoder)

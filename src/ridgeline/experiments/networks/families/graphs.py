@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale, adam
+from ridgeline.experiments.networks.network import Parts, Scale, adam, network
 
 GRAPH = "graph"
 
@@ -102,6 +102,7 @@ def _graph(
     return draw
 
 
+@network(GRAPH, "3 layers with index_add, 50,000 nodes, 500,000 edges", adam)
 def _message_passing(scale: Scale) -> Parts:
     nodes, edges, features, width = (
         (50_000, 500_000, 64, 64) if scale == "gpu" else (200, 1000, 16, 32)
@@ -111,7 +112,8 @@ def _message_passing(scale: Scale) -> Parts:
     )
 
 
-def _attention(scale: Scale) -> Parts:
+@network(GRAPH, "2 layers of 8 heads, softmax by scatters, 20,000 nodes, 200,000 edges", adam)
+def _graph_attention(scale: Scale) -> Parts:
     nodes, edges, features, width, heads = (
         (20_000, 200_000, 128, 32, 8) if scale == "gpu" else (100, 500, 16, 8, 2)
     )
@@ -122,19 +124,4 @@ def _attention(scale: Scale) -> Parts:
     )
 
 
-NETWORKS = (
-    Network(
-        name="message_passing",
-        kind=GRAPH,
-        title="3 layers with index_add, 50,000 nodes, 500,000 edges",
-        parts=_message_passing,
-        make_optimizer=adam,
-    ),
-    Network(
-        name="graph_attention",
-        kind=GRAPH,
-        title="2 layers of 8 heads, softmax by scatters, 20,000 nodes, 200,000 edges",
-        parts=_attention,
-        make_optimizer=adam,
-    ),
-)
+NETWORKS = (_message_passing, _graph_attention)

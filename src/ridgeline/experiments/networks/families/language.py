@@ -3,14 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.network import (
-    Network,
-    Parts,
-    Scale,
-    adamw,
-    next_tokens,
-    token_loss,
-)
+from ridgeline.experiments.draws import next_tokens
+from ridgeline.experiments.networks.network import Parts, Scale, adamw, network, token_loss
 from ridgeline.tasks.gpt2 import GPT2, GPT2Config, next_token_loss
 
 ENCODER, DECODER, BOTH = "encoder", "decoder", "encoder-decoder"
@@ -46,7 +40,13 @@ class MaskedEncoder(nn.Module):
         return self.output(self.encoder(x, src_key_padding_mask=is_padding))
 
 
-def _encoder(scale: Scale) -> Parts:
+@network(
+    ENCODER,
+    "torch's encoder of 6 layers with padding and dropout, 32 x 256 tokens",
+    adamw,
+    several_workers=True,
+)
+def _masked_encoder(scale: Scale) -> Parts:
     count, length, vocabulary = (32, 256, 16000) if scale == "gpu" else (4, 32, 200)
     width, blocks, heads = (512, 6, 8) if scale == "gpu" else (64, 2, 4)
 
@@ -54,6 +54,7 @@ def _encoder(scale: Scale) -> Parts:
         # From 1 on: 0 stands for tokens that are to be predicted.
         tokens = torch.randint(1, vocabulary, (count, length), generator=generator)
         lengths = torch.randint(length // 2, length + 1, (count, 1), generator=generator)
+        # Half of the places at most, so that every sequence has tokens to predict.
         is_padding = torch.arange(length)[None] >= lengths
         is_predicted = (torch.rand(count, length, generator=generator) < MASKED) & ~is_padding
         labels = tokens.masked_fill(~is_predicted, NOT_COUNTED)
@@ -82,6 +83,7 @@ class Translator(nn.Module):
         return self.output(features)
 
 
+@network(BOTH, "nn.Transformer of 6 + 6 layers, causal mask, dropout, 64 x 128 tokens", adamw)
 def _translator(scale: Scale) -> Parts:
     count, length, vocabulary = (64, 128, 16000) if scale == "gpu" else (4, 16, 200)
     width, blocks, heads = (512, 6, 8) if scale == "gpu" else (64, 1, 4)
@@ -98,7 +100,14 @@ def _translator(scale: Scale) -> Parts:
     return Parts(lambda: Translator(vocabulary, width, blocks, heads), draw, loss_fn)
 
 
-def _decoder(scale: Scale) -> Parts:
+@network(
+    DECODER,
+    "GPT-2 of our tasks with dropout, clipping, 8 x 1024 tokens",
+    adamw,
+    clip_norm=1.0,
+    several_workers=True,
+)
+def _gpt2_dropout(scale: Scale) -> Parts:
     count = 8 if scale == "gpu" else 2
     config = GPT2Config(dropout=0.1)
     if scale == "cpu":
@@ -110,29 +119,4 @@ def _decoder(scale: Scale) -> Parts:
     return Parts(lambda: GPT2(config), draw, next_token_loss)
 
 
-NETWORKS = (
-    Network(
-        name="masked_encoder",
-        kind=ENCODER,
-        title="torch's encoder of 6 layers with padding and dropout, 32 x 256 tokens",
-        parts=_encoder,
-        make_optimizer=adamw,
-        several_workers=True,
-    ),
-    Network(
-        name="gpt2_dropout",
-        kind=DECODER,
-        title="GPT-2 of our tasks with dropout, clipping, 8 x 1024 tokens",
-        parts=_decoder,
-        make_optimizer=adamw,
-        clip_norm=1.0,
-        several_workers=True,
-    ),
-    Network(
-        name="translator",
-        kind=BOTH,
-        title="nn.Transformer of 6 + 6 layers, causal mask, dropout, 64 x 128 tokens",
-        parts=_translator,
-        make_optimizer=adamw,
-    ),
-)
+NETWORKS = (_masked_encoder, _gpt2_dropout, _translator)

@@ -7,16 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.experiments.networks.network import (
-    Network,
-    Parts,
-    Scale,
-    adam,
-    adamw,
-    cross_entropy,
-    labelled,
-    perceptron,
-)
+from ridgeline.experiments.draws import labelled
+from ridgeline.experiments.networks.network import Parts, Scale, adam, adamw, network, perceptron
+from ridgeline.tasks.images import cross_entropy
 
 PERCEPTRON, EXPERTS, PHYSICS, CONTRASTIVE = (
     "perceptron",
@@ -63,6 +56,7 @@ class Experts(nn.Module):
             if token.numel():
                 out = expert(x[token]) * weights[token, place, None]
                 total = total.index_add(0, token, out.to(total.dtype))
+        # By the first choice alone, as the loss of Switch Transformers counts tokens.
         used = nn.functional.one_hot(picked[:, 0], share.shape[1]).float().mean(0)
         return Routed(total, (used * share.mean(0)).sum() * share.shape[1])
 
@@ -119,19 +113,29 @@ def contrastive_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(first @ second.T / TEMPERATURE, labels)
 
 
+def nadam(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
+    """NAdam, which has no fused form."""
+    return torch.optim.NAdam(parameters, lr=1e-3, **options)
+
+
+@network(PERCEPTRON, "4 layers of 2048, batch 4096", adam, several_workers=True)
 def _mlp(scale: Scale) -> Parts:
     count, width = (4096, 2048) if scale == "gpu" else (32, 128)
     draw = labelled(count, width, classes=10)
     return Parts(lambda: perceptron(width, width, width, width, 10), draw, cross_entropy)
 
 
+@network(PERCEPTRON, "64-64-64-10, batch 64: a step that is all launching", adam)
 def _small_mlp(scale: Scale) -> Parts:
     width = 64 if scale == "gpu" else 32
     draw = labelled(64, width, classes=10)
     return Parts(lambda: perceptron(width, width, width, 10), draw, cross_entropy)
 
 
-def _experts(scale: Scale) -> Parts:
+@network(
+    EXPERTS, "4 layers of 8 experts, top-2 routing that depends on the data, 8192 tokens", adamw
+)
+def _mixture_of_experts(scale: Scale) -> Parts:
     vocabulary, width, layers, experts, count = (
         (8000, 512, 4, 8, 8192) if scale == "gpu" else (100, 32, 2, 4, 64)
     )
@@ -143,7 +147,8 @@ def _experts(scale: Scale) -> Parts:
     return Parts(lambda: ExpertsModel(vocabulary, width, layers, experts), draw, routed_loss)
 
 
-def _heat(scale: Scale) -> Parts:
+@network(PHYSICS, "5 layers of 256, derivatives twice, 16,384 points", adam)
+def _heat_equation(scale: Scale) -> Parts:
     count, width = (16_384, 256) if scale == "gpu" else (64, 32)
 
     def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -157,6 +162,7 @@ def _heat(scale: Scale) -> Parts:
     )
 
 
+@network(CONTRASTIVE, "two forward passes of one network, NAdam, batch 1024", nadam)
 def _contrastive(scale: Scale) -> Parts:
     count, width = (1024, 1024) if scale == "gpu" else (16, 64)
 
@@ -172,46 +178,4 @@ def _contrastive(scale: Scale) -> Parts:
     return Parts(make, draw, contrastive_loss)
 
 
-def nadam(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """NAdam, which has no fused form."""
-    return torch.optim.NAdam(parameters, lr=1e-3, **options)
-
-
-NETWORKS = (
-    Network(
-        name="mlp",
-        kind=PERCEPTRON,
-        title="4 layers of 2048, batch 4096",
-        parts=_mlp,
-        make_optimizer=adam,
-        several_workers=True,
-    ),
-    Network(
-        name="small_mlp",
-        kind=PERCEPTRON,
-        title="64-64-64-10, batch 64: a step that is all launching",
-        parts=_small_mlp,
-        make_optimizer=adam,
-    ),
-    Network(
-        name="mixture_of_experts",
-        kind=EXPERTS,
-        title="4 layers of 8 experts, top-2 routing that depends on the data, 8192 tokens",
-        parts=_experts,
-        make_optimizer=adamw,
-    ),
-    Network(
-        name="heat_equation",
-        kind=PHYSICS,
-        title="5 layers of 256, derivatives twice, 16,384 points",
-        parts=_heat,
-        make_optimizer=adam,
-    ),
-    Network(
-        name="contrastive",
-        kind=CONTRASTIVE,
-        title="two forward passes of one network, NAdam, batch 1024",
-        parts=_contrastive,
-        make_optimizer=nadam,
-    ),
-)
+NETWORKS = (_mlp, _small_mlp, _mixture_of_experts, _heat_equation, _contrastive)

@@ -5,14 +5,9 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.network import (
-    Network,
-    Parts,
-    Scale,
-    adam,
-    cross_entropy,
-    labelled,
-)
+from ridgeline.experiments.draws import labelled
+from ridgeline.experiments.networks.network import Parts, Scale, adam, network
+from ridgeline.tasks.images import cross_entropy
 
 POINTS = "point cloud"
 CLASSES = 40
@@ -72,19 +67,12 @@ class PointNetwork(nn.Module):
         return self.classifier(torch.cat([features.amax(1), features.mean(1)], 1))
 
 
-def _points(scale: Scale) -> Parts:
+@network(POINTS, "4 edge convolutions over 20 nearest neighbours, batch 32 of 1024 points", adam)
+def _point_cloud(scale: Scale) -> Parts:
     count, points, width, neighbours = (32, 1024, 64, 20) if scale == "gpu" else (2, 64, 8, 4)
 
     draw = labelled(count, points, 3, classes=CLASSES)
     return Parts(lambda: PointNetwork(width, neighbours), draw, cross_entropy)
 
 
-NETWORKS = (
-    Network(
-        name="point_cloud",
-        kind=POINTS,
-        title="4 edge convolutions over 20 nearest neighbours, batch 32 of 1024 points",
-        parts=_points,
-        make_optimizer=adam,
-    ),
-)
+NETWORKS = (_point_cloud,)

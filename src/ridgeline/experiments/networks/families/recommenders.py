@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale, perceptron
+from ridgeline.experiments.networks.network import Parts, Scale, network, perceptron
 
 RECOMMENDER = "recommender"
 TABLES = 26
@@ -27,6 +27,7 @@ class DLRM(nn.Module):
         self.bottom = perceptron(DENSE, 8 * width, 2 * width, width)
         pairs = (TABLES + 1) * TABLES // 2
         self.top = perceptron(pairs + width, 16 * width, 8 * width, 1)
+        # Each pair once, and none with itself: an index into the flattened products.
         above = torch.triu_indices(TABLES + 1, TABLES + 1, offset=1)
         self.register_buffer("above", above[0] * (TABLES + 1) + above[1])
 
@@ -85,6 +86,21 @@ class SkipGram(nn.Module):
         return torch.einsum("nw,nkw->nk", self.centre(centre), self.context(context))
 
 
+def _plain_sgd(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, **options)
+
+
+def adagrad(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
+    """Adagrad, whose steps follow how often a row was used."""
+    return torch.optim.Adagrad(parameters, lr=0.01, **options)
+
+
+@network(
+    RECOMMENDER,
+    "26 embedding bags of 100,000 rows, products in pairs, SGD, batch 2048",
+    _plain_sgd,
+    several_workers=True,
+)
 def _dlrm(scale: Scale) -> Parts:
     rows, width, count, in_bag = (100_000, 64, 2048, 4) if scale == "gpu" else (500, 8, 32, 2)
 
@@ -102,6 +118,11 @@ def _dlrm(scale: Scale) -> Parts:
     return Parts(lambda: DLRM(rows, width), draw, loss_fn)
 
 
+@network(
+    RECOMMENDER,
+    "wide & deep of 26 fields in one table, a dict as output, Adagrad, batch 4096",
+    adagrad,
+)
 def _wide_and_deep(scale: Scale) -> Parts:
     rows, width, count, fields = (200_000, 32, 4096, 26) if scale == "gpu" else (1000, 8, 64, 10)
 
@@ -115,7 +136,13 @@ def _wide_and_deep(scale: Scale) -> Parts:
     return Parts(lambda: WideAndDeep(rows, width, fields), draw, loss_fn)
 
 
-def _skip_gram(scale: Scale) -> Parts:
+@network(
+    RECOMMENDER,
+    "word vectors with sparse gradients, Adagrad, batch 4096 x 16",
+    adagrad,
+    is_sparse=True,
+)
+def _skip_gram_sparse(scale: Scale) -> Parts:
     words, width, count, others = (100_000, 256, 4096, 16) if scale == "gpu" else (1000, 16, 64, 4)
 
     def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -125,43 +152,11 @@ def _skip_gram(scale: Scale) -> Parts:
     def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         products = model(*batch)
         is_real = torch.zeros_like(products)
+        # The first of the words is the neighbour, the others were drawn at random.
         is_real[:, 0] = 1.0
         return nn.functional.binary_cross_entropy_with_logits(products, is_real)
 
     return Parts(lambda: SkipGram(words, width), draw, loss_fn)
 
 
-def _plain_sgd(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, **options)
-
-
-def adagrad(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """Adagrad, whose steps follow how often a row was used."""
-    return torch.optim.Adagrad(parameters, lr=0.01, **options)
-
-
-NETWORKS = (
-    Network(
-        name="dlrm",
-        kind=RECOMMENDER,
-        title="26 embedding bags of 100,000 rows, products in pairs, SGD, batch 2048",
-        parts=_dlrm,
-        make_optimizer=_plain_sgd,
-        several_workers=True,
-    ),
-    Network(
-        name="wide_and_deep",
-        kind=RECOMMENDER,
-        title="wide & deep of 26 fields in one table, a dict as output, Adagrad, batch 4096",
-        parts=_wide_and_deep,
-        make_optimizer=adagrad,
-    ),
-    Network(
-        name="skip_gram_sparse",
-        kind=RECOMMENDER,
-        title="word vectors with sparse gradients, Adagrad, batch 4096 x 16",
-        parts=_skip_gram,
-        make_optimizer=adagrad,
-        is_sparse=True,
-    ),
-)
+NETWORKS = (_dlrm, _wide_and_deep, _skip_gram_sparse)

@@ -8,16 +8,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import Optimizer
 
-from ridgeline.experiments.networks.network import (
-    Network,
-    Parts,
-    Scale,
-    adam,
-    cross_entropy,
-    labelled,
-    next_tokens,
-    token_loss,
-)
+from ridgeline.experiments.draws import labelled, next_tokens
+from ridgeline.experiments.networks.network import Parts, Scale, adam, network, token_loss
+from ridgeline.tasks.images import cross_entropy
 
 RECURRENT = "recurrent"
 
@@ -52,6 +45,7 @@ class GRUClassifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch of signals."""
         _, last = self.gru(x)
+        # The last layer, forward and backward.
         return self.classifier(torch.cat([last[-2], last[-1]], 1))
 
 
@@ -94,20 +88,34 @@ class CellLoop(nn.Module):
         return self.classifier(state)
 
 
-def _language_model(scale: Scale) -> Parts:
+def rmsprop(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
+    """RMSprop, which has no fused form."""
+    return torch.optim.RMSprop(parameters, lr=1e-3, **options)
+
+
+@network(
+    RECURRENT,
+    "2 LSTM layers of 650 with dropout, clipping, 64 x 70 tokens",
+    adam,
+    clip_norm=0.25,
+    several_workers=True,
+)
+def _lstm_language_model(scale: Scale) -> Parts:
     vocabulary, width, count, length = (10000, 650, 64, 70) if scale == "gpu" else (200, 64, 8, 16)
 
     draw = next_tokens(count, length, vocabulary)
     return Parts(lambda: LSTMLanguageModel(vocabulary, width), draw, token_loss)
 
 
-def _gru(scale: Scale) -> Parts:
+@network(RECURRENT, "2 bidirectional GRU layers of 512, RMSprop, 128 x 200", rmsprop)
+def _gru_classifier(scale: Scale) -> Parts:
     count, length, channels, width = (128, 200, 64, 512) if scale == "gpu" else (8, 20, 8, 32)
     draw = labelled(count, length, channels, classes=10)
     return Parts(lambda: GRUClassifier(channels, width, 10), draw, cross_entropy)
 
 
-def _packed(scale: Scale) -> Parts:
+@network(RECURRENT, "bidirectional LSTM over packed sequences, 64 x up to 100 tokens", adam)
+def _packed_lstm(scale: Scale) -> Parts:
     vocabulary, width, count, length = (10000, 512, 64, 100) if scale == "gpu" else (200, 32, 8, 16)
     tags = 20
 
@@ -121,47 +129,11 @@ def _packed(scale: Scale) -> Parts:
     return Parts(lambda: PackedTagger(vocabulary, width, tags), draw, token_loss)
 
 
-def _cells(scale: Scale) -> Parts:
+@network(RECURRENT, "GRU cell in a Python loop of 50, batch 64", adam, clip_norm=1.0)
+def _cell_loop(scale: Scale) -> Parts:
     count, length, channels, width = (64, 50, 64, 256) if scale == "gpu" else (8, 10, 8, 32)
     draw = labelled(count, length, channels, classes=10)
     return Parts(lambda: CellLoop(channels, width, 10), draw, cross_entropy)
 
 
-def rmsprop(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """RMSprop, which has no fused form."""
-    return torch.optim.RMSprop(parameters, lr=1e-3, **options)
-
-
-NETWORKS = (
-    Network(
-        name="lstm_language_model",
-        kind=RECURRENT,
-        title="2 LSTM layers of 650 with dropout, clipping, 64 x 70 tokens",
-        parts=_language_model,
-        make_optimizer=adam,
-        clip_norm=0.25,
-        several_workers=True,
-    ),
-    Network(
-        name="gru_classifier",
-        kind=RECURRENT,
-        title="2 bidirectional GRU layers of 512, RMSprop, 128 x 200",
-        parts=_gru,
-        make_optimizer=rmsprop,
-    ),
-    Network(
-        name="packed_lstm",
-        kind=RECURRENT,
-        title="bidirectional LSTM over packed sequences, 64 x up to 100 tokens",
-        parts=_packed,
-        make_optimizer=adam,
-    ),
-    Network(
-        name="cell_loop",
-        kind=RECURRENT,
-        title="GRU cell in a Python loop of 50, batch 64",
-        parts=_cells,
-        make_optimizer=adam,
-        clip_norm=1.0,
-    ),
-)
+NETWORKS = (_lstm_language_model, _gru_classifier, _packed_lstm, _cell_loop)

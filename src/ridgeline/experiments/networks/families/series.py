@@ -3,14 +3,9 @@
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from ridgeline.experiments.networks.network import (
-    Network,
-    Parts,
-    Scale,
-    adam,
-    cross_entropy,
-    labelled,
-)
+from ridgeline.experiments.draws import labelled
+from ridgeline.experiments.networks.network import Parts, Scale, adam, network
+from ridgeline.tasks.images import cross_entropy
 
 SERIES = "time series"
 CLASSES = 10
@@ -56,7 +51,13 @@ class CausalNetwork(nn.Module):
         return self.output(self.blocks(x)[:, :, -1])
 
 
-def _series(scale: Scale) -> Parts:
+@network(
+    SERIES,
+    "8 blocks of causal convolutions with normalised weights, batch 64 of 512 moments",
+    adam,
+    clip_norm=1.0,
+)
+def _causal_convolutions(scale: Scale) -> Parts:
     count, length, inputs, width, blocks = (
         (64, 512, 8, 128, 8) if scale == "gpu" else (4, 32, 4, 16, 3)
     )
@@ -65,13 +66,4 @@ def _series(scale: Scale) -> Parts:
     return Parts(lambda: CausalNetwork(inputs, width, blocks), draw, cross_entropy)
 
 
-NETWORKS = (
-    Network(
-        name="causal_convolutions",
-        kind=SERIES,
-        title="8 blocks of causal convolutions with normalised weights, batch 64 of 512 moments",
-        parts=_series,
-        make_optimizer=adam,
-        clip_norm=1.0,
-    ),
-)
+NETWORKS = (_causal_convolutions,)

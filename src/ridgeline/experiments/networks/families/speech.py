@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.network import Network, Parts, Scale, adamw
+from ridgeline.experiments.networks.network import Parts, Scale, adamw, network
 
 SPEECH = "speech"
 SYMBOLS = 32
@@ -19,6 +19,7 @@ class ConformerBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, kernel: int, dropout: float = 0.1) -> None:
         super().__init__()
+        # Each is added by half, so that both together are one perceptron.
         self.before, self.after = (_half(width, dropout) for _ in range(2))
         self.attention_norm = nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)
@@ -121,32 +122,18 @@ def _spoken(shape: tuple[int, ...], most: int) -> Callable[[torch.Generator], tu
     return draw
 
 
-def _conformer(scale: Scale) -> Parts:
+@network(SPEECH, "8 conformer blocks of width 256, CTC, 16 x 800 frames", adamw, clip_norm=5.0)
+def _conformer_ctc(scale: Scale) -> Parts:
     bands, width, blocks, heads, shape, most = (
         (80, 256, 8, 4, (16, 800, 80), 60) if scale == "gpu" else (16, 32, 1, 2, (2, 64, 16), 5)
     )
     return Parts(lambda: Conformer(bands, width, blocks, heads), _spoken(shape, most), ctc_loss)
 
 
-def _wave(scale: Scale) -> Parts:
+@network(SPEECH, "convolutions over waves, GRU, CTC, 16 x 64,000 samples", adamw)
+def _wave_gru_ctc(scale: Scale) -> Parts:
     width, shape, most = (256, (16, 64_000), 60) if scale == "gpu" else (16, (2, 4000), 5)
     return Parts(lambda: WaveGRU(width), _spoken(shape, most), ctc_loss)
 
 
-NETWORKS = (
-    Network(
-        name="conformer_ctc",
-        kind=SPEECH,
-        title="8 conformer blocks of width 256, CTC, 16 x 800 frames",
-        parts=_conformer,
-        make_optimizer=adamw,
-        clip_norm=5.0,
-    ),
-    Network(
-        name="wave_gru_ctc",
-        kind=SPEECH,
-        title="convolutions over waves, GRU, CTC, 16 x 64,000 samples",
-        parts=_wave,
-        make_optimizer=adamw,
-    ),
-)
+NETWORKS = (_conformer_ctc, _wave_gru_ctc)

@@ -7,16 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from ridgeline.experiments.networks.network import (
-    MakeOptimizer,
-    Network,
-    Parts,
-    Scale,
-    adamw,
-    cross_entropy,
-    images,
-    sgd,
-)
+from ridgeline.experiments.draws import images
+from ridgeline.experiments.networks.network import MakeOptimizer, Network, Parts, Scale, adamw, sgd
+from ridgeline.tasks.images import cross_entropy
 
 CLASSES = 1000
 SIDE = 224
@@ -24,6 +17,7 @@ SIDE = 224
 FEW = 10
 
 
+# By name: a catalog is listed where torchvision is not installed, too.
 def models() -> Any:
     """`torchvision.models`, imported when it is needed."""
     return importlib.import_module("torchvision.models")
@@ -54,11 +48,7 @@ def _small_densenet() -> nn.Module:
 
 def _small_efficientnet() -> nn.Module:
     block = partial(models().efficientnet.MBConvConfig, width_mult=0.5, depth_mult=0.5)
-    settings = [
-        block(1, 3, 1, 32, 16, 1),
-        block(6, 3, 2, 16, 24, 2),
-        block(6, 5, 2, 24, 40, 2),
-    ]
+    settings = [block(1, 3, 1, 32, 16, 1), block(6, 3, 2, 16, 24, 2), block(6, 5, 2, 24, 40, 2)]
     return models().EfficientNet(settings, dropout=0.2, num_classes=FEW, last_channel=128)
 
 
@@ -165,12 +155,7 @@ NETWORKS = (
     _classifier("regnet_y_1_6gf", GROUPED, 128, _small_regnet),
     _classifier("shufflenet_v2_x1_0", DEPTHWISE, 256, _small_shufflenet),
     _classifier(
-        "vit_b_16",
-        VISION_TRANSFORMER,
-        64,
-        _small_vit,
-        make_optimizer=adamw,
-        several_workers=True,
+        "vit_b_16", VISION_TRANSFORMER, 64, _small_vit, make_optimizer=adamw, several_workers=True
     ),
     _classifier("swin_t", VISION_TRANSFORMER, 64, _small_swin, make_optimizer=adamw),
 )

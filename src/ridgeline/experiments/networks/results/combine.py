@@ -23,6 +23,7 @@ def combined(
     """
     answers = {task: reply.answer for task, reply in replies.items()}
     contest, plan = answers.get("contest", NetworkAnswer()), answers.get("plan", NetworkAnswer())
+    # A process that did nothing but choose comes before one in which other forms ran besides.
     told = plan if plan.headline is not None else contest
     check = answers.get("check", NetworkAnswer())
     return NetworkResult(
@@ -58,6 +59,7 @@ def _forms(
             rows[row.form] = msgspec.structs.replace(row, step_s=None, reason=reason)
     reply = replies.get("contest")
     if reply is not None and reply.reason:
+        # Rows were written as they came; those without a time wait for turns that never were.
         rows = {name: _ended(row, reply.reason) for name, row in rows.items()}
         if AUTO not in rows:
             rows[AUTO] = FormRow(form=AUTO, kind="ridgeline", reason=reply.reason)
@@ -74,6 +76,8 @@ def _ended(row: FormRow, reason: str) -> FormRow:
 def _starts(answers: Mapping[Task, NetworkAnswer]) -> Starts:
     """In a contest `auto` starts for the second time, if it had a first one to itself."""
     contest_s = answers["contest"].first_s if "contest" in answers else None
+    # Without that task the contest is the first to choose, so that its seconds are those of a first
+    # start.
     has_first = "plan" in answers
     return Starts(
         plan_s=answers["plan"].first_s if has_first else contest_s,

@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ridgeline.experiments.networks.result import FormRow, NetworkResult, NetworksExperiment
-from ridgeline.experiments.networks.results.summary import Summary, start_lines, summarise
+from ridgeline.experiments.networks.results.summary import summarise
 from ridgeline.experiments.networks.results.text import (
     NONE,
-    errors_words,
     milliseconds,
     prediction_cells,
-    ratio,
     speed_cells,
+    summary_rows,
     tried_cells,
 )
+from ridgeline.experiments.ways.text import versions_words
 
 HEAD = """# Speed and accuracy on everyday networks
 
@@ -82,17 +82,20 @@ def _joined(earlier: NetworkResult | None, later: NetworkResult) -> NetworkResul
 
 def _section(experiment: NetworksExperiment) -> Iterator[str]:
     ran = tuple(row for row in experiment.networks if not row.reason)
-    versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
+    versions = versions_words(experiment.versions)
     # 0 stands for as many as fill a turn.
     steps = experiment.steps or "some"
+    budget_s = experiment.budget_s
+    budget = "" if budget_s is None else f"; seconds={budget_s:g} to choose in"
     yield f"## {experiment.hardware}"
     yield ""
     yield (
         f"Newest run: {experiment.date}; {versions}; allow={experiment.allow!r}; {experiment.turns} turns "
-        f"of {steps} steps{_budget(experiment)}.{SMALL_NETWORKS if experiment.scale == 'cpu' else ''}"
+        f"of {steps} steps{budget}.{SMALL_NETWORKS if experiment.scale == 'cpu' else ''}"
     )
     yield ""
-    yield from _summary(summarise(ran, experiment.allow))
+    rows = list(summary_rows(summarise(ran, experiment.allow)))
+    yield from _markdown(("What", "Figure"), rows, numbers=())
     yield ""
     yield "Milliseconds a step:"
     yield ""
@@ -107,39 +110,18 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
     yield from _tried(ran)
     left_out = [row for row in experiment.networks if row.reason]
     notes = [*experiment.notes, *(f"{row.network}: {row.reason}" for row in left_out)]
-    notes += [_why(result, row) for result in ran for row in result.forms if row.reason]
+    notes += [
+        f"{result.network}, {row.form}: {row.reason}"
+        for result in ran
+        for row in result.forms
+        if row.reason
+    ]
     if notes:
         yield ""
         yield "Not in the tables, and why:"
         yield ""
         yield from (f"- {_plain_text(note)}" for note in notes)
     yield ""
-
-
-def _summary(found: Summary) -> Iterator[str]:
-    rows: list[tuple[str, str]] = [("networks timed", str(found.timed))]
-    if found.failed:
-        rows.append(("`auto` failed on", ", ".join(found.failed)))
-    if found.cut:
-        rows.append(("`auto` chose a plan, and no turns were left, on", ", ".join(found.cut)))
-    for what, worst, mean in (
-        ("best plain form", found.worst_over_plain, found.over_plain),
-        ("best a script can do", found.worst_over_hand, found.over_hand),
-    ):
-        if worst is not None:
-            rows.append((f"`auto` over the {what}, worst", f"{worst[0]:.3f} ({worst[1]})"))
-            rows.append((f"`auto` over the {what}, geometric mean", ratio(mean)))
-    rows.append(("times faster than `torch.compile`, geometric mean", ratio(found.over_compile)))
-    for when, by_family in (("before any trial", found.before), ("after trials", found.after)):
-        for family, errors in by_family.items():
-            rows.append((f"error {when}, {family}", errors_words(errors)))
-    if found.drift is not None:
-        rows.append(("an eager step, from its trial to its turns", errors_words(found.drift)))
-    rows.extend(start_lines(found))
-    if found.checked:
-        equal = found.checked - len(found.unequal)
-        rows.append(("ten steps equal the plain loop's", f"{equal} of {found.checked}"))
-    yield from _markdown(("What", "Figure"), rows, numbers=())
 
 
 def _speed(results: Sequence[NetworkResult]) -> Iterator[str]:
@@ -192,13 +174,5 @@ def _plain_text(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("[", "(").replace("]", ")")
 
 
-def _budget(experiment: NetworksExperiment) -> str:
-    return "" if experiment.budget_s is None else f"; seconds={experiment.budget_s:g} to choose in"
-
-
 def _ms(row: FormRow | None) -> str:
     return NONE if row is None else milliseconds(row.step_s)
-
-
-def _why(result: NetworkResult, row: FormRow) -> str:
-    return f"{result.network}, {row.form}: {row.reason}"

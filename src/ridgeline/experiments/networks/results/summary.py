@@ -86,8 +86,8 @@ def summarise(results: Sequence[NetworkResult], allow: Sequence[str] = ()) -> Su
         over_plain=geometric_mean([ratio for ratio, _ in plain]),
         over_hand=geometric_mean([ratio for ratio, _ in hand]),
         over_compile=geometric_mean([ratio for ratio, _ in compiled]),
-        before=_by_family(results, is_after=False),
-        after=_by_family(results, is_after=True),
+        before=_by_family(pair for one in results for pair in _before(one)),
+        after=_by_family(pair for one in results for pair in _after(one)),
         drift=errors_of(itertools.chain.from_iterable(_drifts(one, allow) for one in results)),
         first_start=_waits(
             (one.network, one.starts.plan_s, one.starts.compile_s, FIRST_START_SHARE)
@@ -131,6 +131,7 @@ def errors_of(figures: Iterable[float]) -> Errors | None:
 
     Source: the nearest rank, so that both are errors that occurred.
     """
+    # By size alone: a prediction that is too fast is as wrong as one that is too slow.
     ordered = sorted(abs(figure) for figure in figures)
     if not ordered:
         return None
@@ -177,29 +178,26 @@ def spread_of(result: NetworkResult) -> float | None:
     return None if trained is None else trained.spread
 
 
-def _by_family(results: Sequence[NetworkResult], *, is_after: bool) -> dict[Family, Errors]:
-    found: dict[Family, Errors] = {}
-    for family in FAMILIES:
-        figures: list[float] = []
-        for result in results:
-            figures += _family_errors(result, family, is_after=is_after)
-        errors = errors_of(figures)
-        if errors is not None:
-            found[family] = errors
-    return found
+def _by_family(pairs: Iterable[tuple[Family, float]]) -> dict[Family, Errors]:
+    """Of families of execution and errors; families in their own order."""
+    # Read once for each family, which an iterator would not survive.
+    found = list(pairs)
+    by_family = {f: errors_of(figure for family, figure in found if family == f) for f in FAMILIES}
+    return {family: errors for family, errors in by_family.items() if errors is not None}
 
 
-def _family_errors(result: NetworkResult, family: Family, *, is_after: bool) -> list[float]:
-    """Before: of all tried plans. After: of what was expected when training began."""
-    if is_after:
-        _, after = headline_errors(result)
-        told = result.headline
-        return [after] if after is not None and told is not None and told.family == family else []
-    return [
-        error(plan.before_s, plan.measured_s)
-        for plan in result.tried
-        if plan.measured_s is not None and plan.family == family
-    ]
+def _before(result: NetworkResult) -> Iterator[tuple[Family, float]]:
+    """Of all tried plans, before any trial."""
+    for plan in result.tried:
+        if plan.measured_s is not None:
+            yield plan.family, error(plan.before_s, plan.measured_s)
+
+
+def _after(result: NetworkResult) -> Iterator[tuple[Family, float]]:
+    """Of what was expected when training began."""
+    _, after = headline_errors(result)
+    if after is not None and result.headline is not None:
+        yield result.headline.family, after
 
 
 def _drifts(result: NetworkResult, allow: Sequence[str]) -> Iterator[float]:
@@ -214,9 +212,7 @@ def _drifts(result: NetworkResult, allow: Sequence[str]) -> Iterator[float]:
             yield error(plan.measured_s, row.step_s.value)
 
 
-def _waits(
-    starts: Iterable[tuple[str, float | None, float | None, float]],
-) -> Waits | None:
+def _waits(starts: Iterable[tuple[str, float | None, float | None, float]]) -> Waits | None:
     """Of names, seconds to a plan, those of the compiler, and how many times those are taken off."""
     found = [
         (plan_s - share * compile_s, network)

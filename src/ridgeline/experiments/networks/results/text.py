@@ -26,18 +26,32 @@ from ridgeline.experiments.networks.results.summary import (
     summarise,
     times_faster_than_compile,
 )
+from ridgeline.experiments.ways.text import versions_words
 from ridgeline.machine import Quantity
-from ridgeline.reporting.terminal.text import table, title
+from ridgeline.reporting.terminal.text import table, title, warnings
 
 NONE = "-"
 
 
+def _known(show: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Shows a figure, where there is one."""
+    return lambda figure: NONE if figure is None else show(figure)
+
+
+seconds = _known(units.seconds)
+ratio = _known("{:.2f}".format)
+percent = _known("{:+.1%}".format)
+"""Of errors, which have a sign."""
+share = _known(units.percent)
+
+
 def experiment_text(experiment: NetworksExperiment) -> RenderableType:
     """All tables, what they come to, and notes."""
-    versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
+    versions = versions_words(experiment.versions)
     allowed = f"allowed: {', '.join(experiment.allow) or 'nothing'}"
     line = f"{experiment.hardware}; {versions}; {allowed}; {experiment.date}"
     results = experiment.networks
+    found = summarise(results, experiment.allow)
     return Group(
         title("Networks", line),
         speed_table(results),
@@ -45,8 +59,10 @@ def experiment_text(experiment: NetworksExperiment) -> RenderableType:
         prediction_table(results),
         title("Every tried plan", "predicted before any trial, after trials, and measured"),
         tried_table(results),
-        *(Text(one) for one in summary_lines(summarise(results, experiment.allow))),
-        *(Text(f"! {note}", style="yellow") for note in _notes(experiment)),
+        # Marks are Markdown's, which the page shares these lines with.
+        *(Text(f"{what}: {told}".replace("`", "")) for what, told in summary_rows(found)),
+        *([Text(f"not equal: {', '.join(found.unequal)}")] if found.unequal else []),
+        *warnings(_notes(experiment)),
     )
 
 
@@ -57,6 +73,7 @@ def network_line(result: NetworkResult) -> str:
     row = result.form(AUTO)
     if row is None:
         return f"{result.network}: done in {units.seconds(result.seconds)}"
+    # It ran, so that this is no failure of the form.
     if row.was_cut:
         return f"{result.network}: auto chose {_chosen_words(result)}; {row.reason}"
     if row.step_s is None:
@@ -166,33 +183,30 @@ def tried_cells(plan: TriedPlan) -> tuple[str, ...]:
     )
 
 
-def summary_lines(summary: Summary) -> Iterator[str]:
-    """What all networks come to, a line each."""
-    yield f"networks timed: {summary.timed}, failed: {len(summary.failed)}"
-    if summary.failed:
-        yield f"auto failed on: {', '.join(summary.failed)}"
-    if summary.cut:
-        yield f"auto chose a plan, but the turns ended before it was timed, on: {', '.join(summary.cut)}"
+def summary_rows(found: Summary) -> Iterator[tuple[str, str]]:
+    """What all networks come to: of what, and the figure."""
+    yield "networks timed", str(found.timed)
+    if found.failed:
+        yield "`auto` failed on", ", ".join(found.failed)
+    if found.cut:
+        yield "`auto` chose a plan, and no turns were left, on", ", ".join(found.cut)
     for what, worst, mean in (
-        ("the best plain form", summary.worst_over_plain, summary.over_plain),
-        ("the best a script can do", summary.worst_over_hand, summary.over_hand),
+        ("best plain form", found.worst_over_plain, found.over_plain),
+        ("best a script can do", found.worst_over_hand, found.over_hand),
     ):
-        if worst is not None and mean is not None:
-            yield f"auto over {what}: at most {worst[0]:.3f} ({worst[1]}), geometric mean {mean:.3f}"
-    if summary.over_compile is not None:
-        yield f"times faster than torch.compile: {summary.over_compile:.2f} (geometric mean)"
-    for when, by_family in (("before trials", summary.before), ("after trials", summary.after)):
+        if worst is not None:
+            yield f"`auto` over the {what}, worst", f"{worst[0]:.3f} ({worst[1]})"
+            yield f"`auto` over the {what}, geometric mean", ratio(mean)
+    yield "times faster than `torch.compile`, geometric mean", ratio(found.over_compile)
+    for when, by_family in (("before any trial", found.before), ("after trials", found.after)):
         for family, errors in by_family.items():
-            yield f"error {when}, {family}: {errors_words(errors)}"
-    if summary.drift is not None:
-        yield f"an eager step, from its trial to its turns: {errors_words(summary.drift)}"
-    for what, figures in start_lines(summary):
-        yield f"{what}: {figures}"
-    if summary.checked:
-        equal = summary.checked - len(summary.unequal)
-        yield f"ten steps equal the plain loop's: {equal} of {summary.checked}"
-    if summary.unequal:
-        yield f"not equal: {', '.join(summary.unequal)}"
+            yield f"error {when}, {family}", errors_words(errors)
+    if found.drift is not None:
+        yield "an eager step, from its trial to its turns", errors_words(found.drift)
+    yield from start_lines(found)
+    if found.checked:
+        equal = found.checked - len(found.unequal)
+        yield "ten steps equal the plain loop's", f"{equal} of {found.checked}"
 
 
 def errors_words(errors: Errors) -> str:
@@ -213,26 +227,6 @@ def check_word(result: NetworkResult) -> str:
 def milliseconds(figure: Quantity | None) -> str:
     """A time in milliseconds, three digits."""
     return NONE if figure is None else units.digits3(figure.value * 1e3)
-
-
-def seconds(figure: float | None) -> str:
-    """Seconds in a fitting unit."""
-    return NONE if figure is None else units.seconds(figure)
-
-
-def ratio(figure: float | None) -> str:
-    """A ratio with two digits behind the point."""
-    return NONE if figure is None else f"{figure:.2f}"
-
-
-def percent(figure: float | None) -> str:
-    """A signed error."""
-    return NONE if figure is None else f"{figure:+.1%}"
-
-
-def share(figure: float | None) -> str:
-    """A fraction that has no sign."""
-    return NONE if figure is None else units.percent(figure)
 
 
 def _chosen_words(result: NetworkResult) -> str:

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
+from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest, Write
 from ridgeline.experiments.networks.result import Check
 from ridgeline.experiments.networks.sides.forms import NetworkSubject, plain_step
 from ridgeline.experiments.networks.sides.ours import Ours, notes_of
-from ridgeline.machine import Machine
 from ridgeline.workers.agree import largest_of_workers
 
 STEPS = 10
@@ -22,8 +21,6 @@ LAST_BIT = 2.0**-22
 SENSITIVITY_FACTOR = 4.0
 """A step may differ by this multiple of what the parameters' last bits do to the plain loop itself."""
 SEED = 1234
-
-Write = Callable[[NetworkAnswer], None]
 
 
 class TrainedSteps(NamedTuple):
@@ -44,8 +41,7 @@ def check(request: NetworkRequest, subject: NetworkSubject, write: Write) -> Non
             # Two units in the last place, so that every value really changes.
             parameter.mul_(1.0 + LAST_BIT)
     other = train(lambda: nudged(batch), nudged.model, subject)
-    machine = Machine.load(request.machine) if request.machine else None
-    ours = Ours(subject, budget_s=request.budget_s, machine=machine)
+    ours = Ours(subject, request.how)
     plan = ours.prepare()
     got = train(lambda: ours.step(ours.batch), ours.step.model, subject)
     losses, parameters = differences(got, wanted)
@@ -65,7 +61,7 @@ def check(request: NetworkRequest, subject: NetworkSubject, write: Write) -> Non
         is_equal=is_close(losses, parameters, sensitivity, tolerance),
         is_exact=losses == parameters == 0.0,
     )
-    write(NetworkAnswer(check=found, notes=(*ours.notes, *notes_of(ours.step))))
+    write(NetworkAnswer(check=found, notes=notes_of(ours.step)))
     ours.step.close()
 
 

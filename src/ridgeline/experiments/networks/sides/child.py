@@ -52,7 +52,8 @@ def perform(request: NetworkRequest) -> None:
     """Do one task; rank 0 writes the answer whenever more is known."""
     # The name is that of torch 2.11 to 2.13.
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT  # noqa: SLF001 - there is no public name
-    world = World.join(device=request.device)
+    how = request.how
+    world = World.join(device=how.device)
     if request.task == "machine":
         begin = time.perf_counter()
         measure(settings=(world.setting,))
@@ -60,11 +61,11 @@ def perform(request: NetworkRequest) -> None:
         write_atomically(Path(request.answer), msgspec.json.encode(answer))
         return
     # The check is in float32, so that the precision is no part of what differs.
-    precision = "bf16" if "bf16" in request.allow and request.task != "check" else "as-is"
+    precision = "bf16" if "bf16" in how.allow and request.task != "check" else "as-is"
     subject = NetworkSubject(
-        network=catalog(request.sources)[request.network],
+        network=catalog(how.sources)[request.network],
         world=world,
-        scale=request.scale,
+        scale=how.scale,
         precision=precision,
     )
 

@@ -4,11 +4,14 @@ import os
 from collections.abc import Callable, Collection, Mapping
 
 import msgspec
-import torch
-import torch.distributed as dist
 
-from ridgeline.experiments.contests import FAILURES, dismiss, reason_of, release_memory
-from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
+from ridgeline.experiments.contests import FAILURES, dismiss, reason_of, release_memory, wall_s
+from ridgeline.experiments.networks.request import (
+    NetworkAnswer,
+    NetworkRequest,
+    NetworkSettings,
+    Write,
+)
 from ridgeline.experiments.networks.result import AUTO, COMPILE, FormKind, FormRow
 from ridgeline.experiments.networks.sides.forms import (
     NetworkForm,
@@ -18,9 +21,9 @@ from ridgeline.experiments.networks.sides.forms import (
     plain_forms,
 )
 from ridgeline.experiments.networks.sides.ours import Ours, headline, notes_of, tried_plans
-from ridgeline.experiments.networks.sides.timing import first_step_s, rough_s, time_forms
+from ridgeline.experiments.networks.sides.timing import rough_s, time_forms
 from ridgeline.experiments.turns import Samples, spread, times_faster
-from ridgeline.machine import Machine
+from ridgeline.workers.agree import largest_of_workers
 
 TURNS_LIMIT_S = 120.0
 CHOOSING = "choosing a plan"
@@ -29,9 +32,6 @@ TURNS = "taking turns"
 """What a child says it is doing."""
 CLEARLY_SLOWER = 1.1
 """A form by hand that is this much slower than another by hand, roughly timed, leaves: memory is scarce."""
-
-Write = Callable[[NetworkAnswer], None]
-"""Takes what is known so far."""
 
 
 def first_step(request: NetworkRequest, subject: NetworkSubject, write: Write) -> None:
@@ -57,18 +57,19 @@ def first_step(request: NetworkRequest, subject: NetworkSubject, write: Write) -
 
 def choose_plan(request: NetworkRequest, subject: NetworkSubject, write: Write) -> None:
     """Time `auto` from the first batch to its plan, and train on to see whether it kept its word."""
-    ours = _ours(request, subject)
+    ours = Ours(subject, request.how, allow=request.how.allow)
     write(NetworkAnswer(doing=CHOOSING))
     ours.prepare()
     answer = _chosen(ours)
     write(msgspec.structs.replace(answer, doing=ALONE))
-    write(_trained(answer, ours, request, subject))
+    write(_trained(answer, ours, request.how, subject))
     ours.step.close()
 
 
 def contest(request: NetworkRequest, subject: NetworkSubject, write: Write) -> None:
     """Choose a plan (with the caches of the first time, where there was one), then take turns with all."""
-    ours = _ours(request, subject)
+    how = request.how
+    ours = Ours(subject, how, allow=how.allow)
     entry = _Entrants(subject)
     answer = NetworkAnswer()
 
@@ -87,9 +88,9 @@ def contest(request: NetworkRequest, subject: NetworkSubject, write: Write) -> N
     if AUTO in entry.runners:
         answer = _chosen(ours)
         tell(ALONE)
-        answer = _trained(answer, ours, request, subject)
+        answer = _trained(answer, ours, how, subject)
     # What other forms compile must not be found by `auto` in a later process.
-    if not request.is_warm:
+    if not how.is_warm:
         use_cache(request.peer_cache)
     for form in plain_forms(subject):
         tell(f"running the first step of {form.name}")
@@ -101,7 +102,7 @@ def contest(request: NetworkRequest, subject: NetworkSubject, write: Write) -> N
             entry.drop_clearly_slower()
     tell(TURNS)
     samples = entry.time(
-        turns=request.turns, steps=request.steps, each=lambda samples: tell(TURNS, samples)
+        turns=how.turns, steps=how.steps, each=lambda samples: tell(TURNS, samples)
     )
     tell("", samples)
     entry.close()
@@ -113,12 +114,12 @@ def _chosen(ours: Ours) -> NetworkAnswer:
         first_s=ours.plan_s,
         tried=tried_plans(ours.step),
         headline=headline(ours.step),
-        notes=(*ours.notes, *notes_of(ours.step)),
+        notes=notes_of(ours.step),
     )
 
 
 def _trained(
-    answer: NetworkAnswer, ours: Ours, request: NetworkRequest, subject: NetworkSubject
+    answer: NetworkAnswer, ours: Ours, how: NetworkSettings, subject: NetworkSubject
 ) -> NetworkAnswer:
     """The answer with what the plan's steps take while nothing else is in the process.
 
@@ -128,8 +129,8 @@ def _trained(
     samples = time_forms(
         {AUTO: ours.runner().run},
         subject.world,
-        turns=request.turns,
-        steps=request.steps,
+        turns=how.turns,
+        steps=how.steps,
         limit_s=TURNS_LIMIT_S,
     )
     return msgspec.structs.replace(answer, headline=headline(ours.step, spread(samples[AUTO])))
@@ -166,11 +167,11 @@ class _Entrants:
         reason, first_s, runner = "", None, None
         try:
             runner = form.make(self._subject)
-            first_s = first_step_s(runner.run)
+            first_s = wall_s(runner.run)
         except FAILURES as error:
             reason = reason_of(error)
         # All or none: a form that some lack would wait for those in its first collective.
-        if not _everywhere(not reason, self._subject):
+        if largest_of_workers(float(bool(reason)), self._subject.world):
             reason = reason or "it failed in another worker"
             if runner is not None:
                 dismiss(runner.close)
@@ -225,17 +226,3 @@ class _Entrants:
 
     def _names(self, kind: FormKind) -> Collection[str]:
         return [name for name in self.runners if self.rows[name].kind == kind]
-
-
-def _ours(request: NetworkRequest, subject: NetworkSubject) -> Ours:
-    machine = Machine.load(request.machine) if request.machine else None
-    return Ours(subject, allow=request.allow, budget_s=request.budget_s, machine=machine)
-
-
-def _everywhere(is_fine: bool, subject: NetworkSubject) -> bool:
-    """Whether something is so in all workers."""
-    if subject.world.size == 1:
-        return is_fine
-    figure = torch.tensor([float(is_fine)], device=subject.world.device)
-    dist.all_reduce(figure, op=dist.ReduceOp.MIN, group=subject.world.group())
-    return bool(figure.item())

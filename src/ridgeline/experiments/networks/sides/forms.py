@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
 
 from ridgeline.experiments.contests import nothing
 from ridgeline.experiments.networks.network import Network, Scale
@@ -16,6 +17,7 @@ from ridgeline.experiments.networks.sides.by_hand import whole_step_graph
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.optimizer_forms import takes_fused_form
 from ridgeline.plan import Precision
+from ridgeline.tensors.memory_format import in_channels_last
 from ridgeline.workers.world import World
 
 CHANNELS_LAST = "channels-last"
@@ -50,7 +52,7 @@ class NetworkSubject:
     scale: Scale
     precision: Precision = "as-is"
 
-    @property
+    @cached_property
     def is_convolutional(self) -> bool:
         """Whether a channels-last layout means something: there are weights of four dimensions.
 
@@ -59,9 +61,6 @@ class NetworkSubject:
         with torch.random.fork_rng(devices=[]):
             model = self.network.parts(self.scale).make_model()
         return any(parameter.dim() == 4 for parameter in model.parameters())
-
-
-Make = Callable[[NetworkSubject], NetworkRunner]
 
 
 class NetworkForm(NamedTuple):
@@ -75,7 +74,7 @@ class NetworkForm(NamedTuple):
 
     name: str
     kind: FormKind
-    make: Make
+    make: Callable[[NetworkSubject], NetworkRunner]
 
 
 def plain_forms(subject: NetworkSubject) -> list[NetworkForm]:
@@ -141,7 +140,7 @@ def plain_step(
     if is_channels_last:
         convert: Any = model.to  # its stubs lack the overload for layouts alone
         convert(memory_format=torch.channels_last)
-        batch = channels_last(batch)
+        batch = pytree.tree_map_only(Tensor, in_channels_last, batch)
     called: Any = model
     if world.size > 1:
         # DDP refuses a list of devices on a CPU.
@@ -176,14 +175,3 @@ def _graph(
     )
     replay = whole_step_graph(step, batch)
     return NetworkRunner(run=partial(replay, batch), close=replay.close)
-
-
-def channels_last(batch: Any) -> Any:
-    """The batch with its images laid out pixel by pixel."""
-    from torch.utils import _pytree as pytree
-
-    def place(leaf: Tensor) -> Tensor:
-        is_image = leaf.dim() == 4 and leaf.is_floating_point()
-        return leaf.contiguous(memory_format=torch.channels_last) if is_image else leaf
-
-    return pytree.tree_map_only(Tensor, place, batch)

@@ -3,12 +3,8 @@
 Everything that depends on what the session reports is here.
 """
 
-import time
-from typing import Any
-
-from torch import Tensor
-
-from ridgeline.experiments.networks.network import Setup
+from ridgeline.experiments.contests import wall_s
+from ridgeline.experiments.networks.request import NetworkSettings
 from ridgeline.experiments.networks.result import Headline, TriedPlan
 from ridgeline.experiments.networks.sides.forms import (
     NetworkRunner,
@@ -18,7 +14,6 @@ from ridgeline.experiments.networks.sides.forms import (
 from ridgeline.machine import Machine, Quantity
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
-from ridgeline.probe.timing import synchronize
 from ridgeline.session import TrainStep
 from ridgeline.timeline import Timeline
 
@@ -28,65 +23,45 @@ class Ours:
 
     Args:
         subject: The network.
+        how: Has the seconds it may take to choose, and a profile to use instead of measuring.
         allow: Changes of the maths it may make.
-        budget_s: Seconds it may take to choose; None: its own.
-        machine: A profile to use instead of measuring.
 
     Attributes:
         step: The step itself.
         batch: What it is for.
         plan_s: What choosing took; None before `prepare`.
-        notes: What the adapter had to leave out.
     """
 
     def __init__(
-        self,
-        subject: NetworkSubject,
-        *,
-        allow: tuple[str, ...] = (),
-        budget_s: float | None = None,
-        machine: Machine | None = None,
+        self, subject: NetworkSubject, how: NetworkSettings, *, allow: tuple[str, ...] = ()
     ) -> None:
-        world = subject.world
-        options = optimizer_options(subject.network, world.device)
-        setup = subject.network.build(world.device, subject.scale, rank=world.rank, **options)
-        self.notes: list[str] = []
+        network, world = subject.network, subject.world
+        # The same form of the optimizer as its rivals have: what is compared is the plan.
+        options = optimizer_options(network, world.device)
+        setup = network.build(world.device, subject.scale, rank=world.rank, **options)
         self.batch = setup.batch
         self.plan_s: float | None = None
-        self._subject = subject
-        self._setup = setup
-        self._settings: dict[str, Any] = {"allow": allow, "machine": machine, "seconds": budget_s}
-        self.step = self._make()
-
-    def prepare(self) -> Plan:
-        """Choose a plan, and time that."""
-        synchronize()
-        begin = time.perf_counter()
-        plan = self.step.prepare(self.batch)
-        synchronize()
-        self.plan_s = time.perf_counter() - begin
-        return plan
-
-    def runner(self) -> NetworkRunner:
-        """The step as one of the forms."""
-        return NetworkRunner(run=self._run, close=self.step.close)
-
-    def _run(self) -> Tensor:
-        return self.step(self.batch)
-
-    def _make(self) -> TrainStep:
-        setup: Setup = self._setup
-        network = self._subject.network
-        return TrainStep(
+        self.step = TrainStep(
             setup.model,
             setup.loss_fn,
             setup.optimizer,
             "auto",
+            allow=allow,
+            machine=Machine.load(how.machine) if how.machine else None,
+            seconds=how.budget_s,
             clip_norm=network.clip_norm,
-            device=self._subject.world.kind,
+            device=world.kind,
             name=network.name,
-            **self._settings,
         )
+
+    def prepare(self) -> Plan:
+        """Choose a plan, and time that."""
+        self.plan_s = wall_s(lambda: self.step.prepare(self.batch))
+        return self.step.plan
+
+    def runner(self) -> NetworkRunner:
+        """The step as one of the forms."""
+        return NetworkRunner(run=lambda: self.step(self.batch), close=self.step.close)
 
 
 def headline(step: TrainStep, trained_s: Quantity | None = None) -> Headline:
@@ -114,6 +89,7 @@ def tried_plans(step: TrainStep) -> tuple[TriedPlan, ...]:
             failure=candidate.failure,
         )
         for candidate in step.ranking.candidates
+        # The rest was predicted alone, which says nothing of how good predictions are.
         if candidate.measured is not None or candidate.failure
     )
 

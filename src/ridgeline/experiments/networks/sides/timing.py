@@ -1,6 +1,5 @@
 """Figures of forms that take turns: each turn some steps, and the slowest worker counts."""
 
-import time
 from collections.abc import Callable, Mapping
 
 import torch.distributed as dist
@@ -21,15 +20,6 @@ MOST_SHORT_STEPS = 1000
 ROUGH_TURNS = 3
 
 Step = Callable[[], Tensor]
-
-
-def first_step_s(step: Step) -> float:
-    """Seconds of a step's first call, until the device has done it."""
-    synchronize()
-    begin = time.perf_counter()
-    step()
-    synchronize()
-    return time.perf_counter() - begin
 
 
 def turn_of(step: Step, steps: int, world: World) -> Callable[[], float]:

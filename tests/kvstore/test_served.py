@@ -22,9 +22,9 @@ from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.serving import segment, wire
 from ridgeline.runtime.kvstore.serving.addressing.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer
-from ridgeline.runtime.kvstore.serving.asked import Asked
 from ridgeline.runtime.kvstore.serving.server.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
+from ridgeline.runtime.kvstore.serving.slices import Asked
 from ridgeline.runtime.kvstore.serving.worker import channel as channel_module
 from ridgeline.runtime.kvstore.serving.worker.channel import Connection
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections

@@ -7,10 +7,9 @@ import torch
 from served_here import serving
 
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.asked import Asked
 from ridgeline.runtime.kvstore.serving.server.actions import Frames
 from ridgeline.runtime.kvstore.serving.server.shard import Reply, Shard
-from ridgeline.runtime.kvstore.serving.slices import Located
+from ridgeline.runtime.kvstore.serving.slices import Asked, Located
 from ridgeline.runtime.kvstore.serving.wire import Call, ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.channel import WINDOW
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections

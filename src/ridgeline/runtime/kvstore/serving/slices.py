@@ -1,6 +1,6 @@
 """Values as slices that servers hold, and what is asked of these: pure functions of parts and tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -8,16 +8,46 @@ from torch import Tensor
 from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.asked import Asked
-from ridgeline.runtime.kvstore.serving.wire import ValueSlot
-from ridgeline.runtime.kvstore.values.parts import part_of
-from ridgeline.runtime.kvstore.values.placement import LARGE_ELEMENTS, ValuePart
+from ridgeline.runtime.kvstore.serving.wire import Answer, Body, ValueSlot
+from ridgeline.runtime.kvstore.values.placement import LARGE_ELEMENTS, ValuePart, part_of
 
 SLICE_BYTES = 1 << 22
 """Of a message: a server works one in while the next arrives.
 
 Source: 64 MiB in shared memory, two cores, slices of 1, 2 and 4 MiB: 22.8, 15.8 and 14.4 ms; over sockets all
 took 40 ms. BytePS takes 4 MB, BYTEPS_PARTITION_BYTES."""
+
+
+class Asked(NamedTuple):
+    """A call and the tensors that go with it.
+
+    Attributes:
+        take: Given the tensor of the answer as it comes, which is not kept then.
+        room: Bytes of that tensor, where they are known.
+    """
+
+    body: Body
+    frames: tuple[Tensor, ...] = ()
+    take: Callable[[Tensor], None] | None = None
+    room: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the tensors that go and come."""
+        return self.room + sum(frame.nbytes for frame in self.frames)
+
+    @property
+    def num_shared(self) -> int:
+        """Bytes that may lie in shared memory: of its frame or the answer's, where there is just one."""
+        sent = [frame.nbytes for frame in self.frames]
+        return self.room if not sent else sent[0] if len(sent) == 1 and not self.room else 0
+
+
+class Answered(NamedTuple):
+    """An answer and the tensor that came with it."""
+
+    answer: Answer
+    tensor: Tensor | None
 
 
 class Located(NamedTuple):

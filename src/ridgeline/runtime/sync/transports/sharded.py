@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.futures import Future
 
 from ridgeline.runtime.sync.buckets.buckets import Bucket
-from ridgeline.runtime.sync.transports.messages import Messages
 from ridgeline.runtime.sync.transports.ring import (
     Cut,
     Lap,
@@ -44,7 +43,6 @@ class Sharded(Ring):
 
     def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
         super().__init__(world, {**options, "pieces": _PIECES})
-        self._laps = Messages(self.group, on_device=self.on_device)
         self.has_settled = False
 
     def own_shard(self, whole: Tensor) -> Tensor:
@@ -86,4 +84,4 @@ class Sharded(Ring):
     def _run(self, whole: Tensor, moves: Sequence[Move]) -> None:
         previous, following = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         lap = Lap(whole, self.scratch(whole), moves, previous, following)
-        run_laps((lap,), _PIECES, self.scaling, self._laps)
+        run_laps((lap,), _PIECES, self.scaling, self._messages)

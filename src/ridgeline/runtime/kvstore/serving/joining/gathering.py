@@ -35,7 +35,7 @@ from ridgeline.runtime.kvstore.serving.joining.members import (
     StoreRecord,
     found,
     founded,
-    job_store,
+    root_store,
 )
 from ridgeline.workers.world import World
 
@@ -110,7 +110,7 @@ def gather(world: World, wanted: Wanted) -> Gathered:
     beside, keys, problem = None, None, None
     # Another one each time: the store may outlive workers that start again, with what they wrote.
     run = f"{topic}: {told_by_all(world, f'{topic}: run', secrets.token_hex(8))[0]}"
-    root = job_store()
+    root = root_store()
     notice = None
     if wanted.snapshots:
         shared = own_store(world, topic) if root is None else dist.PrefixStore(run, root)
@@ -189,11 +189,7 @@ def gather_later(wanted: Wanted) -> Gathered:
 
 
 def _folder(wanted: Wanted, rank: int) -> Path | None:
-    """Where the server of this worker writes down what it holds.
-
-    Raises:
-        KVStoreError: there are snapshots of another number of servers, among which values lie otherwise.
-    """
+    """Where the server of this worker writes down what it holds."""
     if not wanted.snapshots:
         return None
     folder = Path(wanted.snapshots)

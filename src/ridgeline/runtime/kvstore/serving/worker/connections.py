@@ -12,8 +12,7 @@ from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer, Notice
 from ridgeline.runtime.kvstore.serving.addressing.keys import Keys
-from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
-from ridgeline.runtime.kvstore.serving.slices import Located
+from ridgeline.runtime.kvstore.serving.slices import Answered, Asked, Located
 from ridgeline.runtime.kvstore.serving.worker.channel import LOOK_S, Connection
 from ridgeline.runtime.kvstore.serving.worker.peer import Peer
 

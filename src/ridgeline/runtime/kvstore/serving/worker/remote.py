@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
@@ -16,18 +15,23 @@ from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.serving import slices, wire
 from ridgeline.runtime.kvstore.serving.addressing.epochs import Notice
 from ridgeline.runtime.kvstore.serving.addressing.keys import Keys
-from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
 from ridgeline.runtime.kvstore.serving.joining.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.joining.members import Members
 from ridgeline.runtime.kvstore.serving.server.server import LEASE_S
 from ridgeline.runtime.kvstore.serving.server.shard import FIRST
-from ridgeline.runtime.kvstore.serving.slices import Located
+from ridgeline.runtime.kvstore.serving.slices import Answered, Asked, Located
 from ridgeline.runtime.kvstore.serving.wire import ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections
+from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, Updater
 from ridgeline.runtime.kvstore.values.merging import merged
-from ridgeline.runtime.kvstore.values.parts import part_of, state_of_part, whole_state
-from ridgeline.runtime.kvstore.values.placement import ValuePart, placed
+from ridgeline.runtime.kvstore.values.placement import (
+    ValuePart,
+    part_of,
+    placed,
+    state_of_part,
+    whole_state,
+)
 from ridgeline.runtime.kvstore.values.shelf import Versions
 from ridgeline.workers import leaving
 
@@ -233,9 +237,7 @@ class RemoteShelf:
         found: dict[ValueSlot, dict[str, Tensor]] = {}
         for one in self._servers.tell_all(wire.States()):
             assert one.tensor is not None, "the answer to such a call holds one"
-            for name, tensor in load(one.tensor.numpy().tobytes()).items():
-                slot, entry = msgspec.json.decode(name, type=tuple[ValueSlot, str])
-                found.setdefault(slot, {})[entry] = tensor
+            found |= to_keys(load(one.tensor.numpy().tobytes()), ValueSlot)
         return {
             key: whole_state([found.get(ValueSlot(key, part.start), {}) for part in parts])
             for key, parts in self._parts.items()
@@ -247,16 +249,16 @@ class RemoteShelf:
         if self.rank:
             return
         for place in range(self._servers.num_servers):
-            tensors = {
-                msgspec.json.encode([ValueSlot(key, part.start), name]).decode(): state_of_part(
-                    tensor, part, self._held[key].shape
-                )
+            there = {
+                ValueSlot(key, part.start): {
+                    name: state_of_part(tensor, part, self._held[key].shape)
+                    for name, tensor in states.get(key, {}).items()
+                }
                 for key, parts in self._parts.items()
                 for part in parts
                 if part.place == place
-                for name, tensor in states.get(key, {}).items()
             }
-            packed = torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
+            packed = torch.frombuffer(bytearray(save(of_keys(there))), dtype=torch.uint8)
             self._servers.ask([Located(place, Asked(wire.LoadStates(len(packed)), (packed,)))])
 
     def barrier(self) -> None:

@@ -22,7 +22,7 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.kept_runs import KeptRuns
 from ridgeline.runtime.steps.checks.narrow_rounding import NarrowTypes, move_within_rounding
-from ridgeline.runtime.steps.checks.step_difference import Outcome, Written, moved_to, outcome
+from ridgeline.runtime.steps.checks.step_difference import Ends, Outcome, Written, moved_to, outcome
 from ridgeline.state.random_state import capture, seed_all
 from ridgeline.state.snapshot import Snapshot
 from ridgeline.tensors.batch import rebuilt
@@ -154,9 +154,21 @@ class PerturbedRuns(NamedTuple):
     world: World
     kept: KeptRuns
 
-    def begun(self, shift: int, *, moved: Callable[[Any], None] | None = None) -> Outcome:
-        """Where the runs begin."""
-        return self._perturb(shift, moved=moved)
+    def begun(
+        self, shift: int, *, nudge: float = 1.0, moved: Callable[[Any], None] | None = None
+    ) -> Outcome:
+        """Where the runs begin: back at the start, with changed parameters."""
+        self.start.begin()
+        factor = PARAMETER_FACTORS[shift] * nudge
+        if factor != 1.0:
+            with torch.no_grad():
+                for parameter in self.body.model.parameters():
+                    if parameter.requires_grad:  # so it is floating point, or complex
+                        parameter.mul_(factor)
+        if moved is not None:
+            # After the factor, so that it moves within the rounding of what the run begins with.
+            moved(self.body.model.parameters())
+        return outcome(0.0, self.body.model, self.body.optimizer, self.start.written())
 
     def eager(self, shift: int) -> Outcome:
         """The step as written.
@@ -218,7 +230,7 @@ class PerturbedRuns(NamedTuple):
 
         return self.kept.get(("exact", shift), run)[0]
 
-    def rounded(self, shift: int, number: int) -> tuple[Outcome, Outcome, Outcome]:
+    def rounded(self, shift: int, number: int) -> Ends:
         """A start nearby, and what the step leaves from there without and with the plan's lower precision.
 
         Each `number` is another place, so that 16 bits round otherwise: the distance between both runs is
@@ -228,14 +240,13 @@ class PerturbedRuns(NamedTuple):
         nudge = 1.0 + (1 + number) * ROUNDED_APART
 
         def run() -> list[Outcome]:
-            begun = self._perturb(shift, nudge=nudge)
+            begun = self.begun(shift, nudge=nudge)
             with self.body.as_written(precision="as-is"):
                 exact = self._run(self._eager, shift, nudge=nudge)
             with self.body.as_written():
                 return [begun, exact, self._run(self._eager, shift, nudge=nudge)]
 
-        begun, exact, eager = self.kept.get(("rounded", shift, number), run)
-        return begun, exact, eager
+        return Ends(*self.kept.get(("rounded", shift, number), run))
 
     def nudged(self, before: Outcome, shift: int) -> list[Outcome]:
         """The step as written from parameters with other last bits, as if it had begun at `before`."""
@@ -259,7 +270,7 @@ class PerturbedRuns(NamedTuple):
         num_draws: int,
         num_nudges: int,
         num_roundings: int,
-    ) -> Iterator[tuple[Outcome, Outcome, Outcome]]:
+    ) -> Iterator[Ends]:
         """Where steps began, and what two of them left that nothing but rounding and chance makes different.
 
         Args:
@@ -272,19 +283,19 @@ class PerturbedRuns(NamedTuple):
             num_roundings: Places nearby at which the plan's precision is set beside single precision.
         """
         # Cheap explanations first: whoever asks stops at the one that suffices.
-        yield before, eager, self.again(shift)
+        yield Ends(before, eager, self.again(shift))
         for number in range(num_draws):
-            yield before, eager, self.with_other_draws(shift, number)
+            yield Ends(before, eager, self.with_other_draws(shift, number))
         for other in (*self.nudged(before, shift), *self.narrowly_moved(before, shift)):
-            yield before, eager, other
+            yield Ends(before, eager, other)
         for number in range(num_nudges):
-            yield before, eager, self.nudged_by_chance(before, shift, number)
+            yield Ends(before, eager, self.nudged_by_chance(before, shift, number))
         if num_roundings:
-            yield before, eager, self.exact(shift)
+            yield Ends(before, eager, self.exact(shift))
         for number in range(num_roundings):
             yield self.rounded(shift, number)
         for _ in range(MOST_REPEATS):
-            yield before, eager, self.eager(shift)
+            yield Ends(before, eager, self.eager(shift))
 
     def moved(self, before: Outcome, shift: int, *, is_cast: bool) -> Iterator[Outcome]:
         """Steps as written that rounding or chance makes different, those that take longest last.
@@ -304,7 +315,7 @@ class PerturbedRuns(NamedTuple):
         found: list[Outcome] = []
         for bits in NUDGES:
             nudge = 1.0 + bits * LAST_BIT
-            begun = self._perturb(shift, nudge=nudge)
+            begun = self.begun(shift, nudge=nudge)
             with self.body.as_written():
                 got = self._run(self._eager, shift, nudge=nudge)
             found.append(moved_to(before, begun, got))
@@ -355,7 +366,7 @@ class PerturbedRuns(NamedTuple):
     ) -> Outcome:
         """What one step from the perturbed start leaves."""
         factor = LEARNING_RATE_FACTORS[shift]
-        self._perturb(shift, nudge=nudge, moved=moved)
+        self.begun(shift, nudge=nudge, moved=moved)
         torch.clear_autocast_cache()  # inside autocast it holds casts of the weights of the last step
         seed_all(_SEED + shift + seed)  # Python's and NumPy's too: what they decide may be baked in
         self.start.make_dropout_states()
@@ -366,19 +377,3 @@ class PerturbedRuns(NamedTuple):
         finally:
             self.rates.scale(1.0 / factor)
         return outcome(loss, self.body.model, self.body.optimizer, self.start.written())
-
-    def _perturb(
-        self, shift: int, *, nudge: float = 1.0, moved: Callable[[Any], None] | None = None
-    ) -> Outcome:
-        """Go back to the start and change the parameters; what there is then."""
-        self.start.begin()
-        factor = PARAMETER_FACTORS[shift] * nudge
-        if factor != 1.0:
-            with torch.no_grad():
-                for parameter in self.body.model.parameters():
-                    if parameter.requires_grad:  # so it is floating point, or complex
-                        parameter.mul_(factor)
-        if moved is not None:
-            # After the factor, so that it moves within the rounding of what the run begins with.
-            moved(self.body.model.parameters())
-        return outcome(0.0, self.body.model, self.body.optimizer, self.start.written())

@@ -30,7 +30,7 @@ from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.training import schedule
 from ridgeline.runtime.training.saver import MODEL, Saver
 from ridgeline.state import random_state
-from ridgeline.workers.agree import gather_bytes, share_bytes, share_tensors
+from ridgeline.workers.agree import gather_bytes, share_bytes, share_tensors, share_text
 from ridgeline.workers.world import World
 
 
@@ -149,9 +149,7 @@ def save(
             )
         except Exception as error:  # noqa: BLE001 - raised again once the others know
             mine = error
-    failure = "" if mine is None else _told(mine)
-    failure = share_bytes(failure.encode(), world).decode()
-    if failure:
+    if failure := share_text("" if mine is None else _told(mine), world):
         raise mine or CheckpointError(failure)
 
 

@@ -1,10 +1,10 @@
 """What a captured step takes for granted of model and optimizer, besides what its code reads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter, is_
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules import module as registered
 from torch.optim import Optimizer
 
@@ -42,11 +42,7 @@ class CaptureWatch:
         self._optimizer = body.optimizer
         self._model = ModelGuard(body.model)
         # Both names for one list on purpose: what is added to it below is compared by `holds`, too.
-        self._stores = hooks = [
-            vars(module)[kind] for module in self._model.modules for kind in MODULE_HOOKS
-        ]
-        # Hooks for all modules are kept by torch, not by any module.
-        hooks += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
+        self._stores = hooks = module_hooks(self._model.modules)
         hooks += step_hooks(body.optimizer)
         self._parameters = [*dict.fromkeys((*body.model.parameters(), *_held(body.optimizer)))]
         self._hooks = Entries(hooks)
@@ -137,6 +133,12 @@ class CaptureWatch:
     def has_other_settings(self) -> bool:
         """Whether a setting of an optimizer inside of the graph is another now."""
         return self._settings is not None and self._settings.changed()
+
+
+def module_hooks(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
+    """Where hooks of modules are kept: those of each, and those for all modules, which torch keeps."""
+    own = [vars(module)[kind] for module in modules for kind in MODULE_HOOKS]
+    return own + [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
 
 
 def _held(optimizer: Optimizer) -> list[Tensor]:

@@ -19,6 +19,7 @@ from ridgeline.recording.clocks import BranchClock, Clock, DeviceClock, HostCloc
 from ridgeline.recording.recorder import Recorder, StepRecord, step_spans
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.graphs.graph_gradients import GraphGradients
+from ridgeline.runtime.steps.whole_step.program import num_writes
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors.batch import rebuilt
 from ridgeline.tensors.batch_pattern import BatchPattern
@@ -69,7 +70,7 @@ class CapturedStep:
         self._repeats = repeats(tensors)
         self.inputs = copies_of(tensors)
         self.load = copier(self.inputs)
-        before_writes = _num_writes(self.inputs)
+        before_writes = num_writes(self.inputs)
         self.usual: BatchReader | None = None
         static = iter(self.inputs)
         self.batch = pytree.tree_unflatten(
@@ -99,7 +100,7 @@ class CapturedStep:
                 recorder.current.end = clock.stamp()
             if isinstance(clock, DeviceClock):
                 clock.join()
-        counts = zip(_num_writes(self.inputs), before_writes, strict=True)
+        counts = zip(num_writes(self.inputs), before_writes, strict=True)
         self.written = [place for place, (now, before) in enumerate(counts) if now != before]
         self._renewals = renewals(before)
         self.pattern = BatchPattern(self.batch)
@@ -166,7 +167,3 @@ class CapturedStep:
     def close(self) -> None:
         """Drop the graph, even if this step is still referenced (as by the traceback of a failed check)."""
         self.graph.reset()
-
-
-def _num_writes(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch counts writes in place

@@ -142,9 +142,6 @@ class CheckedRunner:
 
         Source: the program of a `GATConv` of torch-geometric, whose edges without loops are counted on the
         device, reads from misaligned addresses on an H100 (torch 2.11).
-
-        Raises:
-            CaptureError: they failed there, or could not be taken there.
         """
         if self._world.device.type != "cuda" or self._world.size > 1 or is_trial():
             return

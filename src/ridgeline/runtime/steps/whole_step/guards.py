@@ -26,12 +26,7 @@ class StepGuards:
         lifted: Its tensors' addresses are taken for granted.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        lifted: LiftedState,
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, lifted: LiftedState) -> None:
         self._optimizer = optimizer
         self._lifted = lifted
         self._model = ModelGuard(model)

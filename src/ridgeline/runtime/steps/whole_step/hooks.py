@@ -4,12 +4,11 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from torch import Tensor, nn
-from torch.nn.modules import module as registered
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
 from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
-from ridgeline.runtime.steps.body.capture_watch import MODULE_HOOKS
+from ridgeline.runtime.steps.body.capture_watch import module_hooks
 from ridgeline.tensors.entries import Entries
 
 _of_gradient = attrgetter("_backward_hooks")
@@ -56,8 +55,7 @@ class HookGuard:
     def __init__(
         self, modules: Iterable[nn.Module], parameters: Iterable[Tensor], optimizer: Optimizer
     ) -> None:
-        stores = [vars(module)[kind] for module in modules for kind in MODULE_HOOKS]
-        stores += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
+        stores = module_hooks(modules)
         self._parameters = list(parameters)
         # Kept apart, since most have no hooks, and `any` over empty dictionaries costs least.
         self._present = Entries(store for store in stores if store)

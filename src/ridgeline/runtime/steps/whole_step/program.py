@@ -168,13 +168,7 @@ def trace_step(
         before.restore()
     state = (*lifted.entries, *_constants(graph, len(lifted.entries)))
     return StepProgram(
-        graph,
-        state,
-        example,
-        lifted,
-        clip_norm=clip_norm,
-        accumulate=accumulate,
-        written=written,
+        graph, state, example, lifted, clip_norm=clip_norm, accumulate=accumulate, written=written
     )
 
 

@@ -19,6 +19,7 @@ from ridgeline.runtime.layout.same_state import is_same_model
 from ridgeline.workers import attendance
 from ridgeline.workers.agree import gather_bytes
 from ridgeline.workers.buffers import FlatBuffers
+from ridgeline.workers.mesh import Axis
 from ridgeline.workers.world import World
 
 
@@ -78,11 +79,20 @@ def take_initial_state(model: nn.Module, world: World) -> None:
                 dist.broadcast(carrier.view(-1).view(torch.uint8), group=group, group_src=0)
                 if carrier.data_ptr() != parameter.data_ptr():
                     parameter.copy_(carrier)
-        is_first = world.axis_rank(axis) == 0
-        if is_first:
-            buffers.pack()
         with attendance.meeting("the broadcast of the initial buffers", world):
-            for flat in buffers.flats:
-                dist.broadcast(flat, group=group, group_src=0)
-        if not is_first:
-            buffers.unpack()
+            take_buffers(buffers, world, axis)
+
+
+def take_buffers(buffers: FlatBuffers, world: World, axis: Axis) -> None:
+    """Those of the first worker along an axis, to all.
+
+    Raises:
+        WorkloadError: one is gone, or of another shape or type than at first.
+    """
+    is_first = world.axis_rank(axis) == 0
+    if is_first:
+        buffers.pack()
+    for flat in buffers.flats:
+        dist.broadcast(flat, group=world.group(axis), group_src=0)
+    if not is_first:
+        buffers.unpack()

@@ -79,7 +79,16 @@ def check_same_entries(found: Sequence[tuple[str, Any]], world: World, *, when: 
         return
     mine = _as_text(found)
     for axis in replicated_axes(world):
-        _compare(mine, world, axis, when)
+        # A digest first: the entries are thousands in a large model, and nearly always alike.
+        if _is_same(mine, world, axis):
+            continue
+        gathered = gather_bytes(msgspec.json.encode(mine), world, axis)
+        everyone = [msgspec.json.decode(data, type=dict[str, str]) for data in gathered]
+        told = difference(dict(zip(world.ranks(axis), everyone, strict=True)))
+        raise WorkloadError(
+            f"wanted the same state on all {len(everyone)} workers {when}, got {told}; load a "
+            "checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
+        )
 
 
 def is_same_model(model: nn.Module, world: World, axis: Axis) -> bool:
@@ -100,20 +109,6 @@ def _as_text(found: Sequence[tuple[str, Any]]) -> dict[str, str]:
 def _is_same(mine: dict[str, str], world: World, axis: Axis) -> bool:
     digest = hashlib.sha256(repr(mine).encode()).digest()
     return len(set(gather_bytes(digest, world, axis))) == 1
-
-
-def _compare(mine: dict[str, str], world: World, axis: Axis, when: str) -> None:
-    """Compare entries by name with those of the workers along an axis."""
-    # A digest first: the entries are thousands in a large model, and nearly always alike.
-    if _is_same(mine, world, axis):
-        return
-    gathered = gather_bytes(msgspec.json.encode(mine), world, axis)
-    everyone = [msgspec.json.decode(data, type=dict[str, str]) for data in gathered]
-    found = difference(dict(zip(world.ranks(axis), everyone, strict=True)))
-    raise WorkloadError(
-        f"wanted the same state on all {len(everyone)} workers {when}, got {found}; load a "
-        "checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
-    )
 
 
 def difference(everyone: Mapping[int, dict[str, str]]) -> str:
@@ -155,7 +150,7 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
         by_device.setdefault(tensor.device, []).append(place)
     found = [0] * len(tensors)
     for places in by_device.values():
-        values = torch.stack([_checksum(tensors[place]) for place in places]).tolist()
+        values = torch.stack([_line_sum(_flat_bits(tensors[place])) for place in places]).tolist()
         for place, value in zip(places, values, strict=True):
             found[place] = value % 2**64
     return found
@@ -205,10 +200,6 @@ def _lines(flats: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def _joined(line: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(line)) if len(line) > 1 else line[0]  # no copy of one alone
-
-
-def _checksum(tensor: Tensor) -> Tensor:
-    return _line_sum(_flat_bits(tensor))
 
 
 def _flat_bits(tensor: Tensor) -> Tensor:

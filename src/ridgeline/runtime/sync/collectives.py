@@ -1,4 +1,4 @@
-"""Collectives as tasks of the communication lane, each a frame of the step."""
+"""Collectives as tasks of the communication lane, each a frame of the step; and those of any type."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +14,7 @@ from torch.futures import Future
 from ridgeline.engine import Engine, EngineTask, Variable
 from ridgeline.recording.clocks import DeviceClock
 from ridgeline.recording.recorder import Recorder
+from ridgeline.workers import flat_collectives
 from ridgeline.workers.attendance import Attendance
 
 
@@ -125,3 +126,21 @@ class Collectives:
             dist.broadcast(flat, group=self._group, group_src=0, async_op=True) for flat in flats
         ]
         return torch.futures.collect_all([work.get_future() for work in works if work])
+
+
+def all_gather(part: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
+    """[size, ...] of what each of `size` workers has, by rank."""
+    found = part.new_empty((size, *part.shape))
+    flat_collectives.all_gather(_bytes(found), _bytes(part.contiguous()), group)
+    return found
+
+
+def all_to_all(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Of [size, ...], row r of which goes to worker r: [size, ...] of what the workers have for this one."""
+    found = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    flat_collectives.all_to_all(_bytes(found), _bytes(rows.contiguous()), group)
+    return found
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

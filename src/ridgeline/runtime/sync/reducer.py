@@ -27,9 +27,8 @@ from ridgeline.runtime.sync.buckets.arrangement import agree_on_order, arrange, 
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.buckets.departures import Departures, by_readiness
-from ridgeline.runtime.sync.buckets.flags import SharedFlags
+from ridgeline.runtime.sync.buckets.flags import SharedFlags, UnusedParameters
 from ridgeline.runtime.sync.buckets.hooks import GradientHooks, Sent, last_of_each, second_gradient
-from ridgeline.runtime.sync.buckets.unused import UnusedParameters
 from ridgeline.runtime.sync.collectives import Collectives
 from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.runtime.sync.transports.transport import Transport

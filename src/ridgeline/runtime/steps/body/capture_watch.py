@@ -22,8 +22,8 @@ MOST_COMPILED = 8
 """Functions that are compiled for one capture. Where equal objects are put in the place of each other before
 every step, each would serve once."""
 
-_of_gradient = attrgetter("_backward_hooks")
-_of_accumulation = attrgetter("_post_accumulate_grad_hooks")
+of_gradient = attrgetter("_backward_hooks")
+of_accumulation = attrgetter("_post_accumulate_grad_hooks")
 
 
 class CaptureWatch:
@@ -103,7 +103,7 @@ class CaptureWatch:
         Cost: 0.1 us for each module, and 0.2 us for each parameter (under AdamW).
         """
         why = self._model.changed()
-        if why is None and (not self._hooks.hold() or any(map(_of_gradient, self._parameters))):
+        if why is None and (not self._hooks.hold() or any(map(of_gradient, self._parameters))):
             why = "hooks were added or removed"
         if why is None and self._accumulation_hooks() != self._accumulating:
             why = "hooks were added or removed"
@@ -128,7 +128,7 @@ class CaptureWatch:
 
     def _accumulation_hooks(self) -> list[int]:
         """How many each parameter has; those of a synchronizer are among them."""
-        return [len(hooks or ()) for hooks in map(_of_accumulation, self._parameters)]
+        return [len(hooks or ()) for hooks in map(of_accumulation, self._parameters)]
 
     def has_other_settings(self) -> bool:
         """Whether a setting of an optimizer inside of the graph is another now."""

@@ -181,13 +181,7 @@ def check_compiled(
 ) -> None:
     """Compile the body, and compare it with the eager step on a copy of the batch.
 
-    Args:
-        body: The step.
-        batch: An example.
-        rates: Of its optimizer; scaled meanwhile.
-        world: All workers check together.
-        notes: Receives the result.
-        stream: On which both run; None for the current one.
+    Arguments are those of `check_replay`; both ways run on the stream.
 
     Raises:
         EquivalenceError: the compiled step differs.

@@ -22,13 +22,13 @@ from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
 from ridgeline.runtime.steps.whole_step.forked_draws import is_draw, refusing_forked_draws
-from ridgeline.runtime.steps.whole_step.hooks import check_hooks
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, StateTensor
 from ridgeline.runtime.steps.whole_step.outside import (
     OutsideGradients,
     check_changed,
     check_constants,
     check_drawn,
+    check_hooks,
     check_kept,
 )
 from ridgeline.runtime.steps.whole_step.random_order import draw_in_memory_order

@@ -62,8 +62,7 @@ def arrange(
         allocate: Makes the memory of each.
     """
     named = [parameters[index] for index in order]
-    sizes = [(p.numel() * p.element_size(), f"{p.dtype} {p.device}") for _, p in named]
-    cuts = cut_buckets(sizes, sync.bucket_bytes)
+    cuts = cut_buckets(sizes_of(named), sync.bucket_bytes)
     parts = num_shards(sync, workers)
     buckets = tuple(
         Bucket(n, [named[place] for place in cut], 0 if n else NUM_SIGNALS, parts, allocate)
@@ -84,6 +83,11 @@ def arrange(
         backward_names=tuple(f.name for f in frames if f.name.startswith("backward/")),
         exchange_names=tuple(f.name for f in frames if is_bucket_frame(f.name)),
     )
+
+
+def sizes_of(parameters: Sequence[Named]) -> list[tuple[int, str]]:
+    """Of each its bytes, and the kind of those that may share a bucket, as `cut_buckets` takes them."""
+    return [(p.nbytes, f"{p.dtype} {p.device}") for _, p in parameters]
 
 
 def expected_order(parameters: Sequence[Named], names: Sequence[str] | None) -> list[int]:

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from ridgeline.plan import Sync, cut_buckets
 from ridgeline.recording.recorder import Recorder
-from ridgeline.runtime.sync.buckets.arrangement import Named, expected_order
+from ridgeline.runtime.layout.initial_state import take_buffers
+from ridgeline.runtime.sync.buckets.arrangement import Named, expected_order, sizes_of
 from ridgeline.runtime.sync.buckets.buckets import Allocate, Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.collectives import exchange_frame
@@ -147,7 +147,7 @@ class LocalSteps(UpdatesAtOnce):
                     self._land(self._fragments[landing])
                     # Buffers and frozen parameters follow once a period, with the last fragment of it.
                     if landing == self._num_fragments - 1:
-                        self._broadcast_buffers()
+                        take_buffers(self._buffers, self._world, "data")
                         self._frozen.follow()
                     self.num_exchanges += 1
 
@@ -223,29 +223,17 @@ class LocalSteps(UpdatesAtOnce):
         found = fragments_on_their_way(self.num_steps, *self._rhythm, self._delay)
         return [bucket for fragment in found for bucket in self._fragments[fragment]]
 
-    def _broadcast_buffers(self) -> None:
-        if not self._buffers.flats:
-            return
-        is_first = self._world.axis_rank("data") == 0
-        if is_first:
-            self._buffers.pack()
-        for flat in self._buffers.flats:
-            dist.broadcast(flat, group=self._world.group("data"), group_src=0)
-        if not is_first:
-            self._buffers.unpack()
-
 
 def _cut(
     parameters: Sequence[Named], num_fragments: int, bucket_bytes: Sequence[int], allocate: Allocate
 ) -> tuple[tuple[Bucket, ...], ...]:
     """The buckets of each fragment; numbers continue from one fragment to the next."""
-    sizes = [p.numel() * p.element_size() for _, p in parameters]
+    sizes = sizes_of(parameters)
     fragments: list[tuple[Bucket, ...]] = []
     number = 0
-    for places in cut_fragments(sizes, num_fragments):
+    for places in cut_fragments([num_bytes for num_bytes, _ in sizes], num_fragments):
         named = [parameters[place] for place in places]
-        kinds = [(sizes[place], _kind(parameters[place][1])) for place in places]
-        cuts = cut_buckets(kinds, bucket_bytes)
+        cuts = cut_buckets([sizes[place] for place in places], bucket_bytes)
         buckets = tuple(
             Bucket(number + n, [named[i] for i in cut], allocate=allocate)
             for n, cut in enumerate(cuts)
@@ -259,8 +247,4 @@ def _cut(
 
 def _num_bytes(buckets: Sequence[Bucket]) -> int:
     """Of the parameters in some buckets."""
-    return sum(p.numel() * p.element_size() for bucket in buckets for p in bucket.parameters)
-
-
-def _kind(parameter: nn.Parameter) -> str:
-    return f"{parameter.dtype} {parameter.device}"
+    return sum(p.nbytes for bucket in buckets for p in bucket.parameters)

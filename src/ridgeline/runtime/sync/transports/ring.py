@@ -216,6 +216,6 @@ def share_elements(num_elements: int, size: int, options: Mapping[str, OptionVal
 
 def num_pieces(values: Tensor, size: int, options: Mapping[str, OptionValue]) -> int:
     """Into how many pieces each share is cut: as the option says, or by their bytes where it is 0."""
-    share_bytes = values.numel() * values.element_size() // size
+    share_bytes = values.nbytes // size
     least = 2 if values.device.type == "cpu" and share_bytes >= HALVED_BYTES else 1
     return int(options["pieces"]) or max(least, min(MOST_PIECES, share_bytes // PIECE_BYTES))

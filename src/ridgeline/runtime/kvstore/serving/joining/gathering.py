@@ -44,18 +44,7 @@ _numbers = itertools.count()
 
 
 class Wanted(NamedTuple):
-    """What a caller says of servers.
-
-    Attributes:
-        num_servers: The first so many workers start one; 0: all do.
-        staleness: See `Slots`; None for any.
-        module: Imported in servers, to register updaters; empty for none.
-        address: Where that of this worker is to listen; empty: on the loopback where all workers are on one
-            host, else where they reach it.
-        keys: Directory of keys; empty: that of the environment, if there is one.
-        snapshots: Folder in which servers write down what they hold; empty: they do not.
-        join: Address of a store that runs, to take part in; empty: one begins.
-    """
+    """What a caller says of servers: the arguments of `kinds.create`, and their defaults."""
 
     num_servers: int = 0
     staleness: int | None = None

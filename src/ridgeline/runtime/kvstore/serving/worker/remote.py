@@ -19,7 +19,7 @@ from ridgeline.runtime.kvstore.serving.joining.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.joining.members import Members
 from ridgeline.runtime.kvstore.serving.server.server import LEASE_S
 from ridgeline.runtime.kvstore.serving.server.shard import FIRST
-from ridgeline.runtime.kvstore.serving.slices import Answered, Asked, Located
+from ridgeline.runtime.kvstore.serving.slices import Answered, Asked
 from ridgeline.runtime.kvstore.serving.wire import ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
@@ -93,7 +93,7 @@ class RemoteShelf:
 
     def present(self) -> tuple[int, ...]:
         """The workers whom the first server counts."""
-        (told,) = self._servers.ask([Located(0, Asked(wire.Beat()))])
+        (told,) = self._servers.ask([Asked(wire.Beat())])
         return tuple(sorted(told.answer.versions))
 
     def init(self, values: Mapping[Key, Tensor]) -> None:
@@ -259,11 +259,11 @@ class RemoteShelf:
                 if part.place == place
             }
             packed = torch.frombuffer(bytearray(save(of_keys(there))), dtype=torch.uint8)
-            self._servers.ask([Located(place, Asked(wire.LoadStates(len(packed)), (packed,)))])
+            self._servers.ask([Asked(wire.LoadStates(len(packed)), (packed,), place=place)])
 
     def barrier(self) -> None:
         """Return once all workers that are there have called this."""
-        self._servers.ask([Located(0, Asked(wire.Barrier()))])
+        self._servers.ask([Asked(wire.Barrier())])
 
     def outages(self) -> tuple[Outage, ...]:
         """When servers were not heard of by this worker, or others took their place; in order."""
@@ -278,10 +278,10 @@ class RemoteShelf:
                 error = sys.exc_info()[1] or getattr(sys, "last_value", None)
                 self._beside.close(is_failing=leaving.is_failure(error))
 
-    def _first_calls(self, values: Mapping[Key, Tensor]) -> tuple[list[Located], list[Located]]:
+    def _first_calls(self, values: Mapping[Key, Tensor]) -> tuple[list[Asked], list[Asked]]:
         """Those that give first values, on worker 0, and those that wait for them."""
-        inits: list[Located] = []
-        knows: list[Located] = []
+        inits: list[Asked] = []
+        knows: list[Asked] = []
         for key, value in values.items():
             wire.check_key(key)
             flat = value.to(CPU).contiguous()
@@ -290,8 +290,8 @@ class RemoteShelf:
                 slot, shape = ValueSlot(key, part.start), wire.shape_of(piece)
                 wire.check_shape(shape)
                 if self.rank == FIRST:
-                    inits.append(Located(part.place, Asked(wire.Init(slot, shape), (piece,))))
-                knows.append(Located(part.place, Asked(wire.Know(slot, shape))))
+                    inits.append(Asked(wire.Init(slot, shape), (piece,), place=part.place))
+                knows.append(Asked(wire.Know(slot, shape), place=part.place))
         return inits, knows
 
     @property
@@ -303,7 +303,7 @@ class RemoteShelf:
         slots = [
             (part.place, ValueSlot(key, part.start)) for key in keys for part in self._parts[key]
         ]
-        told = self._servers.ask([Located(place, Asked(wire.Enter(slot))) for place, slot in slots])
+        told = self._servers.ask([Asked(wire.Enter(slot), place=place) for place, slot in slots])
         if self._members is None or self._members.record.staleness != 0:
             return
         # Rounds of all parts of a key wait for this worker now; it begins with one that none has done.
@@ -313,9 +313,9 @@ class RemoteShelf:
         if is_common:
             clocks = dict.fromkeys(keys, max(clocks.values()))
         enters = [(place, wire.Enter(slot, clocks[slot.key])) for place, slot in slots]
-        self._servers.ask([Located(place, Asked(body)) for place, body in enters])
+        self._servers.ask([Asked(body, place=place) for place, body in enters])
 
-    def _pushes(self, key: Key, total: Tensor) -> list[Located]:
+    def _pushes(self, key: Key, total: Tensor) -> list[Asked]:
         return slices.pushes(key, total, self._parts[key], self.compression)
 
     def _place(self, values: Mapping[Key, Tensor]) -> None:

@@ -95,3 +95,8 @@ def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 def own_copy(tensor: Tensor) -> Tensor:
     """A tensor of the same values in dense memory of its own; it requires gradients if that one does."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def num_writes(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each was written in place, by itself or by a view of it."""
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch has no other count

@@ -270,18 +270,13 @@ def _take_up(
 
 def _differing(one: Identity, other: Identity) -> str:
     """What one run has and the other has not, for messages."""
-    words = {
-        "task": "task",
-        "batch_size": "batch size",
-        "seed": "seed",
-        "num_samples": "training samples",
+    said = {
+        "task": f"task {one.task}",
+        "batch_size": f"batch size {one.batch_size}",
+        "seed": f"seed {one.seed}",
+        "num_samples": f"{one.num_samples} training samples",
     }
-    found = [(word, getattr(one, name)) for name, word in words.items()
-             if getattr(one, name) != getattr(other, name)]  # fmt: skip
-    return ", ".join(
-        f"{value} {word}" if word == "training samples" else f"{word} {value}"
-        for word, value in found
-    )
+    return ", ".join(said[name] for name in said if getattr(one, name) != getattr(other, name))
 
 
 def model_state(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ridgeline.capture.capturing import on_stream
 from ridgeline.capture.dropout_states import dropout_state, left_as_found
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 from ridgeline.optimizers.capturable import LearningRates
+from ridgeline.plan import Precision
 from ridgeline.reach.undo import Undo
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
@@ -179,8 +180,7 @@ class PerturbedRuns(NamedTuple):
 
         Source: cuDNN's recurrent layers keep the state of their dropout to themselves; CTC adds atomically.
         """
-        with self.body.as_written():
-            return self._run(self._eager, shift)
+        return self._as_written(shift)
 
     def again(self, shift: int) -> Outcome:
         """The step as written, once more."""
@@ -196,12 +196,9 @@ class PerturbedRuns(NamedTuple):
 
     def with_other_draws(self, shift: int, number: int = 0) -> Outcome:
         """The step as written, with other random numbers; other ones for each `number`."""
-
-        def run() -> list[Outcome]:
-            with self.body.as_written():
-                return [self._run(self._eager, shift, seed=(1 + number) * _OTHER_DRAWS)]
-
-        return self.kept.get(("draws", shift, number), run)[0]
+        seed = (1 + number) * _OTHER_DRAWS
+        name = "draws", shift, number
+        return self.kept.get(name, lambda: [self._as_written(shift, seed=seed)])[0]
 
     def draws(self, shift: int) -> bool:
         """Whether the step as written draws random numbers, on any worker.
@@ -223,12 +220,8 @@ class PerturbedRuns(NamedTuple):
 
     def exact(self, shift: int) -> Outcome:
         """The step as written, without the plan's lower precision."""
-
-        def run() -> list[Outcome]:
-            with self.body.as_written(precision="as-is"):
-                return [self._run(self._eager, shift)]
-
-        return self.kept.get(("exact", shift), run)[0]
+        name = "exact", shift
+        return self.kept.get(name, lambda: [self._as_written(shift, precision="as-is")])[0]
 
     def rounded(self, shift: int, number: int) -> Ends:
         """A start nearby, and what the step leaves from there without and with the plan's lower precision.
@@ -241,16 +234,17 @@ class PerturbedRuns(NamedTuple):
 
         def run() -> list[Outcome]:
             begun = self.begun(shift, nudge=nudge)
-            with self.body.as_written(precision="as-is"):
-                exact = self._run(self._eager, shift, nudge=nudge)
-            with self.body.as_written():
-                return [begun, exact, self._run(self._eager, shift, nudge=nudge)]
+            exact = self._as_written(shift, precision="as-is", nudge=nudge)
+            return [begun, exact, self._as_written(shift, nudge=nudge)]
 
         return Ends(*self.kept.get(("rounded", shift, number), run))
 
     def nudged(self, before: Outcome, shift: int) -> list[Outcome]:
         """The step as written from parameters with other last bits, as if it had begun at `before`."""
-        return self.kept.get(("nudged", shift), lambda: self._nudged(before, shift))
+        nudges = [1.0 + bits * LAST_BIT for bits in NUDGES]
+        return self.kept.get(
+            ("nudged", shift), lambda: [self._beside(before, shift, nudge=one) for one in nudges]
+        )
 
     def nudged_by_chance(self, before: Outcome, shift: int, number: int) -> Outcome:
         """As `nudged`, each element by chance, by more from `number` to number: sums are rounded often."""
@@ -311,16 +305,6 @@ class PerturbedRuns(NamedTuple):
             yield self.exact(shift)
         yield from self.narrowly_moved(before, shift)
 
-    def _nudged(self, before: Outcome, shift: int) -> list[Outcome]:
-        found: list[Outcome] = []
-        for bits in NUDGES:
-            nudge = 1.0 + bits * LAST_BIT
-            begun = self.begun(shift, nudge=nudge)
-            with self.body.as_written():
-                got = self._run(self._eager, shift, nudge=nudge)
-            found.append(moved_to(before, begun, got))
-        return found
-
     def _narrowly_moved(self, before: Outcome, shift: int) -> list[Outcome]:
         # Only the user's own casts can show this, so the step is watched as it is written.
         watch = NarrowTypes()
@@ -333,9 +317,16 @@ class PerturbedRuns(NamedTuple):
 
     def _moved(self, before: Outcome, shift: int, half_step: float, seed: int) -> Outcome:
         moved = partial(move_within_rounding, half_step=half_step, seed=seed)
-        with self.body.as_written():
-            other = self._run(self._eager, shift, moved=moved)
-        return moved_to(before, self.begun(shift, moved=moved), other)
+        return self._beside(before, shift, moved=moved)
+
+    def _beside(self, before: Outcome, shift: int, **how: Any) -> Outcome:
+        """What the step leaves that begins with other parameters, as if it had begun at `before`."""
+        got = self._as_written(shift, **how)
+        return moved_to(before, self.begun(shift, **how), got)
+
+    def _as_written(self, shift: int, *, precision: Precision | None = None, **how: Any) -> Outcome:
+        with self.body.as_written(precision=precision):
+            return self._run(self._eager, shift, **how)
 
     def _tried(self) -> Tensor:
         try:
@@ -349,11 +340,8 @@ class PerturbedRuns(NamedTuple):
             ) from error
 
     def _eager(self) -> Tensor:
-        silent = Recorder(HostClock())
-        if self.stream is None:
-            return self.body(rebuilt(self.batch), silent)
-        with on_stream(self.stream):
-            return self.body(rebuilt(self.batch), silent)
+        with contextlib.nullcontext() if self.stream is None else on_stream(self.stream):
+            return self.body(rebuilt(self.batch), Recorder(HostClock()))
 
     def _run(
         self,

@@ -19,11 +19,10 @@ from ridgeline.recording.clocks import BranchClock, Clock, DeviceClock, HostCloc
 from ridgeline.recording.recorder import Recorder, StepRecord, step_spans
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.graphs.graph_gradients import GraphGradients
-from ridgeline.runtime.steps.whole_step.program import num_writes
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors.batch import rebuilt
 from ridgeline.tensors.batch_pattern import BatchPattern
-from ridgeline.tensors.copies import copier, copies_of, repeats
+from ridgeline.tensors.copies import copier, copies_of, num_writes, repeats
 from ridgeline.tensors.usual_batch import BatchReader
 from ridgeline.timeline import Span
 

@@ -35,6 +35,7 @@ from ridgeline.runtime.steps.whole_step.random_order import draw_in_memory_order
 from ridgeline.runtime.steps.whole_step.scalar_gathering import gather_scalars
 from ridgeline.runtime.steps.whole_step.trace import TracedOptimizer, trace_graph
 from ridgeline.tensors import batch as batches
+from ridgeline.tensors.copies import num_writes
 
 
 class StepProgram:
@@ -234,11 +235,6 @@ def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) ->
 
 def _own(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
-
-
-def num_writes(tensors: Sequence[Tensor]) -> list[int]:
-    """How often each was written in place, by itself or by a view of it."""
-    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch has no other count
 
 
 def tensors_of(batch: Any) -> list[Tensor]:

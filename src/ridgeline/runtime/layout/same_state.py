@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
 from ridgeline.runtime.layout.ownership import replicated_axes
+from ridgeline.tensors.copies import at_once
 from ridgeline.workers.agree import gather_bytes
 from ridgeline.workers.mesh import Axis
 from ridgeline.workers.roll_call import ranks_text
@@ -145,15 +146,8 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
 
     Cost: Two passes over each; waits for the device once.
     """
-    by_device: dict[torch.device, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(place)
-    found = [0] * len(tensors)
-    for places in by_device.values():
-        values = torch.stack([_line_sum(_flat_bits(tensors[place])) for place in places]).tolist()
-        for place, value in zip(places, values, strict=True):
-            found[place] = value % 2**64
-    return found
+    sums = at_once({n: _line_sum(_flat_bits(one)).view(1) for n, one in enumerate(tensors)})
+    return [int(sums[n][0]) % 2**64 for n in range(len(tensors))]
 
 
 def content_bits(tensors: Sequence[Tensor], count: int) -> Tensor:

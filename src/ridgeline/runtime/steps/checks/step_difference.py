@@ -22,10 +22,10 @@ from ridgeline.runtime.steps.checks.relative_gaps import (
     RESOLUTION,
     Compared,
     alignment,
-    at_once,
     counts,
     relative_gaps,
 )
+from ridgeline.tensors.copies import at_once
 
 NOISE = 0.01
 """An element of an update is rounding if a change of the parameters' last bit moves it by more of itself."""

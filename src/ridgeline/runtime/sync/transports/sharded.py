@@ -24,6 +24,7 @@ from ridgeline.runtime.sync.transports.ring import (
     Ring,
     adding_moves,
     gathering_moves,
+    neighbours,
     run_laps,
 )
 from ridgeline.synchronisation import OptionValue
@@ -82,6 +83,5 @@ class Sharded(Ring):
         return Cut(whole.numel(), part, part, _PIECES), (self.rank - 1) % self.size, self.size
 
     def _run(self, whole: Tensor, moves: Sequence[Move]) -> None:
-        previous, following = (self.rank - 1) % self.size, (self.rank + 1) % self.size
-        lap = Lap(whole, self.scratch(whole), moves, previous, following)
+        lap = Lap(whole, self.scratch(whole), moves, *neighbours(range(self.size), self.rank))
         run_laps((lap,), _PIECES, self.scaling, self._messages)

@@ -53,7 +53,7 @@ class CaptureWatch:
         self._rates = _rates(body.optimizer) if has_optimizer else None
         self._state = Entries(body.optimizer.state.values()) if has_optimizer else None
         self._num_compiled = 0
-        self.holds: Callable[[], bool] = _never
+        self.holds: Callable[[], bool] = never
 
     def settle(self) -> None:
         """Have `holds` say at little cost whether all is as it is now, after `changed` said that nothing is.
@@ -149,5 +149,6 @@ def _rates(optimizer: Optimizer) -> list[Any]:
     return [group.get("lr") for group in optimizer.param_groups]
 
 
-def _never() -> bool:
+def never() -> bool:
+    """Stands for a comparison that there is nothing for yet."""
     return False

@@ -90,18 +90,15 @@ def check_parts(model: object, loss_fn: object, optimizer: object) -> None:
             f"wanted a loss_fn that takes the model and a batch, got {_named(loss_fn)}; write one, such as "
             "lambda model, batch: model(batch).mean()"
         )
-    if type(loss_fn).__module__.startswith(_LOSSES) or _is_functional(loss_fn):
-        name = _named(loss_fn)
+    name = _named(loss_fn)
+    # By identity: a user's own function may well be called `cross_entropy`.
+    is_functional = getattr(nn.functional, name, None) is loss_fn
+    if type(loss_fn).__module__.startswith(_LOSSES) or is_functional:
         raise PlanError(
             f"wanted a loss_fn that takes the model and a batch, got {name}, which takes outputs and "
             "targets; write lambda model, batch: criterion(model(batch[0]), batch[1])"
         )
     check_optimizer(optimizer)
-
-
-def _is_functional(loss_fn: object) -> bool:
-    # By identity: a user's own function may well be called `cross_entropy`.
-    return getattr(nn.functional, getattr(loss_fn, "__name__", ""), None) is loss_fn
 
 
 def _named(value: object) -> str:

@@ -18,12 +18,12 @@ from served_here import connected, new_keys, serving, until
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.asked import Asked
 from ridgeline.runtime.kvstore.serving.joining.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.server import server as servers
 from ridgeline.runtime.kvstore.serving.server import shard as shards
 from ridgeline.runtime.kvstore.serving.server import slots
 from ridgeline.runtime.kvstore.serving.server.shard import Shard
+from ridgeline.runtime.kvstore.serving.slices import Asked
 from ridgeline.runtime.kvstore.serving.wire import Call, ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater

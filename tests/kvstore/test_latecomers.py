@@ -219,7 +219,7 @@ def test_a_server_that_takes_anothers_place_knows_who_joined() -> None:
     again.shard = Shard(1, 1)
     restore(again.shard, image_of(said.shard, 1))
     assert again.shard.awaits == {0, 1}
-    assert again.shard.slots.all()[SLOT].clock(1) == 4
+    assert again.shard.slots.slices[SLOT].clock(1) == 4
     join = again.say(2, wire.Join())
     for worker, barriers in ((0, 7), (1, 7)):
         assert not again.is_answered(2, join)
@@ -277,7 +277,7 @@ def test_a_silent_worker_is_replaced_under_another_number() -> None:
             shelf = RemoteShelf([server.address], rank, 1, lease_s=lease_s, members=later)
             shelf.join()
             shelf.init({"w": torch.ones(2)})
-            assert rank in shard.slots.all()[SLOT].since
+            assert rank in shard.slots.slices[SLOT].since
             shelves.append(shelf)
             out = torch.empty(2)
             for _ in range(3):

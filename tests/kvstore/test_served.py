@@ -22,9 +22,9 @@ from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.serving import segment, wire
 from ridgeline.runtime.kvstore.serving.addressing.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer
-from ridgeline.runtime.kvstore.serving.asked import Asked
 from ridgeline.runtime.kvstore.serving.server.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
+from ridgeline.runtime.kvstore.serving.slices import Asked
 from ridgeline.runtime.kvstore.serving.worker import channel as channel_module
 from ridgeline.runtime.kvstore.serving.worker.channel import Connection
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections
@@ -243,7 +243,7 @@ def test_garbage_of_one_client_stops_nobody(caplog: pytest.LogCaptureFixture) ->
                 assert refused.error.startswith("wanted a ")
             socket.close(linger=0)
         shelf.close()
-    assert not shard.slots.knows(wire.ValueSlot("x", 0))
+    assert wire.ValueSlot("x", 0) not in shard.slots.slices
     first, last = (one for one in caplog.messages if one.startswith("a malformed message"))
     assert first.startswith("a malformed message was dropped: wanted a call of a worker, got ")
     assert first.endswith("; it came from 127.0.0.1")

@@ -7,10 +7,9 @@ import torch
 from served_here import serving
 
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.asked import Asked
 from ridgeline.runtime.kvstore.serving.server.actions import Frames
 from ridgeline.runtime.kvstore.serving.server.shard import Reply, Shard
-from ridgeline.runtime.kvstore.serving.slices import Located
+from ridgeline.runtime.kvstore.serving.slices import Asked
 from ridgeline.runtime.kvstore.serving.wire import Call, ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.channel import WINDOW
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections
@@ -48,8 +47,8 @@ def test_a_slow_server_keeps_no_other_from_its_calls() -> None:
     with serving(slow) as first, serving(fast) as second:
         servers = Connections([first.address, second.address], 0, beat_s=GUARD_S)
         init = wire.Init(SLOT, wire.shape_of(value))
-        servers.ask([Located(place, Asked(init, (value + place,))) for place in (0, 1)])
-        calls = [Located(n % 2, Asked(wire.Pull(SLOT))) for n in range(2 * CALLS)]
+        servers.ask([Asked(init, (value + place,), place=place) for place in (0, 1)])
+        calls = [Asked(wire.Pull(SLOT), place=n % 2) for n in range(2 * CALLS)]
         answers = servers.ask(calls)
         servers.close()
     assert slow.is_in_time

@@ -24,7 +24,7 @@ from ridgeline.runtime.steps.checks.gradient_gaps import (
     settled,
     worst,
 )
-from ridgeline.runtime.steps.checks.step_difference import Outcome
+from ridgeline.runtime.steps.checks.step_difference import Ends, Outcome
 from ridgeline.workers.world import World
 
 
@@ -153,11 +153,11 @@ def test_gaps_are_those_of_the_state() -> None:
     before = outcome([torch.zeros(4)], [])
     wanted = outcome([torch.ones(4)], [])._replace(parameters=[torch.ones(FEW)] * 2)
     got = outcome([torch.ones(4) * 1.5], [])._replace(parameters=[torch.ones(FEW) * 0.75] * 2)
-    assert gradient_gaps(before, wanted, got) == [0.5, 0.25]
-    assert gradient_gaps(before, wanted, outcome([], [])) == [math.inf] * 2
-    assert gradient_gaps(outcome([], []), wanted, got) == [0.5, 0.25]
+    assert gradient_gaps(Ends(before, wanted, got)) == [0.5, 0.25]
+    assert gradient_gaps(Ends(before, wanted, outcome([], []))) == [math.inf] * 2
+    assert gradient_gaps(Ends(outcome([], []), wanted, got)) == [0.5, 0.25]
     lost = outcome([torch.full((4,), math.nan)], [])
-    assert gradient_gaps(before, wanted, lost)[0] == math.inf
+    assert gradient_gaps(Ends(before, wanted, lost))[0] == math.inf
 
 
 def test_each_is_held_to_its_own_rounding() -> None:
@@ -179,16 +179,18 @@ def test_what_rounding_was_seen_to_do_leans_to_no_side(loss: float) -> None:
         outcome([torch.full((FEW,), value)]) for value in (0.0, 1.0, 1.1, 0.96)
     )
     got, other = got._replace(loss=loss), other._replace(loss=2.0 - loss)
-    found, nothing = gradient_gaps(before, wanted, got), Moves([0.0])
-    seen = nothing.joined(before, wanted, other)
+    found, nothing = gradient_gaps(Ends(before, wanted, got)), Moves([0.0])
+    seen = nothing.joined(Ends(before, wanted, other))
     assert seen.gaps == [pytest.approx(0.04)]
     assert seen.loss == pytest.approx(loss - 1.0)
-    assert are_directed(before, wanted, got, found, nothing, EXACT)
-    assert not are_directed(before, wanted, got, found, seen, EXACT)
+    assert are_directed(Ends(before, wanted, got), found, nothing, EXACT)
+    assert not are_directed(Ends(before, wanted, got), found, seen, EXACT)
     worse = outcome([torch.full((FEW,), 1.2)])
-    assert are_directed(before, wanted, worse, gradient_gaps(before, wanted, worse), seen, EXACT)
+    assert are_directed(
+        Ends(before, wanted, worse), gradient_gaps(Ends(before, wanted, worse)), seen, EXACT
+    )
     lost = got._replace(loss=1.0 + 5.0 * (loss - 1.0) + 0.001)
-    assert are_directed(before, wanted, lost, found, seen, EXACT)
+    assert are_directed(Ends(before, wanted, lost), found, seen, EXACT)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +210,8 @@ def test_what_leans_to_no_side_is_held_loosely_once_chance_explains_the_rest(
         outcome([torch.full((FEW,), size)], [(1.0 + by * sides) * (size > 0.0)])
         for size, by in ((0.0, 0.0), (1.0, 0.0), (1.2, turned), (1.0 + chance, 0.0))
     )
-    chances = iter([(before, wanted, other)])
-    size, owner, limit = settled(before, wanted, got, chances, EXACT, lambda size: size)
+    chances = iter([Ends(before, wanted, other)])
+    size, owner, limit = settled(Ends(before, wanted, got), chances, EXACT, lambda size: size)
     assert (size <= 1.0) == is_held
     assert limit == (ROUNDED if chance == 0.1 else EXACT)
     assert owner == (0 if chance == 0.01 else 1)

@@ -17,7 +17,7 @@ from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.buckets.departures import Departures
-from ridgeline.runtime.sync.buckets.unused import UnusedParameters
+from ridgeline.runtime.sync.buckets.flags import UnusedParameters
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.transports.all_reduce import AllReduce
 from ridgeline.workers.buffers import FlatBuffers

@@ -19,7 +19,7 @@ from ridgeline.runtime.steps.checks.equivalence import (
     _Trial,
 )
 from ridgeline.runtime.steps.checks.perturbed_runs import MOST_NUDGES
-from ridgeline.runtime.steps.checks.step_difference import Outcome
+from ridgeline.runtime.steps.checks.step_difference import Ends, Outcome
 from ridgeline.workers.world import World
 
 CPU = torch.device("cpu")
@@ -53,11 +53,12 @@ class Runs:
     def nudged(self, before: Outcome, shift: int) -> list[Outcome]:
         return [moved(self.first, size=self.size)]
 
-    def rounded(self, shift: int, number: int) -> tuple[Outcome, ...]:
+    def rounded(self, shift: int, number: int) -> Ends:
         self.num_rounded += 1
         start = 5.0 + number
         begun = Outcome(0.0, [torch.full((self.size,), start)], [[]])
-        return begun, moved(0.0, start, self.size), moved(self.nearby[number], start, self.size)
+        ends = moved(0.0, start, self.size), moved(self.nearby[number], start, self.size)
+        return Ends(begun, *ends)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_as_far_as_rounding_goes(
     """Other places are looked at only where the first distance explains too little."""
     runs: Any = Runs(first, nearby)
     before = Outcome(0.0, [torch.zeros(SIZE)], [[]])
-    gap = _Trial(runs, [])._update_gap(before, runs.eager(0), moved(tried), 0)
+    gap = _Trial(runs, [], 0, Ends(before, runs.eager(0), moved(tried))).update_gap()
     assert (gap.size <= gap.allowed) is passes
     assert gap.size == pytest.approx(tried, rel=1e-3)
     assert gap.allowed >= TOLERANCE
@@ -88,7 +89,7 @@ def test_a_step_that_adds_in_no_fixed_order(nearby: float, passes: bool) -> None
     runs: Any = Runs(0.05, [nearby] * MOST_ROUNDINGS)
     before, eager = Outcome(0.0, [torch.zeros(SIZE)], [[]]), runs.eager(0)
     runs.further = [0.0085, 0.0]
-    gap = _Trial(runs, [])._update_gap(before, eager, moved(0.088), 0)
+    gap = _Trial(runs, [], 0, Ends(before, eager, moved(0.088))).update_gap()
     assert (gap.size <= gap.allowed) is passes
     assert runs.num_rounded == (1 if passes else MOST_ROUNDINGS)
 
@@ -103,7 +104,7 @@ def test_a_few_signs_are_chance(size: int, num_turned: int, passes: bool) -> Non
     before = Outcome(0.0, [torch.zeros(size)], [[]])
     got = moved(0.0, size=size)
     got.parameters[0][:num_turned] *= -1.0
-    gap = _Trial(runs, [])._update_gap(before, runs.eager(0), got, 0)
+    gap = _Trial(runs, [], 0, Ends(before, runs.eager(0), got)).update_gap()
     assert (gap.size <= gap.allowed) is passes
 
 
@@ -113,7 +114,7 @@ def test_signs_do_not_hide_what_is_wrong_elsewhere() -> None:
     got = moved(0.02, size=400)
     got.parameters[0][:4] *= -1.0
     before = Outcome(0.0, [torch.zeros(400)], [[]])
-    gap = _Trial(runs, [])._update_gap(before, runs.eager(0), got, 0)
+    gap = _Trial(runs, [], 0, Ends(before, runs.eager(0), got)).update_gap()
     assert gap.size == pytest.approx(0.02, rel=1e-2)
     assert gap.size > gap.allowed
 
@@ -142,7 +143,7 @@ def test_one_parameter_in_twenty_may_be_further(
     monkeypatch.setattr(runs, "exact", lambda shift: exact)
     monkeypatch.setattr(runs, "again", lambda shift: eager)
     monkeypatch.setattr(runs, "nudged", lambda before, shift: [eager])
-    gap = _Trial(runs, [])._update_gap(before, eager, got, 0)
+    gap = _Trial(runs, [], 0, Ends(before, eager, got)).update_gap()
     assert (gap.size <= gap.allowed) is passes
 
 
@@ -155,7 +156,7 @@ def test_what_is_as_near_as_reordered_additions_needs_no_exact_step(
     runs.exact = pytest.fail
     before = Outcome(0.0, [torch.zeros(SIZE)], [[]])
     tried = first + apart if is_beyond else max(0.0, first - apart)
-    gap = _Trial(runs, [])._update_gap(before, runs.eager(0), moved(tried), 0)
+    gap = _Trial(runs, [], 0, Ends(before, runs.eager(0), moved(tried))).update_gap()
     assert gap.size <= REORDERED
     assert gap.reference == "the eager step"
     assert tried <= max(TOLERANCE, ROUNDING_FACTOR * first) + 1e-9
@@ -177,7 +178,7 @@ class Flips(Runs):
         return []
 
     def by_chance(self, before: Outcome, eager: Outcome, shift: int, **_: int) -> Any:
-        return iter([(before, eager, turned(self.by))])
+        return iter([Ends(before, eager, turned(self.by))])
 
 
 def turned(by: float) -> Outcome:
@@ -205,7 +206,7 @@ def test_what_has_no_direction_may_be_as_far_as_more_runs_go(
     """A ReLU next to zero is on in one run and off in another, which two runs seldom show."""
     runs: Any = Flips(by, first)
     before = Outcome(0.0, [torch.zeros(SIZE)], [[]])
-    gap = _Trial(runs, [])._update_gap(before, runs.eager(0), got, 0)
+    gap = _Trial(runs, [], 0, Ends(before, runs.eager(0), got)).update_gap()
     assert (gap.size <= gap.allowed) is passes
     assert runs.num_nudged == num_nudged
 
@@ -226,5 +227,5 @@ def test_a_gradient_may_be_further_in_no_direction(got: Outcome, by: float, pass
     """DenseNet-121 was refused in single precision: one number of its last block was on, or off."""
     runs: Any = Flips(by, 0)
     before = Outcome(0.0, [torch.zeros(SIZE)], [[]])
-    gap = _Trial(runs, [])._gradient_gap(before, runs.eager(0), got, 0)
+    gap = _Trial(runs, [], 0, Ends(before, runs.eager(0), got)).gradient_gap()
     assert (gap.size <= gap.allowed) is passes

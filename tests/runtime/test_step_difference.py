@@ -23,6 +23,7 @@ from ridgeline.runtime.steps.checks.equivalence import check_replay
 from ridgeline.runtime.steps.checks.narrow_rounding import move_within_rounding
 from ridgeline.runtime.steps.checks.step_difference import (
     SPARED,
+    Ends,
     Noise,
     Outcome,
     differences,
@@ -280,9 +281,9 @@ def test_no_rounding_makes_a_parameter_no_number() -> None:
         Outcome(1.0, [torch.full((4,), value)], [[]]) for value in (0.0, 1.0, math.nan)
     )
     rounding = Noise([torch.ones(4, dtype=torch.bool)], [], [4])
-    assert differences(before, wanted, wanted, rounding) == [0.0, 0.0]
-    assert differences(before, wanted, got, rounding) == [0.0, math.inf]
-    assert differences(before, got, got, rounding) == [0.0, 0.0]
+    assert differences(Ends(before, wanted, wanted), rounding) == [0.0, 0.0]
+    assert differences(Ends(before, wanted, got), rounding) == [0.0, math.inf]
+    assert differences(Ends(before, got, got), rounding) == [0.0, 0.0]
 
 
 def leaving_a_bias(amount: float) -> Loss:
@@ -316,7 +317,7 @@ def test_what_stands_still_is_rounding_where_all_else_is_a_million_times_larger(
     wanted = Outcome(1.0, [one * moves, one], [[one * 1e-9 * keeps], [one]])
     got = wanted._replace(parameters=[one, one], state=[[one * 10.0**exponent], [one]])
     noise = noise_of(before, wanted, [wanted])
-    found = without_still(before, wanted, got, noise)
+    found = without_still(Ends(before, wanted, got), noise)
     is_rounding = not moves and not keeps and 10.0**exponent <= 1e-6
     assert found.moves == [0.0, math.inf if is_rounding else 0.0, 0.0]
     assert found.is_left_out(0) == is_rounding

@@ -98,8 +98,8 @@ def _finish(saver: Saver) -> None:
     try:
         _wait(saver)
     except EngineError:
-        saver._failure = CheckpointError("killed")
-        raise saver._failure from None
+        saver.failure = CheckpointError("killed")
+        raise saver.failure from None
 
 
 def _of_rank_0(value: list[str], world: World) -> list[str]:

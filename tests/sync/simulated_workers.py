@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -151,10 +152,9 @@ class Worker:
         layout = arrange(
             self.named,
             list(order),
-            bucket_bytes,
+            msgspec.structs.replace(self.sync, bucket_bytes=tuple(bucket_bytes)),
             workers=self.transport.size,
             has_buffers=False,
-            sync=self.sync,
         )
         self.buckets = layout.buckets
         self.transport.arranged(self.buckets)

@@ -8,8 +8,7 @@ from simulated_workers import Channel, Summing
 from torch import Tensor
 
 from ridgeline.runtime.sync.codecs.codec import Exchange
-from ridgeline.runtime.sync.codecs.exchanges import EXCHANGES, Parts
-from ridgeline.runtime.sync.codecs.row_codec import RowCodec
+from ridgeline.runtime.sync.codecs.exchanges import EXCHANGES, Parts, RowCodec
 from ridgeline.synchronisation import ExchangeKind
 
 

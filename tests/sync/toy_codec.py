@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.sync.codecs.exchanges import Parts
-from ridgeline.runtime.sync.codecs.row_codec import RowCodec
+from ridgeline.runtime.sync.codecs.exchanges import Parts, RowCodec
 from ridgeline.synchronisation import COMPRESSIONS, Compression, MemoryPasses
 
 

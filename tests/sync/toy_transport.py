@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.sync.calls import all_gather
+from ridgeline.runtime.sync.collectives import all_gather
 from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import ALGORITHMS, Algorithm, CollectiveTraffic
 

@@ -1,5 +1,6 @@
-"""Copying tensors to where a replayed graph reads them."""
+"""Copying tensors to where a replayed graph reads them, and many numbers to the host at once."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -95,3 +96,25 @@ def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 def own_copy(tensor: Tensor) -> Tensor:
     """A tensor of the same values in dense memory of its own; it requires gradients if that one does."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def num_writes(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each was written in place, by itself or by a view of it."""
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch has no other count
+
+
+def at_once(values: dict[int, Tensor]) -> dict[int, list[float]]:
+    """Numbers of small tensors of one shape, all of a device in one copy.
+
+    Cost: Waits once for each device.
+    """
+    places: dict[torch.device, list[int]] = defaultdict(list)
+    for index, tensor in values.items():
+        places[tensor.device].append(index)
+    return {
+        index: row
+        for indices in places.values()
+        for index, row in zip(
+            indices, torch.stack([values[i] for i in indices]).tolist(), strict=True
+        )
+    }

@@ -99,7 +99,7 @@ def write(
     """
     target = checkpoint_directory.checkpoint_of(directory, position.step)
     temporary = checkpoint_directory.free_name(directory, f".{target.name}", ".tmp")
-    needed = sum(t.numel() * t.element_size() for t in (*model.values(), *training.values()))
+    needed = sum(t.nbytes for t in (*model.values(), *training.values()))
     try:
         temporary.mkdir(parents=True)
         for name, tensors in zip(_FOLDERS, (model, training), strict=True):

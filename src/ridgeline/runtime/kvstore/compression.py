@@ -17,8 +17,7 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.sync.codecs.bfloat16 import BFloat16
 from ridgeline.runtime.sync.codecs.blocks import Int8
-from ridgeline.runtime.sync.codecs.exchanges import Parts
-from ridgeline.runtime.sync.codecs.row_codec import RowCodec
+from ridgeline.runtime.sync.codecs.exchanges import Parts, RowCodec
 
 INT8_BLOCK = 256
 

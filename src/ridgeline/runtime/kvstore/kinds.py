@@ -196,11 +196,7 @@ def _workers(kind: Kind, process_group: dist.ProcessGroup | None) -> Shelf | Non
 
 
 def _check_backend(group: dist.ProcessGroup, backend: str, device: torch.device) -> None:
-    """Refuse a group that does not carry tensors of a device.
-
-    Raises:
-        KVStoreError: names the backend that does.
-    """
+    """Refuse a group that does not carry tensors of a device."""
     # Device by device, as one group can have gloo for CPUs and NCCL for GPUs.
     config = dist.BackendConfig(dist.Backend(dist.get_backend_config(group)))
     if config.get_device_backend_map().get(device.type) != backend:

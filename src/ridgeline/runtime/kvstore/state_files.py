@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from safetensors import SafetensorError
@@ -15,8 +16,8 @@ from ridgeline.runtime.kvstore.arguments import Key
 States = Mapping[Key, Mapping[str, Tensor]]
 
 
-def of_keys(states: States) -> dict[str, Tensor]:
-    """One dictionary of tensors, whose names hold the key with its type."""
+def of_keys(states: Mapping[Any, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """One dictionary of tensors, whose names hold the key with its type, or what else stands for one."""
     return {
         msgspec.json.encode([key, name]).decode(): tensor.detach().cpu().contiguous()
         for key, state in states.items()
@@ -24,15 +25,15 @@ def of_keys(states: States) -> dict[str, Tensor]:
     }
 
 
-def to_keys(tensors: Mapping[str, Tensor]) -> dict[Key, dict[str, Tensor]]:
-    """What `of_keys` was made of.
+def to_keys(tensors: Mapping[str, Tensor], kind: Any = int | str) -> dict[Any, dict[str, Tensor]]:
+    """What `of_keys` was made of, by keys of a kind.
 
     Raises:
         msgspec.MsgspecError: a name is none that it makes.
     """
-    found: dict[Key, dict[str, Tensor]] = {}
+    found: dict[Any, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        key, entry = msgspec.json.decode(name, type=tuple[int | str, str])
+        key, entry = msgspec.json.decode(name, type=tuple[kind, str])
         found.setdefault(key, {})[entry] = tensor
     return found
 

@@ -341,11 +341,7 @@ class KVStore:
             self._shelf.close()
 
     def _settle(self) -> None:
-        """Wait for all that is under way.
-
-        Raises:
-            KVStoreError: the store is closed.
-        """
+        """Wait for all that is under way."""
         self._check_open()
         self._engine.wait_all()
 

@@ -64,7 +64,12 @@ class FunctionUpdater:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._function = _registered(name)
+        if name not in _REGISTERED:
+            raise KVStoreError(
+                f"wanted a registered updater, got {name!r}; call "
+                f"rl.kvstore.register_updater({name!r}, function) in every process first"
+            )
+        self._function = _REGISTERED[name]
 
     def __call__(self, key: Key, total: Tensor, value: Tensor) -> None:
         """As the function does it.
@@ -266,12 +271,3 @@ def register_updater(name: str, function: UpdaterFunction) -> None:
         raise KVStoreError(f"wanted a name and a function to register, got {name!r}, {function!r}")
     if _REGISTERED.setdefault(name, function) is not function:
         raise KVStoreError(f"wanted a new name for an updater, got {name!r}, which is registered")
-
-
-def _registered(name: str) -> UpdaterFunction:
-    if name not in _REGISTERED:
-        raise KVStoreError(
-            f"wanted a registered updater, got {name!r}; call "
-            f"rl.kvstore.register_updater({name!r}, function) in every process first"
-        )
-    return _REGISTERED[name]

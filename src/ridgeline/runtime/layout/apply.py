@@ -11,8 +11,7 @@ from torch import nn
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Layout
-from ridgeline.runtime.layout.initial_state import take_initial_state
-from ridgeline.runtime.layout.same_model import check_same_model
+from ridgeline.runtime.layout.initial_state import check_same_model, take_initial_state
 from ridgeline.workers.mesh import Axis
 from ridgeline.workers.world import World
 

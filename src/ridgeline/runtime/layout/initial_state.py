@@ -1,18 +1,57 @@
-"""Workers that hold the same parameters begin with the same: those of the first of them.
+"""Workers that hold the same parameters train one model, and begin with the same: those of the first of them.
+
+A model that is another one is named at the start, not found as a hang or a wrong mean.
 
 Most scripts seed all workers alike, and trials begin with what an earlier one left: over a slow link what all
 have already is not sent once more.
 """
 
+import hashlib
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ridgeline.errors import WorkloadError
+from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.runtime.layout.ownership import replicated_axes
 from ridgeline.runtime.layout.same_state import is_same_model
 from ridgeline.workers import attendance
+from ridgeline.workers.agree import gather_bytes
 from ridgeline.workers.buffers import FlatBuffers
+from ridgeline.workers.mesh import Axis
 from ridgeline.workers.world import World
+
+
+def check_same_model(model: nn.Module, world: World) -> None:
+    """Every worker must have the same parameters (names, shapes, strides, dtypes, trainability) and buffers.
+
+    And the same layers with sparse gradients, which are exchanged in another way.
+
+    Those along an axis on which the model is replicated are compared; see `layout.ownership`.
+
+    Raises:
+        WorkloadError: on all workers, naming those that differ from the first one.
+
+    Cost: Two small all-gathers.
+    """
+    by_rows = {f"{name}.weight".lstrip(".") for name in sparse_modules(model)}
+    entries: list[tuple[object, ...]] = [
+        (n, tuple(p.shape), p.stride(), str(p.dtype), p.requires_grad, n in by_rows)
+        for n, p in model.named_parameters()
+    ]
+    entries += [(n, tuple(b.shape), (), str(b.dtype), False) for n, b in model.named_buffers()]
+    digest = hashlib.sha256(repr(entries).encode()).digest()
+    for axis in replicated_axes(world):
+        ranks = world.ranks(axis)
+        digests = gather_bytes(digest, world, axis)
+        others = [r for r, other in zip(ranks, digests, strict=True) if other != digests[0]]
+        if others:
+            raise WorkloadError(
+                f"wanted the same model on all {len(ranks)} workers, got other parameters or buffers on rank "
+                f"{', '.join(map(str, others))} than on rank {ranks[0]} (here {len(entries)} tensors); build "
+                "the same model on every worker"
+            )
 
 
 def take_initial_state(model: nn.Module, world: World) -> None:
@@ -40,11 +79,20 @@ def take_initial_state(model: nn.Module, world: World) -> None:
                 dist.broadcast(carrier.view(-1).view(torch.uint8), group=group, group_src=0)
                 if carrier.data_ptr() != parameter.data_ptr():
                     parameter.copy_(carrier)
-        is_first = world.axis_rank(axis) == 0
-        if is_first:
-            buffers.pack()
         with attendance.meeting("the broadcast of the initial buffers", world):
-            for flat in buffers.flats:
-                dist.broadcast(flat, group=group, group_src=0)
-        if not is_first:
-            buffers.unpack()
+            take_buffers(buffers, world, axis)
+
+
+def take_buffers(buffers: FlatBuffers, world: World, axis: Axis) -> None:
+    """Those of the first worker along an axis, to all.
+
+    Raises:
+        WorkloadError: one is gone, or of another shape or type than at first.
+    """
+    is_first = world.axis_rank(axis) == 0
+    if is_first:
+        buffers.pack()
+    for flat in buffers.flats:
+        dist.broadcast(flat, group=world.group(axis), group_src=0)
+    if not is_first:
+        buffers.unpack()

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
 from ridgeline.runtime.layout.ownership import replicated_axes
+from ridgeline.tensors.copies import at_once
 from ridgeline.workers.agree import gather_bytes
 from ridgeline.workers.mesh import Axis
 from ridgeline.workers.roll_call import ranks_text
@@ -79,7 +80,16 @@ def check_same_entries(found: Sequence[tuple[str, Any]], world: World, *, when: 
         return
     mine = _as_text(found)
     for axis in replicated_axes(world):
-        _compare(mine, world, axis, when)
+        # A digest first: the entries are thousands in a large model, and nearly always alike.
+        if _is_same(mine, world, axis):
+            continue
+        gathered = gather_bytes(msgspec.json.encode(mine), world, axis)
+        everyone = [msgspec.json.decode(data, type=dict[str, str]) for data in gathered]
+        told = difference(dict(zip(world.ranks(axis), everyone, strict=True)))
+        raise WorkloadError(
+            f"wanted the same state on all {len(everyone)} workers {when}, got {told}; load a "
+            "checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
+        )
 
 
 def is_same_model(model: nn.Module, world: World, axis: Axis) -> bool:
@@ -100,20 +110,6 @@ def _as_text(found: Sequence[tuple[str, Any]]) -> dict[str, str]:
 def _is_same(mine: dict[str, str], world: World, axis: Axis) -> bool:
     digest = hashlib.sha256(repr(mine).encode()).digest()
     return len(set(gather_bytes(digest, world, axis))) == 1
-
-
-def _compare(mine: dict[str, str], world: World, axis: Axis, when: str) -> None:
-    """Compare entries by name with those of the workers along an axis."""
-    # A digest first: the entries are thousands in a large model, and nearly always alike.
-    if _is_same(mine, world, axis):
-        return
-    gathered = gather_bytes(msgspec.json.encode(mine), world, axis)
-    everyone = [msgspec.json.decode(data, type=dict[str, str]) for data in gathered]
-    found = difference(dict(zip(world.ranks(axis), everyone, strict=True)))
-    raise WorkloadError(
-        f"wanted the same state on all {len(everyone)} workers {when}, got {found}; load a "
-        "checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
-    )
 
 
 def difference(everyone: Mapping[int, dict[str, str]]) -> str:
@@ -150,15 +146,8 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
 
     Cost: Two passes over each; waits for the device once.
     """
-    by_device: dict[torch.device, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(place)
-    found = [0] * len(tensors)
-    for places in by_device.values():
-        values = torch.stack([_checksum(tensors[place]) for place in places]).tolist()
-        for place, value in zip(places, values, strict=True):
-            found[place] = value % 2**64
-    return found
+    sums = at_once({n: _line_sum(_flat_bits(one)).view(1) for n, one in enumerate(tensors)})
+    return [int(sums[n][0]) % 2**64 for n in range(len(tensors))]
 
 
 def content_bits(tensors: Sequence[Tensor], count: int) -> Tensor:
@@ -205,10 +194,6 @@ def _lines(flats: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def _joined(line: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(line)) if len(line) > 1 else line[0]  # no copy of one alone
-
-
-def _checksum(tensor: Tensor) -> Tensor:
-    return _line_sum(_flat_bits(tensor))
 
 
 def _flat_bits(tensor: Tensor) -> Tensor:

@@ -30,11 +30,7 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.apply import apply_layout
 from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
-from ridgeline.runtime.steps.body.requirements import (
-    check_parts,
-    check_supported,
-    check_training,
-)
+from ridgeline.runtime.steps.body.requirements import check_parts, check_supported, check_training
 from ridgeline.runtime.steps.body.tf32 import allowing_tf32
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
 from ridgeline.runtime.sync.joining import StateWatch, join_others

@@ -1,7 +1,8 @@
-"""Collectives as tasks of the communication lane, each a frame of the step."""
+"""Collectives as tasks of the communication lane, each a frame of the step; and those of any type."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,18 @@ from torch.futures import Future
 from ridgeline.engine import Engine, EngineTask, Variable
 from ridgeline.recording.clocks import DeviceClock
 from ridgeline.recording.recorder import Recorder
+from ridgeline.workers import flat_collectives
 from ridgeline.workers.attendance import Attendance
+
+
+@contextmanager
+def exchange_frame(recorder: Recorder, name: str) -> Iterator[None]:
+    """The frame of what is exchanged inside by the step itself; a step that is not sampled has none."""
+    record = recorder.current
+    start = recorder.clock.stamp() if record.is_sampled else None
+    yield
+    if start is not None:
+        record.closed.append((name, "communication", start, recorder.clock.stamp()))
 
 
 class Collectives:
@@ -61,11 +73,19 @@ class Collectives:
         self, name: str, exchange: "Callable[[], Future[Any] | None]", variable: Variable
     ) -> None:
         """Start an exchange that writes `variable`, in the frame of that name."""
-        self._push(name, exchange, variable)
+        begin = time.perf_counter_ns()
+        if self._present is not None:
+            self._present.call()
+        timed = partial(self._timed, name, exchange)
+        task = self._engine.push(timed, writes=(variable,), lane="communication", name=name)
+        self._tasks.append(task)
+        # What waits runs in a thread of its own, and takes nothing of this one's time.
+        called_ns = 0 if self._waits else self._call_ns
+        self.overhead_ns += time.perf_counter_ns() - begin - called_ns
 
     def broadcast(self, name: str, flats: Sequence[Tensor], variable: Variable) -> None:
         """Overwrite with what worker 0 has."""
-        self._push(name, partial(self._broadcast, flats), variable)
+        self.run(name, partial(self._broadcast, flats), variable)
 
     def record(self) -> None:
         """Record how long the transfers took that are over, and of others as the next step begins.
@@ -81,17 +101,6 @@ class Collectives:
             self._recorder.current.closed += [
                 (task.name, task.record.kind, task.start_ns, task.stop_ns) for task in tasks
             ]
-
-    def _push(self, name: str, fn: Callable[[], Any], variable: Variable) -> None:
-        begin = time.perf_counter_ns()
-        if self._present is not None:
-            self._present.call()
-        timed = partial(self._timed, name, fn)
-        task = self._engine.push(timed, writes=(variable,), lane="communication", name=name)
-        self._tasks.append(task)
-        # What waits runs in a thread of its own, and takes nothing of this one's time.
-        called_ns = 0 if self._waits else self._call_ns
-        self.overhead_ns += time.perf_counter_ns() - begin - called_ns
 
     def _timed(self, name: str, fn: Callable[[], Any]) -> Any:
         """Run in the lane: the call between two stamps, its host time noted."""
@@ -117,3 +126,21 @@ class Collectives:
             dist.broadcast(flat, group=self._group, group_src=0, async_op=True) for flat in flats
         ]
         return torch.futures.collect_all([work.get_future() for work in works if work])
+
+
+def all_gather(part: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
+    """[size, ...] of what each of `size` workers has, by rank."""
+    found = part.new_empty((size, *part.shape))
+    flat_collectives.all_gather(_bytes(found), _bytes(part.contiguous()), group)
+    return found
+
+
+def all_to_all(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Of [size, ...], row r of which goes to worker r: [size, ...] of what the workers have for this one."""
+    found = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    flat_collectives.all_to_all(_bytes(found), _bytes(rows.contiguous()), group)
+    return found
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from ridgeline.runtime.sync.buckets.arrangement import Named
+from ridgeline.tensors.copies import num_writes
 from ridgeline.workers.agree import gather_bytes
 from ridgeline.workers.world import World
 
@@ -30,7 +31,7 @@ class FrozenWrites:
 
     def begin(self) -> None:
         """What was written before this does not count."""
-        self._versions = [_version(parameter) for parameter in self._frozen]
+        self._versions = num_writes(self._frozen)
 
     def follow(self) -> None:
         """Take worker 0's values of those that any worker has written since the last call.
@@ -40,8 +41,7 @@ class FrozenWrites:
         """
         if not self._frozen:
             return
-        pairs = zip(self._frozen, self._versions, strict=True)
-        mine = bytes(_version(parameter) != version for parameter, version in pairs)
+        mine = bytes(map(int.__ne__, num_writes(self._frozen), self._versions))
         everyone = zip(*gather_bytes(mine, self._world, "data"), strict=True)
         pairs = zip(self._frozen, everyone, strict=True)
         kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
@@ -59,8 +59,3 @@ class FrozenWrites:
             parts = flat.split([parameter.numel() for parameter in members])
             for parameter, part in zip(members, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))
-
-
-def _version(tensor: Tensor) -> int:
-    """A number that every write in place changes."""
-    return tensor._version  # noqa: SLF001 - there is no public name

@@ -166,16 +166,16 @@ def _check_update(
     if COMPRESSIONS[plan.sync.compression].codec:
         _check_real(parameters, plan.sync.compression)
     if holds(plan.sync):
-        _check_no_sparse(sparse)
+        if sparse:
+            raise WorkloadError(
+                f"wanted dense gradients for sync.options[{HELD.name!r}], got sparse ones of "
+                f"{next(iter(sparse))}, which have no bucket; make them dense, or hold none"
+            )
         check_can_hold(model, optimizer)
 
 
 def _check_real(parameters: Sequence[tuple[str, nn.Parameter]], compression: str) -> None:
-    """See that codecs, which work on float32, are given real numbers.
-
-    Raises:
-        WorkloadError: a trained parameter is complex; names it.
-    """
+    """See that codecs, which work on float32, are given real numbers."""
     for name, parameter in parameters:
         if parameter.requires_grad and parameter.is_complex():
             raise WorkloadError(
@@ -185,26 +185,10 @@ def _check_real(parameters: Sequence[tuple[str, nn.Parameter]], compression: str
             )
 
 
-def _check_no_sparse(sparse: Collection[str]) -> None:
-    """See that all gradients are in buckets, for these are held.
-
-    Raises:
-        WorkloadError: some gradients are sparse.
-    """
-    if sparse:
-        raise WorkloadError(
-            f"wanted dense gradients for sync.options[{HELD.name!r}], got sparse ones of "
-            f"{next(iter(sparse))}, which have no bucket; make them dense, or hold none"
-        )
-
-
 def _check_no_max_norm(model: nn.Module) -> None:
     """See that no embedding scales, in each forward pass, the rows that this worker's batch has.
 
     Other workers have other rows in theirs, and would hold other parameters from then on.
-
-    Raises:
-        WorkloadError: one does; names it.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:

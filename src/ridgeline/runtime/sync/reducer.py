@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.futures import Future
-from torch.optim import Optimizer
 
 from ridgeline.capture.ready import Ready
 from ridgeline.engine import Engine, Variable
@@ -28,9 +27,8 @@ from ridgeline.runtime.sync.buckets.arrangement import agree_on_order, arrange, 
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.buckets.departures import Departures, by_readiness
-from ridgeline.runtime.sync.buckets.flags import SharedFlags
+from ridgeline.runtime.sync.buckets.flags import SharedFlags, UnusedParameters
 from ridgeline.runtime.sync.buckets.hooks import GradientHooks, Sent, last_of_each, second_gradient
-from ridgeline.runtime.sync.buckets.unused import UnusedParameters
 from ridgeline.runtime.sync.collectives import Collectives
 from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.runtime.sync.transports.transport import Transport
@@ -61,8 +59,6 @@ class Reducer(UpdatesAtOnce):
         knows_order: Whether the order of gradients was measured, and the buckets stay as they are.
         num_held: How many of the last buckets leave when backward is over, in the opposite order.
     """
-
-    trains_apart = False
 
     def __init__(
         self,
@@ -205,13 +201,6 @@ class Reducer(UpdatesAtOnce):
                 raise
             self._present.explain(name, error)
 
-    def after_step(self) -> None:
-        """Nothing is left to do."""
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Its `state_dict()`: this worker has all of it."""
-        return optimizer.state_dict()
-
     def state_dict(self) -> dict[str, Tensor]:
         """What the transport remembers from step to step."""
         return self._transport.state_dict()
@@ -328,11 +317,7 @@ class Reducer(UpdatesAtOnce):
         return torch.futures.collect_all(started) if started else None
 
     def _check_sent(self) -> None:
-        """Where not every gradient is listened to, see that none came after its bucket was sent.
-
-        Raises:
-            WorkloadError: one did.
-        """
+        """Where not every gradient is listened to, see that none came after its bucket was sent."""
         for bucket, sent in zip(self._turns, self._sent, strict=False):
             if sent.has_changed():
                 raise second_gradient(f"one of {', '.join(bucket.names)}")
@@ -353,14 +338,7 @@ class Reducer(UpdatesAtOnce):
         self._listen_to_each()
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """See that all parameters of an optimizer are among those that are synchronised.
-
-        Args:
-            groups: Its `param_groups`.
-
-        Raises:
-            WorkloadError: one is not, so that every worker would train it on its own.
-        """
+        """See `Synchronizer`."""
         self._coverage.check_groups(groups)
 
     def _measure_order(self) -> None:
@@ -372,7 +350,7 @@ class Reducer(UpdatesAtOnce):
         arrived = by_readiness(self._arrivals)
         seen = set(arrived)
         order = [*arrived, *(i for i in self._layout.order if i not in seen)]
-        order = agree_on_order(order, self._world, self._group)
+        order = agree_on_order(order, self._world)
         if order != list(self._layout.order):
             self._arrange(order)
         if self._may_skip:
@@ -382,10 +360,9 @@ class Reducer(UpdatesAtOnce):
         self._layout = arrange(
             self._parameters,
             order,
-            self._sync.bucket_bytes,
+            self._sync,
             workers=max(2, self._world.size),  # one who joined a training is in a group by itself
             has_buffers=bool(self._buffers.flats),
-            sync=self._sync,
             allocate=self._transport.allocate,
         )
         self.num_held = num_held(self._sync, len(self.buckets))

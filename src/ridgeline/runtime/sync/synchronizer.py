@@ -62,7 +62,16 @@ class Synchronizer(Protocol):
 
 
 class UpdatesAtOnce:
-    """What a synchronizer inherits whose steps end with all parameters updated."""
+    """What a synchronizer inherits whose steps end with all parameters updated, by each worker in full."""
+
+    trains_apart = False
+
+    def after_step(self) -> None:
+        """See `Synchronizer`; nothing is left to do."""
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """See `Synchronizer`; this worker has all of it."""
+        return optimizer.state_dict()
 
     def wait(self) -> None:
         """See `Synchronizer`; nothing is due."""

@@ -7,7 +7,7 @@ none.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -52,9 +52,10 @@ def find_non_finite(
     )
     if named is not None:
         return named
-    watch = _Watch()
+    tracker = ModuleTracker()
+    watch = _Watch(tracker)
     try:
-        with ModuleTracker() as tracker, watch.over(tracker):
+        with tracker, watch:
             watch.phase = "forward"
             loss = loss_fn(model, batch)
             watch.phase = "backward"
@@ -81,15 +82,10 @@ def largest_magnitude(tensors: Iterable[Tensor]) -> float:
 class _Watch(TorchDispatchMode):
     """Raises `_FoundError` at the first operator that makes a value non-finite."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracker: ModuleTracker) -> None:
         super().__init__()
         self.phase = "forward"
-        self._tracker: ModuleTracker | None = None
-
-    def over(self, tracker: ModuleTracker) -> "_Watch":
-        """This watch, taking module names from a tracker."""
         self._tracker = tracker
-        return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -116,9 +112,8 @@ class _Watch(TorchDispatchMode):
         return out
 
     def _finding(self, name: str, what: str, ranges: list[str]) -> str:
-        parents = self._tracker.parents if self._tracker is not None else set()
         # All modules on the way to this one are listed; the deepest issued the operator.
-        path = max(parents - {"Global"}, key=lambda p: p.count("."), default="")
+        path = max(self._tracker.parents - {"Global"}, key=lambda p: p.count("."), default="")
         _, _, inner = path.partition(".")  # the first part is the class of the outermost module
         where = f"module `{inner}`" if inner else "the loss or the outermost module"
         inputs = "; ".join(ranges) or "none"
@@ -140,16 +135,11 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def _first_bad(tensors: Iterable[tuple[str, Tensor]], kind: str) -> str | None:
-    bad = [(name, tensor) for name, tensor in _detached(tensors) if not _is_finite(tensor)]
+    bad = [(name, tensor) for name, tensor in tensors if not _is_finite(tensor.detach())]
     if not bad:
         return None
     others = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
     return f"{kind} {bad[0][0]} is already not finite: {_describe(bad[0][1])}{others}"
-
-
-def _detached(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in tensors:
-        yield name, tensor.detach()
 
 
 def _describe(value: Tensor) -> str:

@@ -23,12 +23,7 @@ from ridgeline.host.signal_names import signal_name
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint_directory
 from ridgeline.workers.blackbox import read_moment
-from ridgeline.workers.worker_process import (
-    LOGS,
-    LastWords,
-    log_path,
-    read_last_words,
-)
+from ridgeline.workers.worker_process import LOGS, LastWords, log_path, read_last_words
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _POLL_S = 0.1
@@ -200,14 +195,10 @@ def _cause(code: int, told: LastWords | None) -> str:
         first = message[0] if message else ""
         return f"{told.kind}: {first} (at {told.place})"
     if code < 0:
-        return f"a death by signal {-code} ({_signal_name(-code)})"
+        is_kill = -code == signal.SIGKILL
+        why = "SIGKILL, as the system does when memory runs out" if is_kill else signal_name(-code)
+        return f"a death by signal {-code} ({why})"
     return f"exit status {code}"
-
-
-def _signal_name(number: int) -> str:
-    if number == signal.SIGKILL:
-        return "SIGKILL, as the system does when memory runs out"
-    return signal_name(number)
 
 
 class _Follower:
@@ -273,9 +264,8 @@ def _own_signals() -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
     """Keep the agent's own report of a failure or signal off the terminal; ours replaces it."""
-    from torch.distributed.elastic.agent.server import (
-        api,
-    )  # sets the level of its logger when imported
+    # Imported first, since that sets the level of its logger.
+    from torch.distributed.elastic.agent.server import api
 
     loggers = [logging.getLogger("torch.distributed.elastic"), api.logger]
     before = [logger.level for logger in loggers]

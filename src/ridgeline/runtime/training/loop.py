@@ -39,7 +39,7 @@ from ridgeline.runtime.training.task import Task
 from ridgeline.runtime.training.training_state import Identity, Resumed, Trained
 from ridgeline.state import random_state
 from ridgeline.timeline import Timeline
-from ridgeline.workers.agree import gather_bytes, largest_of_workers, share_bytes
+from ridgeline.workers.agree import gather_bytes, largest_of_workers, share_text
 from ridgeline.workers.blackbox import BlackBox
 from ridgeline.workers.world import JOIN, World
 
@@ -271,8 +271,7 @@ class _Run:
                 with contextlib.suppress(CheckpointError):  # told to all below
                     self.saver.finish()
             failure = str(self.saver.failure or "")
-        text = share_bytes(failure.encode(), self.world).decode()
-        if text:
+        if text := share_text(failure, self.world):
             raise CheckpointError(text)
 
     def note_unsaved(self, error: BaseException) -> None:
@@ -332,7 +331,7 @@ class _Run:
             with contextlib.suppress(CheckpointError):  # the bad loss is the news
                 self.saver.finish()
             last = self.saver.last
-        last_good = share_bytes(str(last or "").encode(), self.world).decode()
+        last_good = share_text(str(last or ""), self.world)
         text = ""
         if not math.isfinite(mine):
             text = explained(

@@ -6,11 +6,12 @@ a bad batch or operator from weights that diverged in between.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ridgeline.plan import Precision
 from ridgeline.runtime.training import training_state
@@ -19,7 +20,6 @@ from ridgeline.runtime.training.task import Task
 from ridgeline.state import random_state
 from ridgeline.tensors.batch import to_device
 
-_Loss = Callable[[nn.Module, Any], Tensor]
 NOT_FOUND = "no cause was found, for the search ended with "
 LONGEST_FAILURE = 300
 
@@ -77,7 +77,12 @@ def explain(
     # Cloned before they are overwritten: without a checkpoint they are the last good ones.
     initial = {name: value.clone() for name, value in copy.state_dict().items()}
     copy.load_state_dict(model.state_dict())
-    loss_fn = _in(precision, task.loss_fn, device)
+    loss_fn = task.loss_fn
+    if precision == "bf16":  # the others change no dtype
+        # Here, since what reads programs takes long to import, and nearly no run comes to this.
+        from ridgeline.runtime.steps.whole_step.reads import cast_loss_program
+
+        loss_fn = partial(cast_loss_program, task.loss_fn, kind=device.type)
     now = find_non_finite(copy, loss_fn, batch)
     if now is None:
         how = "" if precision == "as-is" else f" in {precision}"
@@ -91,15 +96,3 @@ def explain(
     if before is None:
         return f"{now}; with {which} the same batch is finite, so the weights ran away since then"
     return f"with {which} already, {before}"
-
-
-def _in(precision: Precision, loss_fn: _Loss, device: torch.device) -> _Loss:
-    """The loss in the precision of a plan, as its step computes it."""
-    if precision != "bf16":  # the others change no dtype
-        return loss_fn
-
-    def cast(model: nn.Module, batch: Any) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
-            return loss_fn(model, batch)
-
-    return cast

@@ -37,7 +37,7 @@ from ridgeline.runtime.training.sampler import Sampler
 from ridgeline.runtime.training.task import Task
 from ridgeline.state import random_state
 from ridgeline.timeline import Timeline
-from ridgeline.workers.agree import gather_bytes, share_bytes
+from ridgeline.workers.agree import gather_bytes, share_text
 from ridgeline.workers.blackbox import BlackBox
 from ridgeline.workers.world import World
 
@@ -146,7 +146,7 @@ def _sampled(step: PlannedStep, run: Callable[[int, int], None]) -> Timeline:
 
 def _sampling(sync: Sync, step_ns: int, world: World) -> Sampling:
     """What to measure when a step takes this long; decided by worker 0, so that all take as many steps."""
-    step_s = max(1, int(share_bytes(str(step_ns).encode(), world))) * 1e-9
+    step_s = max(1, int(share_text(str(step_ns), world))) * 1e-9
     least = max(TRIAL_STEPS, min(math.ceil(TRIAL_S / step_s), WINDOW))
     if least * step_s > LONGEST_S:
         least = max(FEWEST_STEPS, math.floor(LONGEST_S / step_s))

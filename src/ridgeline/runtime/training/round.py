@@ -20,11 +20,7 @@ class Round:
     """
 
     def __init__(
-        self,
-        step: PlannedStep,
-        reader: LossReader,
-        box: BlackBox,
-        scheduler: LRScheduler | None,
+        self, step: PlannedStep, reader: LossReader, box: BlackBox, scheduler: LRScheduler | None
     ) -> None:
         self._step, self._reader, self._box, self._scheduler = step, reader, box, scheduler
         step.recorder.listener = box.frame

@@ -32,6 +32,7 @@ class Saver:
 
     Attributes:
         last: The newest checkpoint that this run wrote or goes on from, or None.
+        failure: Why the last checkpoint could not be written, as far as is known, or None.
     """
 
     def __init__(self, directory: Path, engine: Engine, staging: Staging, *, keep: int) -> None:
@@ -40,7 +41,7 @@ class Saver:
         self._staging = staging
         self._keep = keep
         self._written = engine.variable("checkpoint")
-        self._failure: CheckpointError | None = None
+        self.failure: CheckpointError | None = None
         self._skipped: set[Path] = set()
         self.last: Path | None = None
 
@@ -100,11 +101,6 @@ class Saver:
 
         self._start(write, "checkpoint")
 
-    @property
-    def failure(self) -> CheckpointError | None:
-        """Why the last checkpoint could not be written, as far as is known; does not wait."""
-        return self._failure
-
     def finish(self) -> None:
         """Wait until what was started is on the disk.
 
@@ -112,8 +108,8 @@ class Saver:
             CheckpointError: it could not be written.
         """
         self._engine.wait(self._written)
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def _start(self, work: Callable[[], None], name: str) -> None:
         """Run a task on the disk lane; its error is kept until the run asks."""
@@ -122,13 +118,13 @@ class Saver:
             try:
                 work()
             except CheckpointError as error:
-                self._failure = error
+                self.failure = error
             except Exception as error:  # noqa: BLE001 - raised by all workers, once they ask
-                self._failure = CheckpointError(
+                self.failure = CheckpointError(
                     f"wanted to write a checkpoint into {self._directory}, got {type(error).__name__}: "
                     f"{error}; the previous checkpoint is untouched: fix it and continue with --resume"
                 )
-                self._failure.__cause__ = error
+                self.failure.__cause__ = error
 
         self._engine.push(attempt, writes=(self._written,), lane="disk", name=name)
 

@@ -13,16 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from ridgeline.errors import CheckpointError, TaskError
 from ridgeline.runtime.training.task import Task
 
-_PROGRESS = frozenset(
-    (
-        "last_epoch",
-        "_step_count",
-        "_last_lr",
-        "_get_lr_called_within_step",
-        "_is_initial",
-        "base_lrs",
-    )
-)
+_PROGRESS = {
+    "last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "base_lrs",
+}  # fmt: skip
 """What a scheduler's state says of how far it has come, and of the rates that the optimizer began with."""
 
 

@@ -30,7 +30,7 @@ from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.training import schedule
 from ridgeline.runtime.training.saver import MODEL, Saver
 from ridgeline.state import random_state
-from ridgeline.workers.agree import gather_bytes, share_bytes, share_tensors
+from ridgeline.workers.agree import gather_bytes, share_bytes, share_tensors, share_text
 from ridgeline.workers.world import World
 
 
@@ -149,9 +149,7 @@ def save(
             )
         except Exception as error:  # noqa: BLE001 - raised again once the others know
             mine = error
-    failure = "" if mine is None else _told(mine)
-    failure = share_bytes(failure.encode(), world).decode()
-    if failure:
+    if failure := share_text("" if mine is None else _told(mine), world):
         raise mine or CheckpointError(failure)
 
 
@@ -272,18 +270,13 @@ def _take_up(
 
 def _differing(one: Identity, other: Identity) -> str:
     """What one run has and the other has not, for messages."""
-    words = {
-        "task": "task",
-        "batch_size": "batch size",
-        "seed": "seed",
-        "num_samples": "training samples",
+    said = {
+        "task": f"task {one.task}",
+        "batch_size": f"batch size {one.batch_size}",
+        "seed": f"seed {one.seed}",
+        "num_samples": f"{one.num_samples} training samples",
     }
-    found = [(word, getattr(one, name)) for name, word in words.items()
-             if getattr(one, name) != getattr(other, name)]  # fmt: skip
-    return ", ".join(
-        f"{value} {word}" if word == "training samples" else f"{word} {value}"
-        for word, value in found
-    )
+    return ", ".join(said[name] for name in said if getattr(one, name) != getattr(other, name))
 
 
 def model_state(path: Path) -> dict[str, Any]:

@@ -272,7 +272,8 @@ def decode_call(header: bytes | memoryview) -> Call:
             f"wanted a call of a worker in at most {MOST_HEADER_BYTES} bytes, got {len(header)}"
         )
     call = _decoded(_calls, header, "a call of a worker")
-    _check(getattr(call.body, "shape", None))
+    if (shape := getattr(call.body, "shape", None)) is not None:
+        check_shape(shape)
     if isinstance(call.body, Init | Know | Push | PushRows | Pull | Enter):
         check_key(call.body.slot.key)
     return call
@@ -285,7 +286,8 @@ def decode_answer(header: bytes | memoryview) -> Answer:
         KVStoreError: it is none.
     """
     answer = _decoded(_answers, header, "an answer of a server")
-    _check(answer.shape)
+    if answer.shape is not None:
+        check_shape(answer.shape)
     return answer
 
 
@@ -294,11 +296,6 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[T]", header: bytes | memoryview, 
         return decoder.decode(header)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise KVStoreError(f"wanted {what}, got {error}") from error
-
-
-def _check(shape: Shape | None) -> None:
-    if shape is not None:
-        check_shape(shape)
 
 
 def check_shape(shape: Shape) -> None:

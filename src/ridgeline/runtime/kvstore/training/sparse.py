@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
+from ridgeline.tensors.row_sums import rows_tensor
 
 
 class StoredSparseGradients:
@@ -66,15 +67,9 @@ class StoredSparseGradients:
 
 def _as_agreed(gradient: Tensor | None, like: Tensor, *, is_dense: bool) -> Tensor:
     """The gradient as all workers push theirs; nothing but zeros where this one has none."""
+    if gradient is None and is_dense:
+        return torch.zeros_like(like)
     if gradient is None:
-        return torch.zeros_like(like) if is_dense else _no_rows(like)
+        none = torch.empty(0, dtype=torch.int64, device=like.device)
+        return rows_tensor(none, like.new_empty(0, *like.shape[1:]), like.shape)
     return gradient.to_dense() if is_dense and gradient.is_sparse else gradient
-
-
-def _no_rows(like: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor(
-        torch.empty(1, 0, dtype=torch.int64, device=like.device),
-        like.new_empty(0, *like.shape[1:]),
-        like.shape,
-        check_invariants=False,
-    )

@@ -25,10 +25,9 @@ from ridgeline.runtime.kvstore.training.settings import Settings, settings_of
 from ridgeline.runtime.kvstore.training.sparse import StoredSparseGradients
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.kvstore.updaters import as_number, as_tensor
-from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.reducer import Reducer
-from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.workers import attendance
 from ridgeline.workers.local_writes import LocalWrites
 from ridgeline.workers.world import World
@@ -37,8 +36,10 @@ _TRAINED = f"{UNSAVED}trained"
 """Is among what a worker shows that has trained through its store."""
 
 
-class StoreUpdate(UpdatesAtOnce):
+class StoreUpdate(AroundReducer):
     """Has a store update the parameters; a `Synchronizer`.
+
+    Workers who do not wait for each other meet before their state is taken, so none trains apart.
 
     Args:
         model: Its parameters and the optimizer's are watched for what scripts write.
@@ -54,8 +55,6 @@ class StoreUpdate(UpdatesAtOnce):
         when_exchanged: Called when gradients were exchanged, before parameters change.
     """
 
-    trains_apart = False  # those who do not wait meet before their state is taken
-
     def __init__(
         self,
         model: nn.Module,
@@ -67,7 +66,8 @@ class StoreUpdate(UpdatesAtOnce):
         sparse: Mapping[str, nn.Parameter],
         world: World,
     ) -> None:
-        self._optimizer, self._reducer, self._transport = optimizer, reducer, transport
+        super().__init__(reducer)
+        self._optimizer, self._transport = optimizer, transport
         self._store, self._world = transport.store, world
         self._parameters = dict(parameters)
         self._names: dict[Tensor, str] = {p: name for name, p in parameters.items()}
@@ -78,14 +78,8 @@ class StoreUpdate(UpdatesAtOnce):
         self._updated: list[tuple[Tensor, Tensor]] = []
         self._settings: Settings | None = None
         self._is_filled = self._has_states = self._is_shown = self._is_told = False
-        self.overhead_ns = 0
-        self.when_exchanged: Callable[[], None] = _nothing
+        self.when_exchanged: Callable[[], None] = lambda: None
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(self._refuse)
-
-    @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """The present buckets, in launch order."""
-        return self._reducer.buckets
 
     def take_part(self) -> None:
         """Continue from what the workers of a training that runs have come to, in this worker's first step.
@@ -119,7 +113,7 @@ class StoreUpdate(UpdatesAtOnce):
             self._follow_settings()
         self._updated.clear()  # the last step may have failed in its update
         self._arming_ns = time.perf_counter_ns() - begin
-        self._reducer.arm(recorder)
+        super().arm(recorder)
 
     def finish(self) -> None:
         """Wait for the updated parameters, and leave no gradient to the optimizer.
@@ -161,10 +155,6 @@ class StoreUpdate(UpdatesAtOnce):
         if not self._is_told:  # which parameters anybody uses is known then
             self._store.say_it_trains()
             self._is_told = True
-
-    def forget_order(self) -> None:
-        """See `Synchronizer`."""
-        self._reducer.forget_order()
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See that the store updates all parameters of an optimizer.
@@ -257,7 +247,7 @@ class StoreUpdate(UpdatesAtOnce):
             # A later step would begin again without momenta, and nobody would be told.
             self._optimizer.register_step_pre_hook(self._refuse)
         self._hook = None
-        self._reducer.close()
+        super().close()
 
     def _fill(self) -> None:
         """Give the store its first values, and what the optimizer remembers."""
@@ -285,9 +275,8 @@ class StoreUpdate(UpdatesAtOnce):
         """Move what the optimizer remembers of the store's parameters into the store."""
         held = self._optimizer.state
         found = {name: held.pop(p) for p, name in self._names.items() if p in held}
-        states: dict[Key, dict[str, Any]] = {
-            name: _tensors(state) for name, state in found.items() if _tensors(state)
-        }
+        told = {name: _tensors(state) for name, state in found.items()}
+        states: dict[Key, dict[str, Any]] = {name: state for name, state in told.items() if state}
         if states:
             self._store.load_states(states)
         self._has_states = bool(states)
@@ -316,11 +305,7 @@ class StoreUpdate(UpdatesAtOnce):
         self._writes.note()
 
     def _refuse(self, optimizer: Optimizer, *_: Any) -> None:
-        """Refuse to take what the optimizer itself remembers for what the store does.
-
-        Raises:
-            WorkloadError: the store remembers more.
-        """
+        """Refuse to take what the optimizer itself remembers for what the store does."""
         if self._has_states and not self._is_shown and not self._writes.is_loaded():
             raise WorkloadError(
                 f"wanted the state of {type(optimizer).__name__}, got that of an optimizer whose updates a "
@@ -339,7 +324,3 @@ def _fixed() -> WorkloadError:
         "wanted parameters and optimizer as the servers left them between two steps, got others, which they "
         "do not take; write and load before the first step, or make the step again"
     )
-
-
-def _nothing() -> None:
-    """Nothing is to be notified."""

@@ -23,14 +23,8 @@ from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
 from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import OptionValue
-from ridgeline.synchronisation.serving import (
-    KIND,
-    SERVERS,
-    SNAPSHOTS,
-    STALENESS,
-    is_synchronous,
-)
-from ridgeline.workers.agree import share_bytes
+from ridgeline.synchronisation.serving import KIND, SERVERS, SNAPSHOTS, STALENESS, is_synchronous
+from ridgeline.workers.agree import share_text
 from ridgeline.workers.world import World
 
 
@@ -130,11 +124,7 @@ class StoreTransport(Transport):
                 remove_own(self._snapshots, self.store.rank)
 
     def _raise_flags_of_used(self, bucket: Bucket) -> None:
-        """Push nothing but zeros where others have a gradient, which the first step found.
-
-        Raises:
-            WorkloadError: a gradient of which no worker had one then.
-        """
+        """Push nothing but zeros where others have a gradient, which the first step found."""
         if any(name not in self._used for name in bucket.names):
             flags = bucket.flags.clone()
             dist.all_reduce(flags, group=self.group)
@@ -151,11 +141,7 @@ class StoreTransport(Transport):
 
 
 def _check_whole_job(world: World, kind: str) -> None:
-    """Refuse workers that are some of a job, whose servers all workers look for.
-
-    Raises:
-        PlanError: they are.
-    """
+    """Refuse workers that are some of a job, whose servers all workers look for."""
     everyone = dist.get_world_size(dist.group.WORLD)
     if world.size != everyone:
         raise PlanError(
@@ -171,8 +157,7 @@ def own_folder(parent: str, world: World) -> str:
     """
     if not parent:
         return ""
-    name = share_bytes(f"run-{secrets.token_hex(8)}".encode(), world).decode()
-    return str(Path(parent) / name)
+    return str(Path(parent) / share_text(f"run-{secrets.token_hex(8)}", world))
 
 
 def remove_own(folder: str, rank: int) -> None:

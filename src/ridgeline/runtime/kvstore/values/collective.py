@@ -21,8 +21,13 @@ from ridgeline.runtime.kvstore.updaters import Updater
 from ridgeline.runtime.kvstore.values.held_values import HeldValues, apply
 from ridgeline.runtime.kvstore.values.merging import merged
 from ridgeline.runtime.kvstore.values.messages import exchange, exchange_bytes
-from ridgeline.runtime.kvstore.values.parts import part_of, state_of_part, whole_state
-from ridgeline.runtime.kvstore.values.placement import ValuePart, placed
+from ridgeline.runtime.kvstore.values.placement import (
+    ValuePart,
+    part_of,
+    placed,
+    state_of_part,
+    whole_state,
+)
 from ridgeline.runtime.kvstore.values.rows import push_rows, raise_where_failed
 
 Parts = Mapping[Key, tuple[ValuePart, ...]]
@@ -227,11 +232,7 @@ class CollectiveShelf(HeldValues):
         self._parts |= placed(shapes, loads, dict.fromkeys(keys, is_divided))
 
     def _agree(self, said: str) -> None:
-        """See that all workers initialise the same.
-
-        Raises:
-            KVStoreError: names the first worker that does not, and what it says.
-        """
+        """See that all workers initialise the same."""
         digest = hashlib.sha256(said.encode()).digest()
         # Digests first: they are short, and nearly always all the same.
         if len({*exchange_bytes(digest, self._group, self._device)}) == 1:

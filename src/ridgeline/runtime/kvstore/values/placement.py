@@ -1,5 +1,7 @@
 """Which of several places holds which part of which key: small keys whole, large ones divided evenly.
 
+And parts of values as tensors, with the state of optimizers that was divided with them.
+
 Whole keys go, the largest of a call first, to the place that has least so far.
 
 Source: Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17(2), 1969 (largest first,
@@ -9,6 +11,9 @@ to the least loaded: at most 4/3 of the best there is); MXNet, MXNET_KVSTORE_BIG
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from ridgeline.runtime.kvstore.arguments import Key
 
@@ -31,9 +36,7 @@ class ValuePart(NamedTuple):
 
 
 def placed(
-    shapes: Mapping[Key, Sequence[int]],
-    loads: Sequence[int],
-    divided: Mapping[Key, bool],
+    shapes: Mapping[Key, Sequence[int]], loads: Sequence[int], divided: Mapping[Key, bool]
 ) -> dict[Key, tuple[ValuePart, ...]]:
     """The parts of each key, by rows.
 
@@ -60,3 +63,31 @@ def placed(
             loads[part.place] += size * (part.stop - part.start) // max(rows, 1)
         found[key] = parts
     return found
+
+
+def part_of(value: Tensor, part: ValuePart) -> Tensor:
+    """The rows of a part, a view; a number is its own."""
+    return value[part.start : part.stop] if value.ndim else value
+
+
+def whole_state(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """State of a value from that of its parts, in order; what is no part of it is the same for all."""
+    return {
+        name: torch.cat([state[name] for state in states])
+        # Counts of steps have no dimension, and are alike in all parts.
+        if tensor.ndim and len(states) > 1
+        else tensor
+        for name, tensor in states[0].items()
+    }
+
+
+def state_of_part(tensor: Tensor, part: ValuePart, shape: Sequence[int]) -> Tensor:
+    """What belongs to a part of a state tensor; one without the rows of its value is the same for all.
+
+    Args:
+        tensor: Of the state of the whole value.
+        part: Of the value.
+        shape: Of the value.
+    """
+    has_rows = tensor.ndim > 0 and len(shape) > 0 and tensor.shape[0] == shape[0]
+    return (tensor[part.start : part.stop] if has_rows else tensor).contiguous()

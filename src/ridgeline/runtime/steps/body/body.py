@@ -26,8 +26,7 @@ from ridgeline.reach.loss import scalar_loss
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.ownership import clip_gradients
-from ridgeline.runtime.steps.body.differentiable import check_differentiable
-from ridgeline.runtime.steps.body.requirements import check_gradients
+from ridgeline.runtime.steps.body.requirements import check_differentiable, check_gradients
 from ridgeline.runtime.steps.body.tf32 import without_tf32
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.tensors.batch import split, to_device

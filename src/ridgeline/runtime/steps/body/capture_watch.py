@@ -1,10 +1,10 @@
 """What a captured step takes for granted of model and optimizer, besides what its code reads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter, is_
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules import module as registered
 from torch.optim import Optimizer
 
@@ -22,8 +22,8 @@ MOST_COMPILED = 8
 """Functions that are compiled for one capture. Where equal objects are put in the place of each other before
 every step, each would serve once."""
 
-_of_gradient = attrgetter("_backward_hooks")
-_of_accumulation = attrgetter("_post_accumulate_grad_hooks")
+of_gradient = attrgetter("_backward_hooks")
+of_accumulation = attrgetter("_post_accumulate_grad_hooks")
 
 
 class CaptureWatch:
@@ -42,11 +42,7 @@ class CaptureWatch:
         self._optimizer = body.optimizer
         self._model = ModelGuard(body.model)
         # Both names for one list on purpose: what is added to it below is compared by `holds`, too.
-        self._stores = hooks = [
-            vars(module)[kind] for module in self._model.modules for kind in MODULE_HOOKS
-        ]
-        # Hooks for all modules are kept by torch, not by any module.
-        hooks += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
+        self._stores = hooks = module_hooks(self._model.modules)
         hooks += step_hooks(body.optimizer)
         self._parameters = [*dict.fromkeys((*body.model.parameters(), *_held(body.optimizer)))]
         self._hooks = Entries(hooks)
@@ -57,7 +53,7 @@ class CaptureWatch:
         self._rates = _rates(body.optimizer) if has_optimizer else None
         self._state = Entries(body.optimizer.state.values()) if has_optimizer else None
         self._num_compiled = 0
-        self.holds: Callable[[], bool] = _never
+        self.holds: Callable[[], bool] = never
 
     def settle(self) -> None:
         """Have `holds` say at little cost whether all is as it is now, after `changed` said that nothing is.
@@ -107,7 +103,7 @@ class CaptureWatch:
         Cost: 0.1 us for each module, and 0.2 us for each parameter (under AdamW).
         """
         why = self._model.changed()
-        if why is None and (not self._hooks.hold() or any(map(_of_gradient, self._parameters))):
+        if why is None and (not self._hooks.hold() or any(map(of_gradient, self._parameters))):
             why = "hooks were added or removed"
         if why is None and self._accumulation_hooks() != self._accumulating:
             why = "hooks were added or removed"
@@ -132,11 +128,17 @@ class CaptureWatch:
 
     def _accumulation_hooks(self) -> list[int]:
         """How many each parameter has; those of a synchronizer are among them."""
-        return [len(hooks or ()) for hooks in map(_of_accumulation, self._parameters)]
+        return [len(hooks or ()) for hooks in map(of_accumulation, self._parameters)]
 
     def has_other_settings(self) -> bool:
         """Whether a setting of an optimizer inside of the graph is another now."""
         return self._settings is not None and self._settings.changed()
+
+
+def module_hooks(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
+    """Where hooks of modules are kept: those of each, and those for all modules, which torch keeps."""
+    own = [vars(module)[kind] for module in modules for kind in MODULE_HOOKS]
+    return own + [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
 
 
 def _held(optimizer: Optimizer) -> list[Tensor]:
@@ -147,5 +149,6 @@ def _rates(optimizer: Optimizer) -> list[Any]:
     return [group.get("lr") for group in optimizer.param_groups]
 
 
-def _never() -> bool:
+def never() -> bool:
+    """Stands for a comparison that there is nothing for yet."""
     return False

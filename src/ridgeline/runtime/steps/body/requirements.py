@@ -1,15 +1,17 @@
 """What a training step asks of its optimizer, its numbers and its plan, before anything is touched."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ridgeline.errors import PlanError, WorkloadError
-from ridgeline.execution import CALLED, check_plan
+from ridgeline.errors import CaptureError, PlanError, WorkloadError
+from ridgeline.execution import CALLED, MODES, check_plan
 from ridgeline.optimizer_forms import BY_ELEMENT, calls_model, updates_by_element
 from ridgeline.plan import Plan
+from ridgeline.reach.second_gradients import retained_graphs, second_gradients
 from ridgeline.synchronisation import (
     HELD,
     holds,
@@ -32,7 +34,43 @@ def check_training(optimizer: Optimizer, plan: Plan, clip_norm: float | None) ->
     """
     check_calls(optimizer, plan)
     check_clip_norm(clip_norm)
-    check_update(optimizer, plan, clip_norm)
+    check_momentum(optimizer, plan)
+    check_sharded(optimizer, plan)
+    check_replaced(optimizer, plan, clip_norm)
+    check_held(optimizer, plan, clip_norm)
+
+
+def check_differentiable(model: nn.Module, loss_fn: Any, plan: Plan) -> None:
+    """Refuse a form whose backward pass cannot be differentiated, before any step has begun.
+
+    A step may ask for it now and then only: its failure would leave one half done. Graphs of eager operators
+    and whole steps as one program contain the second pass.
+
+    A second backward pass through the same call finds what the first one has used up, likewise: what was
+    compiled gives its memory away ("donated buffers"), and a graph is replayed once.
+
+    Source: torch 2.11 and 2.13 (`_functorch/_aot_autograd/runtime_wrappers.py`) raise in each backward pass
+    through a compiled function that is to be differentiated, with donated buffers or without.
+
+    Raises:
+        CaptureError: names the place in the code, and the forms to use.
+
+    Cost: See `second_gradients`; nothing for other forms.
+    """
+    mode = MODES[plan.execution]
+    if not (mode.form in ("compiled", "regional") or mode.replays_model):
+        return
+    if place := second_gradients(model, loss_fn):
+        raise CaptureError(
+            f"wanted a step without gradients of gradients for execution={plan.execution!r}, got "
+            f"create_graph=True or torch.autograd.functional in {place}; use execution='step-graph', 'graph' "
+            "or 'eager'"
+        )
+    if place := retained_graphs(model, loss_fn):
+        raise CaptureError(
+            f"wanted a step with one backward pass through each call for execution={plan.execution!r}, got "
+            f"retain_graph=True in {place}; use execution='step-graph', 'graph' or 'eager'"
+        )
 
 
 def check_parts(model: object, loss_fn: object, optimizer: object) -> None:
@@ -52,18 +90,15 @@ def check_parts(model: object, loss_fn: object, optimizer: object) -> None:
             f"wanted a loss_fn that takes the model and a batch, got {_named(loss_fn)}; write one, such as "
             "lambda model, batch: model(batch).mean()"
         )
-    if type(loss_fn).__module__.startswith(_LOSSES) or _is_functional(loss_fn):
-        name = _named(loss_fn)
+    name = _named(loss_fn)
+    # By identity: a user's own function may well be called `cross_entropy`.
+    is_functional = getattr(nn.functional, name, None) is loss_fn
+    if type(loss_fn).__module__.startswith(_LOSSES) or is_functional:
         raise PlanError(
             f"wanted a loss_fn that takes the model and a batch, got {name}, which takes outputs and "
             "targets; write lambda model, batch: criterion(model(batch[0]), batch[1])"
         )
     check_optimizer(optimizer)
-
-
-def _is_functional(loss_fn: object) -> bool:
-    # By identity: a user's own function may well be called `cross_entropy`.
-    return getattr(nn.functional, getattr(loss_fn, "__name__", ""), None) is loss_fn
 
 
 def _named(value: object) -> str:
@@ -111,18 +146,6 @@ def check_calls(optimizer: Optimizer, plan: Plan) -> None:
             f"wanted workers=1 for {name}, which decides by its own worker's loss how often it calls it, got "
             f"{plan.workers} in the plan; train on one worker (--workers 1)"
         )
-
-
-def check_update(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
-    """The way in which the plan exchanges and updates wants an optimizer that goes with it.
-
-    Raises:
-        PlanError: see `check_momentum`, `check_sharded`, `check_replaced` and `check_held`.
-    """
-    check_momentum(optimizer, plan)
-    check_sharded(optimizer, plan)
-    check_replaced(optimizer, plan, clip_norm)
-    check_held(optimizer, plan, clip_norm)
 
 
 def check_momentum(optimizer: Optimizer, plan: Plan) -> None:
@@ -266,11 +289,7 @@ def check_seconds(seconds: object) -> None:
     Raises:
         PlanError: names the value and what to give.
     """
-    if seconds is None:
-        return
-    # `True` is an int to Python.
-    is_number = isinstance(seconds, int | float) and seconds is not True
-    if not (is_number and 0.0 < seconds < math.inf):
+    if not is_clip_norm(seconds):  # numbers of the same kind
         raise PlanError(
             f"wanted seconds as a finite number above 0, or None, got {seconds!r}; give how long the choice "
             "of a plan may take"

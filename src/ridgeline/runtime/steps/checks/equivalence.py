@@ -8,6 +8,7 @@ capture again when one changes.
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from ridgeline.runtime.steps.checks.perturbed_runs import (
 from ridgeline.runtime.steps.checks.step_difference import (
     MOST_MOVED,
     SENSITIVITY_FACTOR,
+    Ends,
     Noise,
     Outcome,
     difference,
@@ -119,13 +121,14 @@ def check_replay(
     originals = [tensor.detach().clone() for tensor in inputs]
     start = Start(body, batch, inputs, repeats_python=runs_python)
     runs = PerturbedRuns(body, batch, start, rates, replay, stream, world, KeptRuns(world))
-    trial, gaps = _Trial(runs, notes), list[Gap]()
+    gaps = list[Gap]()
     try:
         with refusing_writes():
             if is_first:  # else one run sets it up, which looks like chance
                 runs.eager(shifts[0])
             for shift in shifts:
-                gaps += judged(trial.gaps, inputs, originals, shift, world, notes)
+                judge = partial(_gaps, runs, notes)
+                gaps += judged(judge, inputs, originals, shift, world, notes)
     finally:
         perturb_inputs(inputs, originals, 0)
         start.restore()
@@ -135,151 +138,146 @@ def check_replay(
     notes.append(agreement_text(body.plan.execution, gaps, len(shifts)))
 
 
+def _gaps(runs: PerturbedRuns, notes: list[str], shift: int) -> list[Gap]:
+    """The differences under perturbation number `shift`: of the update, and of what else is written."""
+    runs.kept.forget()
+    runs.start.take_inputs()
+    before = runs.begun(shift)
+    eager = runs.eager(shift)
+    if largest_of_workers(0.0 if eager.is_finite() else 1.0, runs.world):
+        raise EquivalenceError(
+            f"wanted a step as written to compare execution={runs.body.plan.execution!r} with, got "
+            f"one whose loss is {eager.loss:.3g} and whose parameters are not numbers afterwards "
+            "(inputs, parameters and learning rate perturbed); see why, or use execution='eager'"
+        )
+    trial = _Trial(runs, notes, shift, Ends(before, eager, runs.tried(shift)))
+    return [trial.update_gap(), trial.gradient_gap(), trial.written_gap()]
+
+
 class _Trial(NamedTuple):
-    """What the runs of one perturbed step are apart."""
+    """What runs of one perturbed step left: as written, and in the mode to check."""
 
     runs: PerturbedRuns
     notes: list[str]
+    shift: int
+    ends: Ends
 
-    def gaps(self, shift: int) -> list[Gap]:
-        """The differences under perturbation number `shift`: of the update, and of what else is written.
-
-        Raises:
-            EquivalenceError: the step as written leaves what is no number, on any worker.
-        """
-        self.runs.kept.forget()
-        self.runs.start.take_inputs()
-        before = self.runs.begun(shift)
-        eager = self.runs.eager(shift)
-        if self._largest(0.0 if eager.is_finite() else 1.0):
-            raise EquivalenceError(
-                f"wanted a step as written to compare execution={self.runs.body.plan.execution!r} with, got "
-                f"one whose loss is {eager.loss:.3g} and whose parameters are not numbers afterwards "
-                "(inputs, parameters and learning rate perturbed); see why, or use execution='eager'"
-            )
-        got = self.runs.tried(shift)
-        return [
-            self._update_gap(before, eager, got, shift),
-            self._gradient_gap(before, eager, got, shift),
-            self._written_gap(before, eager, got, shift),
-        ]
-
-    def _update_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> Gap:
+    def update_gap(self) -> Gap:
+        runs, shift, (before, eager, got) = self.runs, self.shift, self.ends
         narrow, allowed = self._is_narrow(), self._tolerance()
-        size = self._difference(before, eager, got)
-        if size > allowed and self._draws_its_own() and self.runs.draws(shift):
-            drawn = self._drawn_gap(before, eager, got, size, shift)
-            if drawn is not None:
-                return drawn
+        size = self._difference(got)
+        drawn = None
+        if size > allowed and self._draws_its_own() and runs.draws(shift):
+            drawn = self._drawn_gap(size)
+        if drawn is not None:
+            return drawn
         noise, others = None, list[Outcome]()
         if size > allowed:
-            repeated = self.runs.again(shift)
-            again = self._difference(before, eager, repeated)
+            repeated = runs.again(shift)
+            again = self._difference(repeated)
             losses = self._largest(loss_gap(eager, repeated))
             if again > allowed and (narrow or losses > DRAWN):
                 return self._beside(again, size, allowed)
             others = [repeated] if again > allowed else []
         if size > allowed and not narrow:
-            noise, size = self._noise(before, eager, got, others, shift)
+            noise, size = self._noise(others)
             self._name_left_out(noise.names(self.runs.body.model))
-        if size > allowed and not self._casts():
-            narrow_gap = self._narrow_gap(before, eager, got, noise, shift)
-            if narrow_gap is not None:
-                return narrow_gap
+        narrow_gap = self._narrow_gap(noise) if size > allowed and not self._casts() else None
+        if narrow_gap is not None:
+            return narrow_gap
         if size > allowed and others and not self._may_round_elsewhere():
-            again = self._difference(before, eager, self.runs.eager(shift), noise)
+            again = self._difference(runs.eager(shift), noise)
             return self._beside(again, size, allowed)
         if size <= REORDERED or not self._may_round_elsewhere():
             return Gap(size, allowed, "the eager step")
-        exact = self.runs.exact(shift)
-        rounding = self._difference(before, exact, eager, noise)
-        size = self._difference(before, exact, got, noise)
+        exact = runs.exact(shift)
+        rounding = self._apart(Ends(before, exact, eager), noise)
+        size = self._apart(Ends(before, exact, got), noise)
         for number in range(MOST_ROUNDINGS):
             if size <= max(allowed, ROUNDING_FACTOR * rounding):
                 break
-            rounding = max(rounding, self._difference(*self.runs.rounded(shift, number), noise))
+            rounding = max(rounding, self._apart(runs.rounded(shift, number), noise))
         else:
-            turned = without_turned(before, exact, got, noise)
-            size = self._largest(difference(before, exact, got, turned, TOLERANCE, spares=True))
+            ends = Ends(before, exact, got)
+            turned = without_turned(ends, noise)
+            size = self._largest(difference(ends, turned, TOLERANCE, spares=True))
         name = f"the float32 step (from which the eager one is {rounding:.1e} away)"
         return Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
 
-    def _noise(
-        self, before: Outcome, eager: Outcome, got: Outcome, others: Sequence[Outcome], shift: int
-    ) -> tuple[Noise, float]:
+    def _noise(self, others: Sequence[Outcome]) -> tuple[Noise, float]:
         """What rounding decides, and the difference beside it.
 
         Two runs say little of that where single numbers next to zero decide. While what is left has no
         direction, there are more.
         """
-        nudged = [*self.runs.nudged(before, shift), *others]
-        noise = without_still(before, eager, got, noise_of(before, eager, nudged))
-        size = self._difference(before, eager, got, noise)
+        runs, (before, eager, got) = self.runs, self.ends
+        nudged = [*runs.nudged(before, self.shift), *others]
+        noise = without_still(self.ends, noise_of(before, eager, nudged))
+        size = self._difference(got, noise)
         for number in range(0 if self._casts() else MOST_NUDGES):
-            is_wrong = is_directed(before, eager, got, noise, TOLERANCE)
+            is_wrong = is_directed(self.ends, noise, TOLERANCE)
             if size <= TOLERANCE or self._largest(is_wrong):
                 break
-            other = self.runs.nudged_by_chance(before, shift, number)
+            other = runs.nudged_by_chance(before, self.shift, number)
             noise = joined(noise, noise_of(before, eager, [other]))
-            size = self._difference(before, eager, got, noise)
+            size = self._difference(got, noise)
         return noise, size
 
-    def _gradient_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> Gap:
+    def gradient_gap(self) -> Gap:
         """The difference of each parameter's gradient, beside what rounding and chance do to it alone."""
         chances = self.runs.by_chance(
-            before,
-            eager,
-            shift,
+            self.ends.before,
+            self.ends.wanted,
+            self.shift,
             num_draws=MOST_DRAWS if self._draws_its_own() else 0,
             num_nudges=0 if self._is_rounded() else MOST_NUDGES,
             num_roundings=MOST_ROUNDINGS if self._is_rounded() else 0,
         )
         limit = ROUNDED if self._is_narrow() or self._is_rounded() else EXACT
-        size, owner, limit = settled(before, eager, got, chances, limit, self._largest)
-        of = f"the gradient of {self._trained()[owner]}" if eager.parameters else "no gradient"
+        size, owner, limit = settled(self.ends, chances, limit, self._largest)
+        has_any = self.ends.wanted.parameters
+        of = f"the gradient of {self._trained()[owner]}" if has_any else "no gradient"
         return Gap(self._largest(size) * limit.floor, limit.floor, "the eager step", of)
 
-    def _drawn_gap(
-        self, before: Outcome, eager: Outcome, got: Outcome, size: float, shift: int
-    ) -> Gap | None:
+    def _drawn_gap(self, size: float) -> Gap | None:
         """The difference beside what other random numbers do; None where the step draws none.
 
         Beyond that, it is looked at once more without what rounding alone decides: there one draw may be any
         number of times as far from the next as a third.
         """
-        apart = self._apart_by_draws(before, eager, size, shift)
+        apart = self._apart_by_draws(size)
         if apart <= DRAWN:
             return None
         if size > DRAWS_FACTOR * apart:
-            noise = noise_of(before, eager, self.runs.nudged(before, shift))
+            before, eager, _ = self.ends
+            noise = noise_of(before, eager, self.runs.nudged(before, self.shift))
             self._name_left_out(noise.names(self.runs.body.model))
-            size = self._difference(before, eager, got, noise)
-            apart = self._apart_by_draws(before, eager, size, shift, noise)
+            size = self._difference(self.ends.got, noise)
+            apart = self._apart_by_draws(size, noise)
         name = f"the eager step in distribution (two of whose draws are {apart:.1e} apart)"
         return Gap(size, max(self._tolerance(), DRAWS_FACTOR * apart), name)
 
-    def _apart_by_draws(
-        self, before: Outcome, eager: Outcome, size: float, shift: int, noise: Noise | None = None
-    ) -> float:
+    def _apart_by_draws(self, size: float, noise: Noise | None = None) -> float:
         """How far other draws are from the first at most, of as many as it takes to explain a size."""
         apart = 0.0
         for number in range(MOST_DRAWS):
-            other = self.runs.with_other_draws(shift, number)
-            apart = max(apart, self._difference(before, eager, other, noise))
+            other = self.runs.with_other_draws(self.shift, number)
+            apart = max(apart, self._difference(other, noise))
             if apart <= DRAWN or size <= DRAWS_FACTOR * apart:
                 break
         return apart
 
-    def _written_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> Gap:
+    def written_gap(self) -> Gap:
         """The difference of what is written besides, beside what rounding and chance do to each tensor."""
         allowed = self._tolerance()
+        before, eager, got = self.ends
         found = written_apart(eager, got)
         size = self._largest(max(found.values(), default=0.0))
         name = max(found, key=found.__getitem__, default="nothing")
         if size <= allowed:
             return Gap(size, allowed, "the eager step", f"the change of {name}")
         moves = dict.fromkeys(found, 0.0)
-        for other in self.runs.moved(before, shift, is_cast=self._casts()):
+        for other in self.runs.moved(before, self.shift, is_cast=self._casts()):
             apart = written_apart(eager, other)
             moves = {one: max(move, apart.get(one, 0.0)) for one, move in moves.items()}
             explained = (max(allowed, SENSITIVITY_FACTOR * move) for move in moves.values())
@@ -297,14 +295,12 @@ class _Trial(NamedTuple):
             )
         found = {one: found[one] / limit for one, limit in limits.items()}
         if self._draws_its_own():
-            found = self._beside_draws(eager, found, limits, shift)
+            found = self._beside_draws(found, limits)
         name = max(found, key=found.__getitem__, default="nothing")
         size = self._largest(max(found.values(), default=0.0))
         return Gap(size * allowed, allowed, "the eager step", f"the change of {name}")
 
-    def _beside_draws(
-        self, eager: Outcome, found: dict[str, float], limits: dict[str, float], shift: int
-    ) -> dict[str, float]:
+    def _beside_draws(self, found: dict[str, float], limits: dict[str, float]) -> dict[str, float]:
         """What was found, in units of its limits, where these allow for what other random numbers do.
 
         One other draw says little of the spread of a few numbers: it may be as near by chance as the mode's
@@ -314,11 +310,12 @@ class _Trial(NamedTuple):
         for number in range(MOST_DRAWS):
             if self._largest(max(ratios.values(), default=0.0)) <= 1.0:
                 break
-            apart = written_apart(eager, self.runs.with_other_draws(shift, number))
+            other = self.runs.with_other_draws(self.shift, number)
+            apart = written_apart(self.ends.wanted, other)
             moves = {one: max(move, apart.get(one, 0.0)) for one, move in moves.items()}
             factors = {
                 one: FEW_FACTOR if w.now.numel() < FEW else DRAWS_FACTOR
-                for one, w in eager.written.items()
+                for one, w in self.ends.wanted.written.items()
             }
             ratios = {
                 one: ratio / max(1.0, factors.get(one, DRAWS_FACTOR) * moves[one] / limits[one])
@@ -326,10 +323,12 @@ class _Trial(NamedTuple):
             }
         return ratios
 
-    def _difference(
-        self, before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None = None
-    ) -> float:
-        return self._largest(difference(before, wanted, got, noise, TOLERANCE))
+    def _difference(self, got: Outcome, noise: Noise | None = None) -> float:
+        """From the step as written."""
+        return self._apart(self.ends._replace(got=got), noise)
+
+    def _apart(self, ends: Ends, noise: Noise | None) -> float:
+        return self._largest(difference(ends, noise, TOLERANCE))
 
     def _largest(self, value: float) -> float:
         """Of the workers': what follows from it, steps with collectives too, they do together."""
@@ -349,20 +348,19 @@ class _Trial(NamedTuple):
         name = f"the eager step in distribution (which differs by {again:.1e} from itself)"
         return Gap(size, max(allowed, DRAWS_FACTOR * again), name)
 
-    def _narrow_gap(
-        self, before: Outcome, eager: Outcome, got: Outcome, noise: Noise | None, shift: int
-    ) -> Gap | None:
+    def _narrow_gap(self, noise: Noise | None) -> Gap | None:
         """The difference beside what rounding does where the user's own code casts; None in other steps."""
-        others = self.runs.narrowly_moved(before, shift)
+        before, eager, _ = self.ends
+        others = self.runs.narrowly_moved(before, self.shift)
         if not others:
             return None
         noise = without_most_moved(eager, others, noise)
-        runs = [differences(before, eager, other, noise) for other in others]
+        runs = [differences(self.ends._replace(got=other), noise) for other in others]
         moves = [max(values) for values in zip(*runs, strict=True)]
         names = ["", *self._trained()]
         is_kept = [move <= MOST_ROUNDED for move in moves]
         self._name_left_out([n for n, kept in zip(names, is_kept, strict=True) if not kept])
-        found = differences(before, eager, got, noise)
+        found = differences(self.ends, noise)
         pairs = [*itertools.compress(zip(found, moves, strict=True), is_kept)]
         ratios = [gap / max(TOLERANCE, NARROW_FACTOR * move) for gap, move in pairs]
         size, worst = (

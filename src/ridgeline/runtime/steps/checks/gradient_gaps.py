@@ -16,6 +16,7 @@ from ridgeline.runtime.steps.checks.relative_gaps import Compared, alignment, re
 from ridgeline.runtime.steps.checks.step_difference import (
     MOST_ALIGNED,
     MOST_LOSS,
+    Ends,
     Outcome,
     begun_state,
     loss_gap,
@@ -62,70 +63,57 @@ class Moves(NamedTuple):
     gaps: list[float]
     loss: float = 0.0
 
-    def joined(self, before: Outcome, wanted: Outcome, got: Outcome) -> "Moves":
+    def joined(self, ends: Ends) -> "Moves":
         """With what they did between two more outcomes."""
-        gaps = gradient_gaps(before, wanted, got)
-        return Moves([*map(max, self.gaps, gaps)], max(self.loss, loss_gap(wanted, got)))
+        loss = max(self.loss, loss_gap(ends.wanted, ends.got))
+        return Moves([*map(max, self.gaps, gradient_gaps(ends))], loss)
 
 
-def gradient_gaps(before: Outcome, wanted: Outcome, got: Outcome) -> list[float]:
+def gradient_gaps(ends: Ends) -> list[float]:
     """For each tensor of the optimizer's state, or each parameter without any, the gap over its change.
 
     State that the step made began as nothing. NaN never: infinite where one is no number, or has no
     counterpart.
     """
-    kept = zip(wanted.state, got.state, strict=True)
+    kept = zip(ends.wanted.state, ends.got.state, strict=True)
     if any(len(a) != len(b) for a, b in kept):
-        return [math.inf] * len(_compared(wanted))
+        return [math.inf] * len(_compared(ends.wanted))
     # A NaN compares as neither larger nor smaller, so it would pass every limit: it counts as infinite.
-    gaps = relative_gaps(_triples(before, wanted, got))
+    gaps = relative_gaps(_triples(ends))
     return [math.inf if math.isnan(gap) else gap for gap in gaps]
 
 
-def are_directed(
-    before: Outcome,
-    wanted: Outcome,
-    got: Outcome,
-    found: Sequence[float],
-    seen: Moves,
-    limit: GradientLimit,
-) -> bool:
+def are_directed(ends: Ends, found: Sequence[float], seen: Moves, limit: GradientLimit) -> bool:
     """Whether a gradient beyond its limit leans to one side, as what is wrong does.
 
     Where the last layer saturates, or normalises few numbers, rounding makes all gradients larger or smaller
     at once, and moves the loss: what it has been seen to do is not beyond.
 
     Args:
-        before: See `gradient_gaps`, as for the next two.
-        wanted: The reference.
-        got: What is compared.
+        ends: Of both ways.
         found: What `gradient_gaps` gives for them.
         seen: Of steps that were rounded otherwise.
         limit: Of tensors that have many elements.
     """
     most = max(MOST_LOSS, limit.factor * seen.loss)
-    if loss_gap(wanted, got) > most or not all(map(math.isfinite, found)):
+    if loss_gap(ends.wanted, ends.got) > most or not all(map(math.isfinite, found)):
         return True
-    ratios = _ratios(found, seen, wanted, limit)
-    triples = zip(_triples(before, wanted, got), ratios, strict=True)
+    ratios = _ratios(found, seen, ends.wanted, limit)
+    triples = zip(_triples(ends), ratios, strict=True)
     return any(ratio > 1.0 and alignment(one) > MOST_ALIGNED for one, ratio in triples)
 
 
 def settled(
-    before: Outcome,
-    wanted: Outcome,
-    got: Outcome,
-    chances: Iterator[tuple[Outcome, Outcome, Outcome]],
+    ends: Ends,
+    chances: Iterator[Ends],
     limit: GradientLimit,
     largest: Callable[[float], float],
 ) -> tuple[float, int, GradientLimit]:
     """Gradients beside one run after another that rounding and chance make different, until none is beyond.
 
     Args:
-        before: See `gradient_gaps`, as for the next two.
-        wanted: The reference.
-        got: What is compared.
-        chances: Where such runs began, and what two of them left.
+        ends: Of both ways.
+        chances: Of such runs.
         limit: Of tensors that have many elements.
         largest: Of all workers, which continue together.
 
@@ -133,21 +121,21 @@ def settled(
         What `worst` gives, and the limit that held: single precision is held loosely where nothing beyond its
         limit leans to one side.
     """
-    found = gradient_gaps(before, wanted, got)
+    found = gradient_gaps(ends)
     seen = Moves([0.0] * len(found))
     # `largest` asks all workers, so that they decide alike: the further runs hold collectives.
-    while largest((judged := worst(found, seen, wanted, limit))[0]) > 1.0:
-        if limit is EXACT and not largest(are_directed(before, wanted, got, found, seen, limit)):
+    while largest((judged := worst(found, seen, ends.wanted, limit))[0]) > 1.0:
+        if limit is EXACT and not largest(are_directed(ends, found, seen, limit)):
             limit = ROUNDED
         elif (three := next(chances, None)) is not None:
-            seen = seen.joined(*three)
+            seen = seen.joined(three)
         else:
             break
     return *judged, limit
 
 
-def _triples(before: Outcome, wanted: Outcome, got: Outcome) -> list[Compared]:
-    three = _begun(before, wanted), _compared(wanted), _compared(got)
+def _triples(ends: Ends) -> list[Compared]:
+    three = _begun(ends), _compared(ends.wanted), _compared(ends.got)
     return [Compared(*tensors) for tensors in zip(*three, strict=True)]
 
 
@@ -193,9 +181,9 @@ def _compared(outcome: Outcome) -> list[Tensor]:
     return [tensor for parameter, state in pairs for tensor in state or [parameter]]
 
 
-def _begun(before: Outcome, wanted: Outcome) -> list[Tensor]:
+def _begun(ends: Ends) -> list[Tensor]:
     """What each compared tensor was before the step: zero where the step made the optimizer's state."""
-    triples = zip(before.parameters, before.state, wanted.state, strict=True)
+    triples = zip(ends.before.parameters, ends.before.state, ends.wanted.state, strict=True)
     return [
         tensor
         for parameter, state, made in triples

@@ -137,10 +137,7 @@ def _changing(body: StepBody, batch: Any, hooks: list[_Hook]) -> set[CodeType | 
         return call
 
     owned = [hook.own for hook in hooks]
-    with (
-        undone(body.model, body.loss_fn, body.optimizer, *owned),
-        contextlib.ExitStack() as stack,
-    ):
+    with undone(body.model, body.loss_fn, body.optimizer, *owned), contextlib.ExitStack() as stack:
         for hook in hooks:
             hook.place[hook.key] = watched(hook)
             stack.callback(hook.place.__setitem__, hook.key, hook.given)

@@ -16,13 +16,14 @@ from ridgeline.capture.capturing import on_stream
 from ridgeline.capture.dropout_states import dropout_state, left_as_found
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 from ridgeline.optimizers.capturable import LearningRates
+from ridgeline.plan import Precision
 from ridgeline.reach.undo import Undo
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.kept_runs import KeptRuns
 from ridgeline.runtime.steps.checks.narrow_rounding import NarrowTypes, move_within_rounding
-from ridgeline.runtime.steps.checks.step_difference import Outcome, Written, moved_to, outcome
+from ridgeline.runtime.steps.checks.step_difference import Ends, Outcome, Written, moved_to, outcome
 from ridgeline.state.random_state import capture, seed_all
 from ridgeline.state.snapshot import Snapshot
 from ridgeline.tensors.batch import rebuilt
@@ -154,9 +155,21 @@ class PerturbedRuns(NamedTuple):
     world: World
     kept: KeptRuns
 
-    def begun(self, shift: int, *, moved: Callable[[Any], None] | None = None) -> Outcome:
-        """Where the runs begin."""
-        return self._perturb(shift, moved=moved)
+    def begun(
+        self, shift: int, *, nudge: float = 1.0, moved: Callable[[Any], None] | None = None
+    ) -> Outcome:
+        """Where the runs begin: back at the start, with changed parameters."""
+        self.start.begin()
+        factor = PARAMETER_FACTORS[shift] * nudge
+        if factor != 1.0:
+            with torch.no_grad():
+                for parameter in self.body.model.parameters():
+                    if parameter.requires_grad:  # so it is floating point, or complex
+                        parameter.mul_(factor)
+        if moved is not None:
+            # After the factor, so that it moves within the rounding of what the run begins with.
+            moved(self.body.model.parameters())
+        return outcome(0.0, self.body.model, self.body.optimizer, self.start.written())
 
     def eager(self, shift: int) -> Outcome:
         """The step as written.
@@ -167,8 +180,7 @@ class PerturbedRuns(NamedTuple):
 
         Source: cuDNN's recurrent layers keep the state of their dropout to themselves; CTC adds atomically.
         """
-        with self.body.as_written():
-            return self._run(self._eager, shift)
+        return self._as_written(shift)
 
     def again(self, shift: int) -> Outcome:
         """The step as written, once more."""
@@ -184,12 +196,9 @@ class PerturbedRuns(NamedTuple):
 
     def with_other_draws(self, shift: int, number: int = 0) -> Outcome:
         """The step as written, with other random numbers; other ones for each `number`."""
-
-        def run() -> list[Outcome]:
-            with self.body.as_written():
-                return [self._run(self._eager, shift, seed=(1 + number) * _OTHER_DRAWS)]
-
-        return self.kept.get(("draws", shift, number), run)[0]
+        seed = (1 + number) * _OTHER_DRAWS
+        name = "draws", shift, number
+        return self.kept.get(name, lambda: [self._as_written(shift, seed=seed)])[0]
 
     def draws(self, shift: int) -> bool:
         """Whether the step as written draws random numbers, on any worker.
@@ -211,14 +220,10 @@ class PerturbedRuns(NamedTuple):
 
     def exact(self, shift: int) -> Outcome:
         """The step as written, without the plan's lower precision."""
+        name = "exact", shift
+        return self.kept.get(name, lambda: [self._as_written(shift, precision="as-is")])[0]
 
-        def run() -> list[Outcome]:
-            with self.body.as_written(precision="as-is"):
-                return [self._run(self._eager, shift)]
-
-        return self.kept.get(("exact", shift), run)[0]
-
-    def rounded(self, shift: int, number: int) -> tuple[Outcome, Outcome, Outcome]:
+    def rounded(self, shift: int, number: int) -> Ends:
         """A start nearby, and what the step leaves from there without and with the plan's lower precision.
 
         Each `number` is another place, so that 16 bits round otherwise: the distance between both runs is
@@ -228,18 +233,18 @@ class PerturbedRuns(NamedTuple):
         nudge = 1.0 + (1 + number) * ROUNDED_APART
 
         def run() -> list[Outcome]:
-            begun = self._perturb(shift, nudge=nudge)
-            with self.body.as_written(precision="as-is"):
-                exact = self._run(self._eager, shift, nudge=nudge)
-            with self.body.as_written():
-                return [begun, exact, self._run(self._eager, shift, nudge=nudge)]
+            begun = self.begun(shift, nudge=nudge)
+            exact = self._as_written(shift, precision="as-is", nudge=nudge)
+            return [begun, exact, self._as_written(shift, nudge=nudge)]
 
-        begun, exact, eager = self.kept.get(("rounded", shift, number), run)
-        return begun, exact, eager
+        return Ends(*self.kept.get(("rounded", shift, number), run))
 
     def nudged(self, before: Outcome, shift: int) -> list[Outcome]:
         """The step as written from parameters with other last bits, as if it had begun at `before`."""
-        return self.kept.get(("nudged", shift), lambda: self._nudged(before, shift))
+        nudges = [1.0 + bits * LAST_BIT for bits in NUDGES]
+        return self.kept.get(
+            ("nudged", shift), lambda: [self._beside(before, shift, nudge=one) for one in nudges]
+        )
 
     def nudged_by_chance(self, before: Outcome, shift: int, number: int) -> Outcome:
         """As `nudged`, each element by chance, by more from `number` to number: sums are rounded often."""
@@ -259,7 +264,7 @@ class PerturbedRuns(NamedTuple):
         num_draws: int,
         num_nudges: int,
         num_roundings: int,
-    ) -> Iterator[tuple[Outcome, Outcome, Outcome]]:
+    ) -> Iterator[Ends]:
         """Where steps began, and what two of them left that nothing but rounding and chance makes different.
 
         Args:
@@ -272,19 +277,19 @@ class PerturbedRuns(NamedTuple):
             num_roundings: Places nearby at which the plan's precision is set beside single precision.
         """
         # Cheap explanations first: whoever asks stops at the one that suffices.
-        yield before, eager, self.again(shift)
+        yield Ends(before, eager, self.again(shift))
         for number in range(num_draws):
-            yield before, eager, self.with_other_draws(shift, number)
+            yield Ends(before, eager, self.with_other_draws(shift, number))
         for other in (*self.nudged(before, shift), *self.narrowly_moved(before, shift)):
-            yield before, eager, other
+            yield Ends(before, eager, other)
         for number in range(num_nudges):
-            yield before, eager, self.nudged_by_chance(before, shift, number)
+            yield Ends(before, eager, self.nudged_by_chance(before, shift, number))
         if num_roundings:
-            yield before, eager, self.exact(shift)
+            yield Ends(before, eager, self.exact(shift))
         for number in range(num_roundings):
             yield self.rounded(shift, number)
         for _ in range(MOST_REPEATS):
-            yield before, eager, self.eager(shift)
+            yield Ends(before, eager, self.eager(shift))
 
     def moved(self, before: Outcome, shift: int, *, is_cast: bool) -> Iterator[Outcome]:
         """Steps as written that rounding or chance makes different, those that take longest last.
@@ -300,16 +305,6 @@ class PerturbedRuns(NamedTuple):
             yield self.exact(shift)
         yield from self.narrowly_moved(before, shift)
 
-    def _nudged(self, before: Outcome, shift: int) -> list[Outcome]:
-        found: list[Outcome] = []
-        for bits in NUDGES:
-            nudge = 1.0 + bits * LAST_BIT
-            begun = self._perturb(shift, nudge=nudge)
-            with self.body.as_written():
-                got = self._run(self._eager, shift, nudge=nudge)
-            found.append(moved_to(before, begun, got))
-        return found
-
     def _narrowly_moved(self, before: Outcome, shift: int) -> list[Outcome]:
         # Only the user's own casts can show this, so the step is watched as it is written.
         watch = NarrowTypes()
@@ -322,9 +317,16 @@ class PerturbedRuns(NamedTuple):
 
     def _moved(self, before: Outcome, shift: int, half_step: float, seed: int) -> Outcome:
         moved = partial(move_within_rounding, half_step=half_step, seed=seed)
-        with self.body.as_written():
-            other = self._run(self._eager, shift, moved=moved)
-        return moved_to(before, self.begun(shift, moved=moved), other)
+        return self._beside(before, shift, moved=moved)
+
+    def _beside(self, before: Outcome, shift: int, **how: Any) -> Outcome:
+        """What the step leaves that begins with other parameters, as if it had begun at `before`."""
+        got = self._as_written(shift, **how)
+        return moved_to(before, self.begun(shift, **how), got)
+
+    def _as_written(self, shift: int, *, precision: Precision | None = None, **how: Any) -> Outcome:
+        with self.body.as_written(precision=precision):
+            return self._run(self._eager, shift, **how)
 
     def _tried(self) -> Tensor:
         try:
@@ -338,11 +340,8 @@ class PerturbedRuns(NamedTuple):
             ) from error
 
     def _eager(self) -> Tensor:
-        silent = Recorder(HostClock())
-        if self.stream is None:
-            return self.body(rebuilt(self.batch), silent)
-        with on_stream(self.stream):
-            return self.body(rebuilt(self.batch), silent)
+        with contextlib.nullcontext() if self.stream is None else on_stream(self.stream):
+            return self.body(rebuilt(self.batch), Recorder(HostClock()))
 
     def _run(
         self,
@@ -355,7 +354,7 @@ class PerturbedRuns(NamedTuple):
     ) -> Outcome:
         """What one step from the perturbed start leaves."""
         factor = LEARNING_RATE_FACTORS[shift]
-        self._perturb(shift, nudge=nudge, moved=moved)
+        self.begun(shift, nudge=nudge, moved=moved)
         torch.clear_autocast_cache()  # inside autocast it holds casts of the weights of the last step
         seed_all(_SEED + shift + seed)  # Python's and NumPy's too: what they decide may be baked in
         self.start.make_dropout_states()
@@ -366,19 +365,3 @@ class PerturbedRuns(NamedTuple):
         finally:
             self.rates.scale(1.0 / factor)
         return outcome(loss, self.body.model, self.body.optimizer, self.start.written())
-
-    def _perturb(
-        self, shift: int, *, nudge: float = 1.0, moved: Callable[[Any], None] | None = None
-    ) -> Outcome:
-        """Go back to the start and change the parameters; what there is then."""
-        self.start.begin()
-        factor = PARAMETER_FACTORS[shift] * nudge
-        if factor != 1.0:
-            with torch.no_grad():
-                for parameter in self.body.model.parameters():
-                    if parameter.requires_grad:  # so it is floating point, or complex
-                        parameter.mul_(factor)
-        if moved is not None:
-            # After the factor, so that it moves within the rounding of what the run begins with.
-            moved(self.body.model.parameters())
-        return outcome(0.0, self.body.model, self.body.optimizer, self.start.written())

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.tensors.copies import at_once
+
 RESOLUTION = 1e-6
 """Of a tensor's norm: changes below that are as small as the rounding of single precision."""
 
@@ -108,20 +110,3 @@ def _norms(one: Compared) -> Tensor:
 def _furthest(one: Compared, gap: Tensor) -> Tensor:
     """Places of as many more elements as are masked: those that are furthest apart of the others."""
     return gap.topk(min(one.num_masked, gap.numel() - one.num_masked)).indices
-
-
-def at_once(values: dict[int, Tensor]) -> dict[int, list[float]]:
-    """Numbers of small tensors of one shape, all of a device in one copy.
-
-    Cost: Waits once for each device.
-    """
-    places: dict[torch.device, list[int]] = defaultdict(list)
-    for index, tensor in values.items():
-        places[tensor.device].append(index)
-    return {
-        index: row
-        for indices in places.values()
-        for index, row in zip(
-            indices, torch.stack([values[i] for i in indices]).tolist(), strict=True
-        )
-    }

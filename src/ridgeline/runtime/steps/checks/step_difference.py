@@ -22,10 +22,10 @@ from ridgeline.runtime.steps.checks.relative_gaps import (
     RESOLUTION,
     Compared,
     alignment,
-    at_once,
     counts,
     relative_gaps,
 )
+from ridgeline.tensors.copies import at_once
 
 NOISE = 0.01
 """An element of an update is rounding if a change of the parameters' last bit moves it by more of itself."""
@@ -80,6 +80,14 @@ class Outcome(NamedTuple):
         Cost: Waits for the device.
         """
         return math.isfinite(self.loss) and all(_are_finite(self.parameters))
+
+
+class Ends(NamedTuple):
+    """Where two ways of running a step began, and what each left: the reference, and what is compared."""
+
+    before: Outcome
+    wanted: Outcome
+    got: Outcome
 
 
 def outcome(
@@ -142,7 +150,7 @@ def noise_of(before: Outcome, wanted: Outcome, nudged: Sequence[Outcome]) -> Noi
         # Of no update every move is more than its hundredth part; `without_still` judges those.
         masks.append(moved & (update > 0))
     quiet = Noise(masks, [], counts(masks))
-    found = [differences(before, wanted, other, quiet) for other in nudged]
+    found = [differences(Ends(before, wanted, other), quiet) for other in nudged]
     return quiet._replace(moves=[max(values) for values in zip(*found, strict=True)])
 
 
@@ -161,7 +169,7 @@ def without_most_moved(wanted: Outcome, others: Sequence[Outcome], noise: Noise 
     return Noise(masks, [] if noise is None else noise.moves, counts(masks))
 
 
-def without_still(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise) -> Noise:
+def without_still(ends: Ends, noise: Noise) -> Noise:
     """Noise with the parameters as well that the reference leaves alone and rounding moves.
 
     A gradient that is exactly nothing where sums are made in one order is next to nothing in another, of
@@ -171,6 +179,7 @@ def without_still(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise) 
     Cost: Waits for the device once for each parameter, and where the reference leaves one alone, for each
         tensor of the optimizer's state.
     """
+    before, wanted, got = ends
     pairs = zip(before.parameters, wanted.parameters, strict=True)
     still = [index for index, (old, new) in enumerate(pairs) if torch.equal(old, new)]
     still = [i for i in still if wanted.state[i] and not any(map(torch.any, wanted.state[i]))]
@@ -190,7 +199,7 @@ def _root_mean_square(tensor: Tensor) -> float:
     return float(tensor.abs().double().square().mean().sqrt()) if tensor.numel() else 0.0
 
 
-def without_turned(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None) -> Noise:
+def without_turned(ends: Ends, noise: Noise | None) -> Noise:
     """Noise with the few elements as well that are updated in the other direction.
 
     What is next to nothing gets its sign by rounding, of which an optimizer like Adagrad makes a whole step:
@@ -198,7 +207,7 @@ def without_turned(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise 
     something.
     """
     masks = []
-    triples = zip(before.parameters, wanted.parameters, got.parameters, strict=True)
+    triples = zip(*(outcome.parameters for outcome in ends), strict=True)
     turned = [(new - old).sign() * (other - old).sign() < 0 for old, new, other in triples]
     for index, (mask, count) in enumerate(zip(turned, counts(turned), strict=True)):
         is_chance = count <= min(MOST_TURNED, TURNED_SHARE * mask.numel())
@@ -209,25 +218,22 @@ def without_turned(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise 
     return Noise(masks, moves, counts(masks))
 
 
-def differences(
-    before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None = None
-) -> list[float]:
+def differences(ends: Ends, noise: Noise | None = None) -> list[float]:
     """The losses' relative difference, and for each parameter that of its update and of its state.
 
     Args:
-        before: Where both began.
-        wanted: The reference.
-        got: What is compared.
+        ends: Of both ways.
         noise: Elements to leave out. As many others that are furthest apart are left out as well: rounding
             that no nudge has shown.
     """
+    _, wanted, got = ends
     found = [loss_gap(wanted, got)]
     found += [0.0 if noise is None or not lost else math.inf for lost in _lost(wanted, got)]
     for index, (mine, theirs) in enumerate(zip(wanted.state, got.state, strict=True)):
         is_left_out = noise is not None and noise.is_left_out(index)
         if len(mine) != len(theirs) and not is_left_out:
             found[1 + index] = math.inf
-    owned = _compared(before, wanted, got, noise)
+    owned = _compared(ends, noise)
     gaps = relative_gaps([one for _, one in owned])
     for (owner, _), gap in zip(owned, gaps, strict=True):
         found[owner] = gap if math.isnan(gap) else max(found[owner], gap)
@@ -240,20 +246,16 @@ def loss_gap(wanted: Outcome, got: Outcome) -> float:
     return abs(wanted.loss - got.loss) / max(abs(wanted.loss), 1e-12)
 
 
-def _compared(
-    before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None
-) -> list[tuple[int, Compared]]:
+def _compared(ends: Ends, noise: Noise | None) -> list[tuple[int, Compared]]:
     """The tensors of `differences`, each with the place there of what it belongs to."""
     found: list[tuple[int, Compared]] = []
-    for index, tensors in enumerate(
-        zip(before.parameters, wanted.parameters, got.parameters, strict=True)
-    ):
+    for index, tensors in enumerate(zip(*(one.parameters for one in ends), strict=True)):
         if noise is not None and noise.is_left_out(index):
             continue
         trained = Compared(*tensors)
         if noise is not None:
             trained = trained._replace(mask=noise.masks[index], num_masked=noise.counts[index])
-        states = _states(before.state[index], wanted.state[index], got.state[index])
+        states = _states(*(one.state[index] for one in ends))
         found += [(1 + index, one) for one in (trained, *states)]
     return found
 
@@ -269,21 +271,11 @@ def _are_finite(tensors: Sequence[Tensor]) -> list[bool]:
     return [found[number] == [True] for number in range(len(tensors))]
 
 
-def difference(
-    before: Outcome,
-    wanted: Outcome,
-    got: Outcome,
-    noise: Noise | None,
-    tolerance: float,
-    *,
-    spares: bool = False,
-) -> float:
+def difference(ends: Ends, noise: Noise | None, tolerance: float, *, spares: bool = False) -> float:
     """The largest difference, as it is or in units in which `tolerance` is what rounding allows.
 
     Args:
-        before: See `differences`, as for the next three.
-        wanted: The reference.
-        got: What is compared.
+        ends: Of both ways.
         noise: Elements to leave out.
         tolerance: The unit, where there is noise.
         spares: One parameter in `OUTLIERS` counts less by `OUTLIER_FACTOR`.
@@ -291,7 +283,7 @@ def difference(
     Returns:
         Infinity where something is no number.
     """
-    found = differences(before, wanted, got, noise)
+    found = differences(ends, noise)
     if any(map(math.isnan, found)):
         return math.inf
     if noise is not None:
@@ -309,20 +301,18 @@ def _limits(noise: Noise, tolerance: float) -> list[float]:
     return [max(tolerance, SENSITIVITY_FACTOR * min(move, MOST_MOVED)) for move in noise.moves]
 
 
-def is_directed(
-    before: Outcome, wanted: Outcome, got: Outcome, noise: Noise, tolerance: float
-) -> bool:
+def is_directed(ends: Ends, noise: Noise, tolerance: float) -> bool:
     """Whether of what differs by more than it may, anything leans to one side, as what is wrong does.
 
     Cost: Waits for the device once for each tensor that differs by more.
     """
     limits = _limits(noise, tolerance)
-    found = differences(before, wanted, got, noise)
+    found = differences(ends, noise)
     # `not v <= most`, since NaN is not above any limit, either.
     beyond = {i for i, (v, most) in enumerate(zip(found, limits, strict=True)) if not v <= most}
     if found[0] > MOST_LOSS or not all(math.isfinite(found[index]) for index in beyond):
         return True
-    owned = _compared(before, wanted, got, noise)
+    owned = _compared(ends, noise)
     suspects = [
         one
         for (owner, one), gap in zip(owned, relative_gaps([one for _, one in owned]), strict=True)

@@ -22,7 +22,7 @@ from ridgeline.runtime.steps.graphs.graph_gradients import GraphGradients
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors.batch import rebuilt
 from ridgeline.tensors.batch_pattern import BatchPattern
-from ridgeline.tensors.copies import copier, copies_of, repeats
+from ridgeline.tensors.copies import copier, copies_of, num_writes, repeats
 from ridgeline.tensors.usual_batch import BatchReader
 from ridgeline.timeline import Span
 
@@ -69,7 +69,7 @@ class CapturedStep:
         self._repeats = repeats(tensors)
         self.inputs = copies_of(tensors)
         self.load = copier(self.inputs)
-        before_writes = _num_writes(self.inputs)
+        before_writes = num_writes(self.inputs)
         self.usual: BatchReader | None = None
         static = iter(self.inputs)
         self.batch = pytree.tree_unflatten(
@@ -99,7 +99,7 @@ class CapturedStep:
                 recorder.current.end = clock.stamp()
             if isinstance(clock, DeviceClock):
                 clock.join()
-        counts = zip(_num_writes(self.inputs), before_writes, strict=True)
+        counts = zip(num_writes(self.inputs), before_writes, strict=True)
         self.written = [place for place, (now, before) in enumerate(counts) if now != before]
         self._renewals = renewals(before)
         self.pattern = BatchPattern(self.batch)
@@ -166,7 +166,3 @@ class CapturedStep:
     def close(self) -> None:
         """Drop the graph, even if this step is still referenced (as by the traceback of a failed check)."""
         self.graph.reset()
-
-
-def _num_writes(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch counts writes in place

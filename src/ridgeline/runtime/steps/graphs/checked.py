@@ -142,9 +142,6 @@ class CheckedRunner:
 
         Source: the program of a `GATConv` of torch-geometric, whose edges without loops are counted on the
         device, reads from misaligned addresses on an H100 (torch 2.11).
-
-        Raises:
-            CaptureError: they failed there, or could not be taken there.
         """
         if self._world.device.type != "cuda" or self._world.size > 1 or is_trial():
             return
@@ -184,13 +181,7 @@ def check_compiled(
 ) -> None:
     """Compile the body, and compare it with the eager step on a copy of the batch.
 
-    Args:
-        body: The step.
-        batch: An example.
-        rates: Of its optimizer; scaled meanwhile.
-        world: All workers check together.
-        notes: Receives the result.
-        stream: On which both run; None for the current one.
+    Arguments are those of `check_replay`; both ways run on the stream.
 
     Raises:
         EquivalenceError: the compiled step differs.

@@ -133,9 +133,6 @@ def _clear_optimizer(
 
     What an optimizer of the user's own does to the gradients that a graph writes is not known before. Those
     of torch only read them, and need no trial.
-
-    Raises:
-        ObstacleError: the trial failed or could not be made, or there are several workers.
     """
     kind = type(body.optimizer)
     # A child process has no group in which its step could meet the other workers.

@@ -226,12 +226,7 @@ class GraphRunner:
             return self._run_eagerly(batch)
 
     def _clear(self, batch: Any, known: cleared.Cleared | None) -> None:
-        """Find out what must be known before the first step, but for what a trial has found out.
-
-        Raises:
-            CaptureError: see `clear_for_capture`, or the compiler fails.
-            EquivalenceError: what was compiled, and would train before the capture, differs.
-        """
+        """Find out what must be known before the first step, but for what a trial has found out."""
         clearance.check_gradient_hooks(self._body)
         is_as_earlier = known is None and cleared.cleared_earlier(self._body, batch, self._world)
         if known is not None:
@@ -334,11 +329,7 @@ class GraphRunner:
         return step
 
     def _read(self, step: CapturedStep) -> None:
-        """Find what the code of the first captured step takes for granted.
-
-        Raises:
-            CaptureError: its code changes the batch, or cannot be read, so that changes would go unnoticed.
-        """
+        """Find what the code of the first captured step takes for granted."""
         try:
             self._reads = refused_unread(
                 StepReads,

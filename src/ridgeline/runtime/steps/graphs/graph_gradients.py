@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.steps.body.capture_watch import never
 from ridgeline.tensors.kept_gradients import KeptGradients, is_kept
 from ridgeline.tensors.sameness import Sameness
 
@@ -42,8 +43,8 @@ class GraphGradients:
         self.added_to: list[tuple[Tensor, Tensor]] = []
         self._elsewhere: set[int] = set()
         self._kept: KeptGradients | None = None
-        self.are_kept: Callable[[], bool] = _never
-        self.are_shown: Callable[[], bool] = _never
+        self.are_kept: Callable[[], bool] = never
+        self.are_shown: Callable[[], bool] = never
         for parameter, before in self._uncleared():
             # The graph adds to what is there, in memory of its own: the user may keep what he has.
             if before is not None:
@@ -123,17 +124,13 @@ class GraphGradients:
         for gradient, is_held, _ in found:
             if is_held:  # as an object, which gets memory of its own
                 gradient.data = gradient.clone()
-        self._kept, self.are_kept, self.are_shown = None, _never, _never
+        self._kept, self.are_kept, self.are_shown = None, never, never
         return True
 
     def _uncleared(self) -> list[tuple[Tensor, Tensor | None]]:
         """Parameters whose gradients no step clears, and what these were before the capture."""
         found = zip(self._parameters, self._before, self._is_cleared, strict=True)
         return [(parameter, before) for parameter, before, is_cleared in found if not is_cleared]
-
-
-def _never() -> bool:
-    return False
 
 
 def leave_kept(held: Sequence[GraphGradients], num_workers: int) -> str | None:

@@ -4,7 +4,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,27 +96,26 @@ def _is_on_gpu(program: StepProgram) -> bool:
     return any(tensor.is_cuda for tensor in program.arguments())
 
 
-class ProgramFile:
+class ProgramFile(NamedTuple):
     """A program compiled ahead of time, in a temporary file.
 
     Attributes:
+        directory: Holds the file.
         path: The `.pt2` file; gone after `close()`.
+        device: That it runs on.
     """
 
-    def __init__(
-        self, directory: tempfile.TemporaryDirectory[str], path: Path, device: torch.device
-    ) -> None:
-        self._directory = directory
-        self._device = device
-        self.path = path
+    directory: tempfile.TemporaryDirectory[str]
+    path: Path
+    device: torch.device
 
     def load(self) -> Call:
         """The compiled program."""
-        return load_compiled(self.path, self._device)
+        return load_compiled(self.path, self.device)
 
     def close(self) -> None:
         """Remove the file; what was loaded from it stays usable."""
-        self._directory.cleanup()
+        self.directory.cleanup()
 
 
 def compile_file(program: StepProgram) -> ProgramFile:

@@ -8,9 +8,10 @@ from torch.optim import Optimizer
 
 from ridgeline.capture.casts import casting
 from ridgeline.guards.model_guard import ModelGuard
-from ridgeline.optimizers.step_hooks import replaced_methods
-from ridgeline.runtime.steps.whole_step.hooks import HookGuard
+from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
+from ridgeline.runtime.steps.body.capture_watch import module_hooks, of_accumulation, of_gradient
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState
+from ridgeline.tensors.entries import Entries
 
 _NOT_BAKED = ("params", "lr", "initial_lr")
 _MUTABLE = (list, dict, set)
@@ -26,16 +27,15 @@ class StepGuards:
         lifted: Its tensors' addresses are taken for granted.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        lifted: LiftedState,
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, lifted: LiftedState) -> None:
         self._optimizer = optimizer
         self._lifted = lifted
         self._model = ModelGuard(model)
-        self._hooks = HookGuard(self._model.modules, model.parameters(), optimizer)
+        self._parameters = list(model.parameters())
+        stores = module_hooks(self._model.modules)
+        # Kept apart, since most have no hooks, and `any` over empty dictionaries costs least.
+        self._hooks = Entries(store for store in stores if store)
+        self._without_hooks = [store for store in stores if not store] + step_hooks(optimizer)
         self._step = type(optimizer).step
         # Copies of what can change in place, which would be equal to itself for ever.
         self._settings = [
@@ -72,7 +72,8 @@ class StepGuards:
         why = self._model.changed()
         if why is not None:
             return why
-        if not self._hooks.hold():
+        has_more = any(self._without_hooks) or any(map(of_gradient, self._parameters))
+        if has_more or any(map(of_accumulation, self._parameters)) or not self._hooks.hold():
             return "hooks were added or removed"
         is_same = type(self._optimizer).step is self._step
         if not is_same or replaced_methods(self._optimizer):

@@ -255,11 +255,7 @@ class LiftedState:
 
 
 def _require_dense(role: Role, name: str, tensor: Tensor) -> None:
-    """Raise for what has no memory of its own that a program could read and write.
-
-    Raises:
-        CaptureError: names it and what to do.
-    """
+    """Raise for what has no memory of its own that a program could read and write."""
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         raise CaptureError(

@@ -1,4 +1,4 @@
-"""Keeping a trace away from the gradients of tensors that the step does not train.
+"""Gradients of tensors that a step does not train, from which its trace is kept, and what no program holds.
 
 While a step is traced, `backward()` runs on tensors without data. It would leave such a tensor as `.grad` of
 every leaf that it reaches, the weights of another network too, and trace what already stands there.
@@ -10,13 +10,16 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
 from ridgeline.lint.python_state import changed_in_python
+from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
 from ridgeline.programs.compiling import LossFunction
 from ridgeline.reach.generators import HostGenerators
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import Undo
+from ridgeline.runtime.steps.body.capture_watch import of_accumulation, of_gradient
 
 
 class OutsideGradients:
@@ -56,6 +59,34 @@ class OutsideGradients:
             for leaf, gradient in self._saved.values():
                 leaf.grad = gradient
             self._saved.clear()
+
+
+def check_hooks(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse hooks and methods that no program calls.
+
+    Raises:
+        CaptureError: the optimizer has hooks around its step or a method of its class was replaced in it, or
+            a parameter has hooks on its gradient.
+    """
+    for method in replaced_methods(optimizer):
+        raise CaptureError(
+            f"wanted an optimizer with the {method}() of its class, since one program for the whole step "
+            f"calls no other, got another one put on {type(optimizer).__name__}; do its work after each "
+            "training step, or use execution='compiled' or 'eager'"
+        )
+    count = sum(map(len, step_hooks(optimizer)))
+    if count:
+        raise CaptureError(
+            "wanted an optimizer without step hooks, since one program for the whole step cannot call them, "
+            f"got {count} around {type(optimizer).__name__}.step(); do their work after each training "
+            "step, or use execution='compiled' or 'eager'"
+        )
+    for name, parameter in model.named_parameters():
+        if of_gradient(parameter) or of_accumulation(parameter):
+            raise CaptureError(
+                "wanted parameters without gradient hooks, since gradients stay inside the program of a "
+                f"whole step, got a hook on {name!r}; remove it, or use execution='compiled' or 'eager'"
+            )
 
 
 def check_kept(*roots: Any) -> None:

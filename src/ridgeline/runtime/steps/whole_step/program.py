@@ -22,19 +22,20 @@ from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
 from ridgeline.runtime.steps.whole_step.forked_draws import is_draw, refusing_forked_draws
-from ridgeline.runtime.steps.whole_step.hooks import check_hooks
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, StateTensor
 from ridgeline.runtime.steps.whole_step.outside import (
     OutsideGradients,
     check_changed,
     check_constants,
     check_drawn,
+    check_hooks,
     check_kept,
 )
 from ridgeline.runtime.steps.whole_step.random_order import draw_in_memory_order
 from ridgeline.runtime.steps.whole_step.scalar_gathering import gather_scalars
 from ridgeline.runtime.steps.whole_step.trace import TracedOptimizer, trace_graph
 from ridgeline.tensors import batch as batches
+from ridgeline.tensors.copies import num_writes
 
 
 class StepProgram:
@@ -168,13 +169,7 @@ def trace_step(
         before.restore()
     state = (*lifted.entries, *_constants(graph, len(lifted.entries)))
     return StepProgram(
-        graph,
-        state,
-        example,
-        lifted,
-        clip_norm=clip_norm,
-        accumulate=accumulate,
-        written=written,
+        graph, state, example, lifted, clip_norm=clip_norm, accumulate=accumulate, written=written
     )
 
 
@@ -240,11 +235,6 @@ def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) ->
 
 def _own(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
-
-
-def num_writes(tensors: Sequence[Tensor]) -> list[int]:
-    """How often each was written in place, by itself or by a view of it."""
-    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch has no other count
 
 
 def tensors_of(batch: Any) -> list[Tensor]:

@@ -88,13 +88,7 @@ class StepGraphRunner:
     places: ClassVar[bool] = False
 
     def __init__(
-        self,
-        body: StepBody,
-        recorder: Recorder,
-        world: World,
-        notes: list[str],
-        *,
-        packaged: bool,
+        self, body: StepBody, recorder: Recorder, world: World, notes: list[str], *, packaged: bool
     ) -> None:
         if body.synchronizer is not None or world.size > 1:
             raise PlanError(

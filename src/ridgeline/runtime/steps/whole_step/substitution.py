@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
+from ridgeline.tensors.copies import num_writes
 
 
 class OptimizerSubstitution:
@@ -36,7 +37,7 @@ class OptimizerSubstitution:
     ) -> None:
         self._optimizer = optimizer
         self._rates = list(rates)
-        self._versions = [_version(rate) for rate in rates]
+        self._versions = num_writes(rates)
         self._state = optimizer.state
         self._groups = [dict(group) for group in optimizer.param_groups]
         # As torch has it: optimizers read the state of a parameter before they know that there is any.
@@ -104,11 +105,10 @@ class OptimizerSubstitution:
                 is_other = isinstance(value, Tensor) and value is not before.get(key)
                 if is_other and key not in _SUBSTITUTED:
                     raise self._renewing(key)
-        for group, rate, version in zip(
-            self._optimizer.param_groups, self._rates, self._versions, strict=True
-        ):
-            if group["lr"] is not rate or _version(rate) != version:
-                raise self._renewing("lr")
+        rates = zip(self._optimizer.param_groups, self._rates, strict=True)
+        is_other = any(group["lr"] is not rate for group, rate in rates)
+        if is_other or num_writes(self._rates) != self._versions:
+            raise self._renewing("lr")
 
     def _renewing(self, key: str) -> CaptureError:
         return CaptureError(
@@ -136,10 +136,6 @@ class OptimizerSubstitution:
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.clear()
             group.update(saved)
-
-
-def _version(tensor: Tensor) -> int:
-    return tensor._version  # noqa: SLF001 - torch counts writes in place
 
 
 _NUMBERS = frozenset({"step", "mu_product", "mu", "eta"})

@@ -45,11 +45,10 @@ class Arrangement:
 def arrange(
     parameters: Sequence[Named],
     order: Sequence[int],
-    bucket_bytes: Sequence[int],
+    sync: Sync,
     *,
     workers: int,
     has_buffers: bool,
-    sync: Sync | None = None,
     allocate: Allocate = zeros,
 ) -> Arrangement:
     """Cut buckets and allocate them.
@@ -57,16 +56,14 @@ def arrange(
     Args:
         parameters: (name, parameter) of all that require gradients.
         order: Their positions as their gradients are expected.
-        bucket_bytes: Limits as in `cut_buckets`.
+        sync: Has the limits of the buckets, names their frames, and says whether they have parts.
         workers: At least 2.
         has_buffers: Whether buffers are sent too, which has a frame of its own.
-        sync: Names the frames of the buckets, and says whether they have parts; None takes the default.
         allocate: Makes the memory of each.
     """
     named = [parameters[index] for index in order]
-    sizes = [(p.numel() * p.element_size(), f"{p.dtype} {p.device}") for _, p in named]
-    cuts = cut_buckets(sizes, tuple(bucket_bytes))
-    parts = 1 if sync is None else num_shards(sync, workers)
+    cuts = cut_buckets(sizes_of(named), sync.bucket_bytes)
+    parts = num_shards(sync, workers)
     buckets = tuple(
         Bucket(n, [named[place] for place in cut], 0 if n else NUM_SIGNALS, parts, allocate)
         for n, cut in enumerate(cuts)
@@ -88,6 +85,11 @@ def arrange(
     )
 
 
+def sizes_of(parameters: Sequence[Named]) -> list[tuple[int, str]]:
+    """Of each its bytes, and the kind of those that may share a bucket, as `cut_buckets` takes them."""
+    return [(p.nbytes, f"{p.dtype} {p.device}") for _, p in parameters]
+
+
 def expected_order(parameters: Sequence[Named], names: Sequence[str] | None) -> list[int]:
     """Positions by the names in which gradients are expected, then the others from the last one on."""
     index_of = {name: index for index, (name, _) in enumerate(parameters)}
@@ -97,9 +99,9 @@ def expected_order(parameters: Sequence[Named], names: Sequence[str] | None) -> 
     return [*expected, *(i for i in reversed(range(len(parameters))) if i not in known)]
 
 
-def agree_on_order(order: Sequence[int], world: World, group: dist.ProcessGroup) -> list[int]:
+def agree_on_order(order: Sequence[int], world: World) -> list[int]:
     """Worker 0's order, for all. Cost: one broadcast."""
     agreed = torch.tensor(order, dtype=torch.int64, device=world.device)
     with attendance.meeting("the broadcast of the order of gradients", world):
-        dist.broadcast(agreed, group=group, group_src=0)
-    return [int(index) for index in agreed.tolist()]
+        dist.broadcast(agreed, group=world.group("data"), group_src=0)
+    return agreed.tolist()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.capture.ready import Ready
+from ridgeline.optimizer_forms import is_dense
 from ridgeline.plan import aligned_elements
 from ridgeline.synchronisation import update_shard_elements
 
@@ -152,18 +153,6 @@ def is_at(gradient: Tensor, view: Tensor) -> bool:
 
 def _view(flat: Tensor, parameter: nn.Parameter, offset: int) -> Tensor:
     # Fused optimizers want gradients laid out like their parameters (channels_last, say).
-    if parameter.is_contiguous() or not _is_dense(parameter):
+    if parameter.is_contiguous() or not is_dense(parameter):
         return flat[offset : offset + parameter.numel()].view(parameter.shape)
     return flat.as_strided(parameter.size(), parameter.stride(), offset)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the strides are those of a permuted contiguous tensor."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True

@@ -13,8 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.sync.codecs.exchanges import Parts
-from ridgeline.runtime.sync.codecs.row_codec import RowCodec
+from ridgeline.runtime.sync.codecs.exchanges import Parts, RowCodec
 from ridgeline.synchronisation import OptionValue
 
 _TINY = torch.finfo(torch.float32).tiny

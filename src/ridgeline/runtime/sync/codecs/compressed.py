@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.futures import Future
 
 from ridgeline.runtime.sync.buckets.buckets import Bucket
-from ridgeline.runtime.sync.calls import all_gather, all_to_all
 from ridgeline.runtime.sync.codecs.codec import Codec, Exchange
 from ridgeline.runtime.sync.codecs.feedback import ErrorFeedback
+from ridgeline.runtime.sync.collectives import all_gather, all_to_all
 from ridgeline.runtime.sync.transports.transport import Transport
 from ridgeline.synchronisation import Compression
 

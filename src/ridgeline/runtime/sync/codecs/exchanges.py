@@ -1,4 +1,4 @@
-"""The three ways in which workers exchange encoded payloads, by what those allow (`Compression.exchange`).
+"""Codecs of rows of numbers, and the three exchanges that an entry may name (`Compression.exchange`).
 
     sum      they can be added up: the plan's algorithm makes their mean
     scatter  each worker gets its share of every payload, adds up in single precision, encodes the mean, and
@@ -10,33 +10,46 @@ Each returns the mean over the workers, and what of the values this worker has c
 Source of `scatter`: Wang et al., "ZeRO++", 2023 (quantised gradients by all-to-all).
 """
 
+import abc
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.runtime.sync.codecs.codec import Exchange
+from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.codecs.codec import Codec, Exchange
 from ridgeline.synchronisation import ExchangeKind, share_elements
 
 Parts = tuple[Tensor, ...]
 """A payload encoded: tensors of fixed shapes, of which the first dimension is that of the rows."""
 
 
-class Encoding(Protocol):
-    """What an exchange needs of a codec; see `RowCodec`."""
+class RowCodec(Codec):
+    """Encodes rows of numbers into fewer bytes, and back.
 
-    block: int
+    Attributes:
+        block: Elements that share something encoded: shares of a payload that are larger are whole blocks.
+    """
 
+    block: int = 1
+
+    @abc.abstractmethod
     def encode(self, rows: Tensor) -> Parts:
-        """What is sent instead of the rows."""
+        """What is sent instead of `rows`, float32 [rows, elements]; each row can be decoded by itself."""
 
+    @abc.abstractmethod
     def decode(self, parts: Parts, num_elements: int) -> Tensor:
-        """What the other side makes of it."""
+        """What the other side makes of it: float32 [rows, elements]."""
+
+    def share(self, values: Tensor, mean: Tensor, exchange: Exchange, bucket: Bucket) -> None:
+        """By the kind of exchange that the entry names."""
+        found, sent = EXCHANGES[exchange.kind](self, values, exchange)
+        mean.copy_(found)
+        values.sub_(sent)
 
 
-def by_sum(codec: Encoding, values: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor]:
+def by_sum(codec: RowCodec, values: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor]:
     """The mean of the encoded payloads, decoded."""
     parts = codec.encode(values[None])
     sent = codec.decode(parts, values.numel())[0]
@@ -47,7 +60,7 @@ def by_sum(codec: Encoding, values: Tensor, exchange: Exchange) -> tuple[Tensor,
     return codec.decode(means, values.numel())[0], sent
 
 
-def by_gather(codec: Encoding, values: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor]:
+def by_gather(codec: RowCodec, values: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor]:
     """The mean of all payloads, decoded one by one: at once they would take as many buckets of memory."""
     parts = codec.encode(values[None])
     gathered = tuple(exchange.gather(part).flatten(0, 1) for part in parts)
@@ -59,7 +72,7 @@ def by_gather(codec: Encoding, values: Tensor, exchange: Exchange) -> tuple[Tens
     return total.div_(exchange.size), sent
 
 
-def by_scatter(codec: Encoding, values: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor]:
+def by_scatter(codec: RowCodec, values: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor]:
     """The encoded means of equal shares, one a worker; the last share is filled up."""
     share = share_elements(values.numel(), exchange.size, codec.block)
     rows = functional.pad(values, (0, exchange.size * share - values.numel()))
@@ -74,7 +87,7 @@ def by_scatter(codec: Encoding, values: Tensor, exchange: Exchange) -> tuple[Ten
     return mean.view(-1)[: values.numel()], sent.view(-1)[: values.numel()]
 
 
-EXCHANGES: dict[ExchangeKind, Callable[[Encoding, Tensor, Exchange], tuple[Tensor, Tensor]]] = {
+EXCHANGES: dict[ExchangeKind, Callable[[RowCodec, Tensor, Exchange], tuple[Tensor, Tensor]]] = {
     "sum": by_sum,
     "scatter": by_scatter,
     "gather": by_gather,

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.codecs.codec import Exchange
-from ridgeline.runtime.sync.codecs.exchanges import Parts
+from ridgeline.runtime.sync.codecs.exchanges import Parts, RowCodec
 from ridgeline.runtime.sync.codecs.parameter_memory import ParameterMemory
-from ridgeline.runtime.sync.codecs.row_codec import RowCodec
 from ridgeline.synchronisation import OptionValue, kept_elements
 
 _FALL = 0.25

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.codecs.parameter_memory import fill
 from ridgeline.runtime.sync.transports.transport import Transport
-
-FLYING = "flying."
 
 
 class Flights:
@@ -61,12 +60,7 @@ class Flights:
 
     def load_state_dict(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
         """Have these buckets reduced to that; what is missing has changed nothing."""
-        for bucket in buckets:
-            for name, place in _places(bucket):
-                if (saved := state.get(name)) is None:
-                    place.zero_()
-                else:
-                    place.copy_(saved)
+        fill((named for bucket in buckets for named in _places(bucket)), state)
 
     def _aside(self) -> AbstractContextManager[Any]:
         if self._stream is None:
@@ -77,4 +71,4 @@ class Flights:
 
 def _places(bucket: Bucket) -> Iterable[tuple[str, Tensor]]:
     for position, name in enumerate(bucket.names):
-        yield f"{FLYING}{name}", bucket.place(position, bucket.payload)
+        yield f"flying.{name}", bucket.place(position, bucket.payload)

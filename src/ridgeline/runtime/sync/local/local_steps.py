@@ -13,20 +13,19 @@ common parameters change when it has arrived, and a worker continues from betwee
 Source: Douillard et al., "DiLoCo", 2023, and "Streaming DiLoCo", 2025.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from ridgeline.plan import Sync, cut_buckets
 from ridgeline.recording.recorder import Recorder
-from ridgeline.runtime.sync.buckets.arrangement import Named, expected_order
+from ridgeline.runtime.layout.initial_state import take_buffers
+from ridgeline.runtime.sync.buckets.arrangement import Named, expected_order, sizes_of
 from ridgeline.runtime.sync.buckets.buckets import Allocate, Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage
+from ridgeline.runtime.sync.collectives import exchange_frame
 from ridgeline.runtime.sync.frozen_writes import FrozenWrites
 from ridgeline.runtime.sync.local.flights import Flights
 from ridgeline.runtime.sync.local.outer import OuterOptimizer
@@ -98,7 +97,6 @@ class LocalSteps(UpdatesAtOnce):
         self._outer = OuterOptimizer(self.buckets, rate=rate, momentum=momentum)
         transport.arranged(self.buckets)
         self._flights = Flights(transport, world.device, is_beside=self._delay > 0)
-        self._recorder: Recorder | None = None
         # A tensor, since state that snapshots and checkpoints keep is of tensors.
         self._count = torch.zeros(1, dtype=torch.int64, device=world.device)
         self.num_steps = self.num_exchanges = 0
@@ -133,14 +131,13 @@ class LocalSteps(UpdatesAtOnce):
 
         Cost: On the CPU, blocks until the exchange is over; on GPUs, only the stream waits.
         """
-        if self._held_at:
-            self.num_steps = self._held_at
-            with self._framed():
-                return
-        self.num_steps += 1
-        due = due_fragment(self.num_steps, *self._rhythm)
-        landing = landing_fragment(self.num_steps, *self._rhythm, self._delay)
-        with self._framed():
+        self.num_steps = self._held_at or self.num_steps + 1
+        due = landing = None
+        if not self._held_at:
+            due = due_fragment(self.num_steps, *self._rhythm)
+            landing = landing_fragment(self.num_steps, *self._rhythm, self._delay)
+        self._recorder.mark("wait")
+        with exchange_frame(self._recorder, self._frame):  # empty in a step without an exchange
             if due is None and landing is None:
                 return
             with attendance.meeting(self._frame, self._world):
@@ -150,7 +147,7 @@ class LocalSteps(UpdatesAtOnce):
                     self._land(self._fragments[landing])
                     # Buffers and frozen parameters follow once a period, with the last fragment of it.
                     if landing == self._num_fragments - 1:
-                        self._broadcast_buffers()
+                        take_buffers(self._buffers, self._world, "data")
                         self._frozen.follow()
                     self.num_exchanges += 1
 
@@ -169,26 +166,17 @@ class LocalSteps(UpdatesAtOnce):
         due = due_fragment(self._held_at + 1, *self._rhythm)
         assert due is not None  # `hold` was called
         self._held_at = 0
-        self.num_exchanges = (
-            2  # the first two are compared (`CommonState`), most of those in a run are not
-        )
+        # The first two are compared (`CommonState`), most of those in a run are not.
+        self.num_exchanges = 2
         return _num_bytes(self._fragments[due]) / max(1, _num_bytes(self.buckets))
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """See that all parameters of an optimizer (its `param_groups`) are exchanged.
-
-        Raises:
-            WorkloadError: one is not, so that every worker would train it on its own.
-        """
+        """See `Synchronizer`."""
         self._coverage.check_groups(groups)
 
     def common(self) -> list[tuple[str, Tensor]]:
         """The common parameters by name: the same bits on all workers at any time."""
         return list(self._outer.common())
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Its `state_dict()`: this worker has all of it."""
-        return optimizer.state_dict()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The steps so far, common parameters and outer momentum, what is on its way, the transport's memory.
@@ -218,19 +206,6 @@ class LocalSteps(UpdatesAtOnce):
         self._flights.wait(self.buckets)
         self._transport.close()
 
-    @contextlib.contextmanager
-    def _framed(self) -> Iterator[None]:
-        """The frame of an exchange; a step without one has it, too, with nothing inside."""
-        recorder = self._recorder
-        assert recorder is not None  # `arm` was called
-        recorder.mark("wait")
-        record = recorder.current
-        start = recorder.clock.stamp() if record.is_sampled else None
-        yield
-        if start is not None:
-            stop = recorder.clock.stamp()
-            record.closed.append((self._frame, "communication", start, stop))
-
     def _start(self, buckets: Sequence[Bucket]) -> None:
         """Send how far this worker has come."""
         for bucket in buckets:
@@ -248,32 +223,17 @@ class LocalSteps(UpdatesAtOnce):
         found = fragments_on_their_way(self.num_steps, *self._rhythm, self._delay)
         return [bucket for fragment in found for bucket in self._fragments[fragment]]
 
-    def _broadcast_buffers(self) -> None:
-        if not self._buffers.flats:
-            return
-        is_first = self._world.axis_rank("data") == 0
-        if is_first:
-            self._buffers.pack()
-        for flat in self._buffers.flats:
-            dist.broadcast(flat, group=self._world.group("data"), group_src=0)
-        if not is_first:
-            self._buffers.unpack()
-
 
 def _cut(
-    parameters: Sequence[Named],
-    num_fragments: int,
-    bucket_bytes: Sequence[int],
-    allocate: Allocate,
+    parameters: Sequence[Named], num_fragments: int, bucket_bytes: Sequence[int], allocate: Allocate
 ) -> tuple[tuple[Bucket, ...], ...]:
     """The buckets of each fragment; numbers continue from one fragment to the next."""
-    sizes = [p.numel() * p.element_size() for _, p in parameters]
+    sizes = sizes_of(parameters)
     fragments: list[tuple[Bucket, ...]] = []
     number = 0
-    for places in cut_fragments(sizes, num_fragments):
+    for places in cut_fragments([num_bytes for num_bytes, _ in sizes], num_fragments):
         named = [parameters[place] for place in places]
-        kinds = [(sizes[place], _kind(parameters[place][1])) for place in places]
-        cuts = cut_buckets(kinds, bucket_bytes)
+        cuts = cut_buckets([sizes[place] for place in places], bucket_bytes)
         buckets = tuple(
             Bucket(number + n, [named[i] for i in cut], allocate=allocate)
             for n, cut in enumerate(cuts)
@@ -287,8 +247,4 @@ def _cut(
 
 def _num_bytes(buckets: Sequence[Bucket]) -> int:
     """Of the parameters in some buckets."""
-    return sum(p.numel() * p.element_size() for bucket in buckets for p in bucket.parameters)
-
-
-def _kind(parameter: nn.Parameter) -> str:
-    return f"{parameter.dtype} {parameter.device}"
+    return sum(p.nbytes for bucket in buckets for p in bucket.parameters)

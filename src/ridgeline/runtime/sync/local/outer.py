@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.codecs.parameter_memory import ParameterMemory
 
 OWN_SHARE = 0.5
 """Of a worker's own parameters, where it continued while they were exchanged; the rest are the common ones.
 
 Source: the factor alpha of "Streaming DiLoCo" (Douillard et al., 2025), section on overlapping communication.
 """
-COMMON = "common."
-MOMENTUM = "outer_momentum."
 
 
 class OuterOptimizer:
@@ -37,24 +36,24 @@ class OuterOptimizer:
 
     def __init__(self, buckets: Sequence[Bucket], *, rate: float, momentum: float) -> None:
         self._rate, self._momentum = rate, momentum
-        self._common = [_beside(bucket) for bucket in buckets]
-        self._speed = [_beside(bucket) for bucket in buckets] if momentum else []
-        self._members = list(_members(buckets, self._common))
-        self._speeds = [(name, place) for name, _, place in _members(buckets, self._speed)]
+        self._parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
+        self._common = ParameterMemory("common", keeps_kind=True)
+        self._common.arranged(buckets)
+        self._speed = ParameterMemory("outer_momentum", keeps_kind=True)
+        self._speed.arranged(buckets if momentum else ())
         self.begin()
 
     @torch.no_grad()
     def begin(self) -> None:
         """Take this worker's parameters as the common ones, and forget the momentum."""
-        for _, parameter, place in self._members:
+        for place, parameter in zip(self._common.views.values(), self._parameters, strict=True):
             place.copy_(parameter)
-        for flat in self._speed:
-            flat.zero_()
+        self._speed.load_state_dict({})
 
     @torch.no_grad()
     def difference(self, bucket: Bucket, scale: float) -> None:
         """Fill a bucket with how far this worker's parameters are behind the common ones, scaled."""
-        common = self._common[bucket.index]
+        common = self._common.of(bucket)
         for position, parameter in enumerate(bucket.parameters):
             torch.sub(bucket.place(position, common), parameter, out=bucket.views[position])
         if scale != 1.0:
@@ -68,11 +67,11 @@ class OuterOptimizer:
             bucket: Holds the difference.
             is_late: The worker has taken steps since, of which it keeps its share; see `OWN_SHARE`.
         """
-        common, change = self._common[bucket.index], bucket.payload
+        common, change = self._common.of(bucket), bucket.payload
         if self._momentum:
             # Momentum sums up many small changes, which half precision would swallow.
             change = change.to(common.dtype)
-            speed = self._speed[bucket.index].mul_(self._momentum).add_(change)
+            speed = self._speed.of(bucket).mul_(self._momentum).add_(change)
             # Not in place: the bucket keeps what arrived, and momentum its own sum.
             change = change.add(speed, alpha=self._momentum)
         common.sub_(change, alpha=self._rate)
@@ -85,12 +84,11 @@ class OuterOptimizer:
 
     def common(self) -> Iterable[tuple[str, Tensor]]:
         """The common parameters by name: the same bits on all workers at any time."""
-        return ((name, place) for name, _, place in self._members)
+        return self._common.views.items()
 
     def state_dict(self) -> dict[str, Tensor]:
         """`common.<parameter>` and `outer_momentum.<parameter>` to their tensors, not copied."""
-        common = {f"{COMMON}{name}": place for name, place in self.common()}
-        return common | {f"{MOMENTUM}{name}": place for name, place in self._speeds}
+        return self._common.state_dict() | self._speed.state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -99,17 +97,3 @@ class OuterOptimizer:
         for name, place in self.state_dict().items():
             if (saved := state.get(name)) is not None:
                 place.copy_(saved)
-
-
-def _beside(bucket: Bucket) -> Tensor:
-    dtype = torch.promote_types(bucket.payload.dtype, torch.float32)
-    return torch.zeros_like(bucket.payload, dtype=dtype)
-
-
-def _members(
-    buckets: Sequence[Bucket], flats: Sequence[Tensor]
-) -> Iterable[tuple[str, Tensor, Tensor]]:
-    """(name, parameter, its place in the flat tensor of its bucket)."""
-    for bucket, flat in zip(buckets, flats, strict=False):
-        for position, parameter in enumerate(bucket.parameters):
-            yield bucket.names[position], parameter, bucket.place(position, flat)

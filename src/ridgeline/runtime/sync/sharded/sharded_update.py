@@ -25,19 +25,19 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import WorkloadError
-from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.collectives import exchange_frame
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.sharded.sharded_state import cut_state, refuse_shards, whole_state
 from ridgeline.runtime.sync.sharded.shards import ParameterShard, check_dense, is_shard, make_shards
-from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.synchronisation import GATHERING
 from ridgeline.workers import attendance
 from ridgeline.workers.world import World
 
 
-class ShardedUpdate(UpdatesAtOnce):
+class ShardedUpdate(AroundReducer):
     """Exchanges gradients in every step, and the parameters that they have updated; a `Synchronizer`.
 
     Args:
@@ -50,32 +50,15 @@ class ShardedUpdate(UpdatesAtOnce):
         overhead_ns: Host time spent since `arm`, without copies and collective calls.
     """
 
-    trains_apart = False
-
     def __init__(
         self, optimizer: Optimizer, *, reducer: Reducer, transport: Sharded, world: World
     ) -> None:
-        self._optimizer, self._reducer = optimizer, reducer
-        self._transport, self._world = transport, world
+        super().__init__(reducer)
+        self._optimizer, self._transport, self._world = optimizer, transport, world
         self._shards: dict[nn.Parameter, ParameterShard] = {}
         self._whole: list[list[Any]] = []
-        self.overhead_ns = 0
         # A script's own `optimizer.state_dict()` would save this worker's part as if it were all.
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(refuse_shards)
-
-    @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """The present buckets, in launch order."""
-        return self._reducer.buckets
-
-    def arm(self, recorder: Recorder) -> None:
-        """The next backward's gradients are to be averaged; `recorder` is notified of the frames.
-
-        Raises:
-            WorkloadError: see `Reducer.arm`.
-        """
-        self._recorder = recorder
-        self._reducer.arm(recorder)
 
     def finish(self) -> None:
         """Wait for the means, and have the optimizer find this worker's parts and their gradients.
@@ -104,27 +87,19 @@ class ShardedUpdate(UpdatesAtOnce):
         Cost: On the CPU, blocks until they are there; on GPUs, only the stream waits.
         """
         self._show_whole()
-        recorder = self._recorder
-        recorder.mark("wait")
-        start = recorder.clock.stamp() if recorder.current.is_sampled else None
-        with torch.no_grad(), attendance.meeting(GATHERING, self._world):
+        self._recorder.mark("wait")
+        together = attendance.meeting(GATHERING, self._world)
+        with exchange_frame(self._recorder, GATHERING), torch.no_grad(), together:
             for bucket in self.buckets:
                 self._gather(bucket)
-        if start is not None:
-            stop = recorder.clock.stamp()
-            recorder.current.closed.append((GATHERING, "communication", start, stop))
 
     def forget_order(self) -> None:
         """Keeps the order: each worker has its parts of the buckets as they are."""
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """See `Synchronizer`.
-
-        Args:
-            groups: The `param_groups` of this optimizer.
-        """
+        """See `Synchronizer`."""
         self._show_whole()  # the last step may have failed in its update
-        self._reducer.check_covers(groups)
+        super().check_covers(groups)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The optimizer's `state_dict()` of all parts as one, on the first worker; others get no state.
@@ -136,14 +111,6 @@ class ShardedUpdate(UpdatesAtOnce):
         """
         return whole_state(optimizer, self._shards, self.buckets, self._world)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """See `Synchronizer`; what the optimizer remembers is no part of it."""
-        return self._reducer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Synchronizer`."""
-        self._reducer.load_state_dict(state)
-
     def close(self) -> None:
         """Release what is held. The optimizer's state stays in parts, and it refuses to show or to use it."""
         self._show_whole()
@@ -152,7 +119,7 @@ class ShardedUpdate(UpdatesAtOnce):
         elif self._hook is not None:
             self._optimizer.register_step_pre_hook(lambda optimizer, *_: refuse_shards(optimizer))
         self._hook = None
-        self._reducer.close()
+        super().close()
 
     def _show_parts(self) -> None:
         """Have the groups hold this worker's parts; of what it has none, the whole, without a gradient."""

@@ -139,7 +139,7 @@ class SparseExchange:
         widths = [tensor.shape[1:].numel() for tensor in own]
         lengths = [[n * width for n, width in zip(row, widths, strict=True)] for row in counts]
         shares = [flat.new_empty(sum(row)) for row in lengths]
-        self.sent_bytes += flat.numel() * flat.element_size()
+        self.sent_bytes += flat.nbytes
         all_gather_uneven(shares, flat, self._group)
         parts = [share.split(row) for share, row in zip(shares, lengths, strict=True)]
         return [

@@ -13,18 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
 from ridgeline.execution import rows_refusal
 from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.plan import Plan
-from ridgeline.recording.recorder import Recorder
-from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.coverage import Coverage
+from ridgeline.runtime.sync.collectives import exchange_frame
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.sparse.sparse_exchange import SparseExchange
-from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.synchronisation import DEFAULT_ALGORITHM, SPARSE_ROWS, UNCOMPRESSED
 from ridgeline.workers import attendance
 from ridgeline.workers.world import World
@@ -78,7 +76,7 @@ def rows_note(plan: Plan, names: Sequence[str]) -> str:
     )
 
 
-class SparseGradients(UpdatesAtOnce):
+class SparseGradients(AroundReducer):
     """Exchanges dense gradients by a reducer, and then sparse ones; a `Synchronizer`.
 
     Args:
@@ -88,36 +86,20 @@ class SparseGradients(UpdatesAtOnce):
         world: This worker's place; size at least 2.
 
     Attributes:
-        overhead_ns: Host time spent since `arm`, without copies and collective calls.
+        overhead_ns: As of the reducer.
     """
-
-    trains_apart = False
 
     def __init__(
         self, model: nn.Module, *, reducer: Reducer, exchange: SparseExchange, world: World
     ) -> None:
+        super().__init__(reducer)
         self._coverage = Coverage([*model.named_parameters()])
-        self._reducer, self._exchange, self._world = reducer, exchange, world
-        self.overhead_ns = 0
-
-    @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """The present buckets, in launch order."""
-        return self._reducer.buckets
+        self._exchange, self._world = exchange, world
 
     @property
     def sent_bytes(self) -> int:
         """Of the sparse gradients that this worker has handed over so far."""
         return self._exchange.sent_bytes
-
-    def arm(self, recorder: Recorder) -> None:
-        """The next backward's gradients are to be averaged; `recorder` is notified of the frames.
-
-        Raises:
-            WorkloadError: see `Reducer.arm`.
-        """
-        self._recorder = recorder
-        self._reducer.arm(recorder)
 
     def finish(self) -> None:
         """Wait for the means of dense gradients, then exchange the sparse ones.
@@ -131,47 +113,12 @@ class SparseGradients(UpdatesAtOnce):
         """
         # Dense ones first, on every worker: two collectives in another order would wait for each other.
         self._reducer.finish()
-        recorder = self._recorder
-        start = recorder.clock.stamp() if recorder.current.is_sampled else None
-        with torch.no_grad(), attendance.meeting(SPARSE_ROWS, self._world):
+        together = attendance.meeting(SPARSE_ROWS, self._world)
+        with exchange_frame(self._recorder, SPARSE_ROWS), torch.no_grad(), together:
             self._exchange.exchange()
-        if start is not None:
-            stop = recorder.clock.stamp()
-            recorder.current.closed.append((SPARSE_ROWS, "communication", start, stop))
         self.overhead_ns = self._reducer.overhead_ns
 
-    def after_step(self) -> None:
-        """Nothing is left to do."""
-
-    def forget_order(self) -> None:
-        """See `Synchronizer`."""
-        self._reducer.forget_order()
-
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """See `Synchronizer`.
-
-        Args:
-            groups: The optimizer's `param_groups`.
-
-        Raises:
-            WorkloadError: a parameter is not the model's, or requires a gradient now that did not when the
-                step was made.
-        """
+        """See `Synchronizer`; no parameter may require a gradient now that did not when the step was made."""
         self._coverage.check_frozen()
         self._coverage.check_groups(groups)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Its `state_dict()`: this worker has all of it."""
-        return optimizer.state_dict()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What the transport remembers of dense gradients."""
-        return self._reducer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Have the transport remember this."""
-        self._reducer.load_state_dict(state)
-
-    def close(self) -> None:
-        """Release what the reducer holds."""
-        self._reducer.close()

@@ -25,6 +25,7 @@ from ridgeline.runtime.sync.transports.ring import (
     Lap,
     adding_moves,
     gathering_moves,
+    neighbours,
     num_pieces,
     ring_moves,
     run_laps,
@@ -73,7 +74,7 @@ class Hierarchical(SummingTransport):
         scratch = self.scratch(values)
         # Sums are scaled once, between the hosts; both halves of the ring inside leave them as they are.
         moves = adding_moves(cut, place, size)
-        self._run(Lap(values, scratch, moves, *_neighbours(self._inside, place)), pieces, UNSCALED)
+        self._run(Lap(values, scratch, moves, *neighbours(self._inside, place)), pieces, UNSCALED)
         # After the adding half, the share of the next place is the one that is complete here.
         begin, _ = cut.span((place + 1) % size, 0)
         _, end = cut.span((place + 1) % size, pieces - 1)
@@ -83,18 +84,13 @@ class Hierarchical(SummingTransport):
         cut_between = Cut.of(mine.numel(), num_hosts, pieces_between)
         host = self._between.index(self.rank)
         moves = ring_moves(cut_between, host, num_hosts)
-        lap = Lap(mine, scratch, moves, *_neighbours(self._between, host))
+        lap = Lap(mine, scratch, moves, *neighbours(self._between, host))
         self._run(lap, pieces_between, self.scaling)
         moves = gathering_moves(cut, place, size)
-        self._run(Lap(values, scratch, moves, *_neighbours(self._inside, place)), pieces, UNSCALED)
+        self._run(Lap(values, scratch, moves, *neighbours(self._inside, place)), pieces, UNSCALED)
 
     def _run(self, lap: Lap, pieces: int, scaling: Scaling) -> None:
         run_laps((lap,), pieces, scaling, self._messages)
-
-
-def _neighbours(ring: Sequence[int], place: int) -> tuple[int, int]:
-    """Who sends to a place of a ring, and who is sent to."""
-    return ring[place - 1], ring[(place + 1) % len(ring)]
 
 
 def check_hosts(hosts: Sequence[Sequence[int]]) -> None:

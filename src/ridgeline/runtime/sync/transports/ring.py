@@ -122,6 +122,11 @@ class Lap(NamedTuple):
     following: int
 
 
+def neighbours(ring: Sequence[int], place: int) -> tuple[int, int]:
+    """Who sends to a place of a ring, and who is sent to."""
+    return ring[place - 1], ring[(place + 1) % len(ring)]
+
+
 def run_laps(laps: Sequence[Lap], pieces: int, scaling: Scaling, messages: Messages) -> None:
     """Add up the payloads of all laps, scaled before, at once; each has as many moves as the others.
 
@@ -204,8 +209,7 @@ class Ring(SummingTransport):
         pieces = num_pieces(values, self.size, self.options)
         cut = Cut.of(values.numel(), self.size, pieces)
         moves = ring_moves(cut, self.rank, self.size)
-        previous, following = (self.rank - 1) % self.size, (self.rank + 1) % self.size
-        lap = Lap(values, self.scratch(values), moves, previous, following)
+        lap = Lap(values, self.scratch(values), moves, *neighbours(range(self.size), self.rank))
         run_laps((lap,), pieces, self.scaling, self._messages)
 
 
@@ -216,6 +220,6 @@ def share_elements(num_elements: int, size: int, options: Mapping[str, OptionVal
 
 def num_pieces(values: Tensor, size: int, options: Mapping[str, OptionValue]) -> int:
     """Into how many pieces each share is cut: as the option says, or by their bytes where it is 0."""
-    share_bytes = values.numel() * values.element_size() // size
+    share_bytes = values.nbytes // size
     least = 2 if values.device.type == "cpu" and share_bytes >= HALVED_BYTES else 1
     return int(options["pieces"]) or max(least, min(MOST_PIECES, share_bytes // PIECE_BYTES))

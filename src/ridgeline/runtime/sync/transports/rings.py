@@ -14,6 +14,7 @@ from ridgeline.runtime.sync.transports.ring import (
     ALIGNED,
     Cut,
     Lap,
+    neighbours,
     num_pieces,
     ring_moves,
     run_laps,
@@ -60,8 +61,7 @@ class Rings(SummingTransport):
                     values[begin:end],
                     scratch[used : used + cut.share],
                     ring_moves(cut, place, self.size),
-                    ring.order[place - 1],
-                    ring.order[(place + 1) % self.size],
+                    *neighbours(ring.order, place),
                 )
             )
             used += cut.share

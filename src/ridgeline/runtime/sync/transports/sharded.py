@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.futures import Future
 
 from ridgeline.runtime.sync.buckets.buckets import Bucket
-from ridgeline.runtime.sync.transports.messages import Messages
 from ridgeline.runtime.sync.transports.ring import (
     Cut,
     Lap,
@@ -25,6 +24,7 @@ from ridgeline.runtime.sync.transports.ring import (
     Ring,
     adding_moves,
     gathering_moves,
+    neighbours,
     run_laps,
 )
 from ridgeline.synchronisation import OptionValue
@@ -44,7 +44,6 @@ class Sharded(Ring):
 
     def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
         super().__init__(world, {**options, "pieces": _PIECES})
-        self._laps = Messages(self.group, on_device=self.on_device)
         self.has_settled = False
 
     def own_shard(self, whole: Tensor) -> Tensor:
@@ -84,6 +83,5 @@ class Sharded(Ring):
         return Cut(whole.numel(), part, part, _PIECES), (self.rank - 1) % self.size, self.size
 
     def _run(self, whole: Tensor, moves: Sequence[Move]) -> None:
-        previous, following = (self.rank - 1) % self.size, (self.rank + 1) % self.size
-        lap = Lap(whole, self.scratch(whole), moves, previous, following)
-        run_laps((lap,), _PIECES, self.scaling, self._laps)
+        lap = Lap(whole, self.scratch(whole), moves, *neighbours(range(self.size), self.rank))
+        run_laps((lap,), _PIECES, self.scaling, self._messages)

@@ -70,7 +70,7 @@ class Transport(abc.ABC):
 
     def count(self, *payloads: Tensor) -> None:
         """Note what is handed over."""
-        self.sent_bytes += sum(p.numel() * p.element_size() for p in payloads)
+        self.sent_bytes += sum(payload.nbytes for payload in payloads)
 
     def settle(self, bucket: Bucket) -> None:
         """What is left to compute once the exchange is over, in the thread and stream of the step."""

@@ -61,7 +61,7 @@ class TwoShot(SummingTransport):
         largest: dict[torch.dtype, int] = {}
         for bucket in buckets:
             check_dtype(bucket.payload.dtype)
-            if _num_bytes(bucket.payload) <= self._most_bytes:
+            if bucket.payload.nbytes <= self._most_bytes:
                 known = largest.get(bucket.payload.dtype, 0)
                 largest[bucket.payload.dtype] = max(known, bucket.payload.numel())
         # All workers cut the same buckets, so they come to each rendezvous in the same order.
@@ -88,7 +88,7 @@ class TwoShot(SummingTransport):
         num_elements = values.numel()
         needed = _aligned(num_elements, values.dtype)
         shared = self._shared.get(values.dtype)
-        if shared is None or shared.numel() < needed or _num_bytes(values) > self._most_bytes:
+        if shared is None or shared.numel() < needed or values.nbytes > self._most_bytes:
             # Sizes and types are the same on all workers, so all of them choose NCCL here or none does.
             dist.all_reduce(values.mul_(factor), group=self.group)
         elif num_elements:
@@ -106,7 +106,7 @@ class TwoShot(SummingTransport):
 
     def _sum_up(self, shared: Tensor, sums: Tensor) -> None:
         name, kernels = self.group.group_name, torch.ops.symm_mem
-        if self.size == _PAIR or _num_bytes(shared) <= self._one_shot_bytes:
+        if self.size == _PAIR or shared.nbytes <= self._one_shot_bytes:
             kernels.one_shot_all_reduce_out(shared, "sum", name, sums)
         else:
             kernels.two_shot_all_reduce_out(shared, "sum", name, sums)
@@ -155,7 +155,3 @@ def _missing_kernels() -> tuple[str, ...]:
 def _aligned(num_elements: int, dtype: torch.dtype) -> int:
     step = ALIGNED // dtype.itemsize
     return -(-num_elements // step) * step
-
-
-def _num_bytes(values: Tensor) -> int:
-    return values.numel() * values.element_size()

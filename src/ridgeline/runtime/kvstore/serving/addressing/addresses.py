@@ -127,12 +127,16 @@ def told_by_all(world: World, topic: str, mine: str) -> list[str]:
     """
     if world.size == 1:
         return [mine]
-    job = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
-    store = dist.PrefixStore(topic, job)
+    store = dist.PrefixStore(topic, job_store())
     store.set(str(world.rank), mine)
     # Waits for keys that are not there yet, so that no barrier is needed.
     told = store.multi_get([str(rank) for rank in range(world.size)])
     return [one.decode() for one in told]
+
+
+def job_store() -> dist.Store:
+    """The store in which torch has the workers of the job meet, under the prefixes of its names."""
+    return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
 
 
 def _host(address: str) -> str:

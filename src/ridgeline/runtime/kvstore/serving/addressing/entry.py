@@ -4,6 +4,7 @@ Who has no key, or another one, ends in the handshake of CURVE: nothing that it 
 """
 
 import logging
+import time
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -12,7 +13,6 @@ from zmq.utils.monitor import parse_monitor_message
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving.addressing.addresses import is_ipv6
 from ridgeline.runtime.kvstore.serving.addressing.keys import Keys
-from ridgeline.runtime.kvstore.serving.refusals import Refusals
 
 FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -21,6 +21,8 @@ FAILED = (
 )
 TRIES = 3
 """Connections that a server may end in a row before a worker takes it for a refusal; it may have ended."""
+_EVERY_S = 10.0
+"""Between two lines about the same."""
 _DOMAIN = "ridgeline"
 _NOT_LET_IN = "a connection was refused"
 _REASONS = {
@@ -33,6 +35,45 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
 _log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """Says in a log what was refused: one line, and later how many there were, however many come.
+
+    Args:
+        log: Where.
+        every_s: Between two lines that begin alike.
+    """
+
+    def __init__(self, log: logging.Logger, every_s: float = _EVERY_S) -> None:
+        self._log = log
+        self._every_s = every_s
+        self._told_s: dict[str, float] = {}
+        self._untold: dict[str, int] = {}
+
+    def tell(self, what: str, why: str) -> None:
+        """Something was refused.
+
+        Args:
+            what: How the line begins: one of a few texts, for these are kept.
+            why: How it continues.
+        """
+        now = time.monotonic()
+        # Whoever can connect could else fill a disk with lines.
+        if now - self._told_s.get(what, -self._every_s) < self._every_s:
+            self._untold[what] = self._untold.get(what, 0) + 1
+            return
+        self._told_s[what] = now
+        self._log.warning("%s: %s%s", what, why, self._others(what))
+
+    def close(self) -> None:
+        """Say how many there were that were not reported."""
+        for what in [*self._untold]:
+            self._log.warning("%s%s", what, self._others(what))
+
+    def _others(self, what: str) -> str:
+        untold = self._untold.pop(what, 0)
+        return f" ({untold} more since the last line about this)" if untold else ""
 
 
 class Door:

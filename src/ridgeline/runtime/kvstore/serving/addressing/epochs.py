@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 
+from ridgeline.runtime.kvstore.serving.addressing.addresses import job_store
 from ridgeline.workers.world import World
 
 _COUNT = "epoch"
@@ -97,9 +98,7 @@ def own_store(world: World, topic: str) -> dist.Store:
     """
     if world.size == 1:
         return dist.HashStore()
-    job = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
-    own: dist.Store = cast(Any, job).clone()  # stubs do not know it
-    return dist.PrefixStore(topic, own)
+    return dist.PrefixStore(topic, cast(Any, job_store()).clone())  # stubs do not know `clone`
 
 
 def _read(told: str) -> FoundServer:

@@ -35,7 +35,7 @@ from ridgeline.runtime.kvstore.serving.joining.members import (
     StoreRecord,
     found,
     founded,
-    job_store,
+    root_store,
 )
 from ridgeline.workers.world import World
 
@@ -44,18 +44,7 @@ _numbers = itertools.count()
 
 
 class Wanted(NamedTuple):
-    """What a caller says of servers.
-
-    Attributes:
-        num_servers: The first so many workers start one; 0: all do.
-        staleness: See `Slots`; None for any.
-        module: Imported in servers, to register updaters; empty for none.
-        address: Where that of this worker is to listen; empty: on the loopback where all workers are on one
-            host, else where they reach it.
-        keys: Directory of keys; empty: that of the environment, if there is one.
-        snapshots: Folder in which servers write down what they hold; empty: they do not.
-        join: Address of a store that runs, to take part in; empty: one begins.
-    """
+    """What a caller says of servers: the arguments of `kinds.create`, and their defaults."""
 
     num_servers: int = 0
     staleness: int | None = None
@@ -110,7 +99,7 @@ def gather(world: World, wanted: Wanted) -> Gathered:
     beside, keys, problem = None, None, None
     # Another one each time: the store may outlive workers that start again, with what they wrote.
     run = f"{topic}: {told_by_all(world, f'{topic}: run', secrets.token_hex(8))[0]}"
-    root = job_store()
+    root = root_store()
     notice = None
     if wanted.snapshots:
         shared = own_store(world, topic) if root is None else dist.PrefixStore(run, root)
@@ -189,11 +178,7 @@ def gather_later(wanted: Wanted) -> Gathered:
 
 
 def _folder(wanted: Wanted, rank: int) -> Path | None:
-    """Where the server of this worker writes down what it holds.
-
-    Raises:
-        KVStoreError: there are snapshots of another number of servers, among which values lie otherwise.
-    """
+    """Where the server of this worker writes down what it holds."""
     if not wanted.snapshots:
         return None
     folder = Path(wanted.snapshots)

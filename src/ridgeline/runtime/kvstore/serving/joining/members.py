@@ -16,7 +16,11 @@ import torch.distributed as dist
 
 from ridgeline.errors import KVStoreError, first_line
 from ridgeline.runtime.kvstore.arguments import Held, Key
-from ridgeline.runtime.kvstore.serving.addressing.addresses import host_identity, is_loopback
+from ridgeline.runtime.kvstore.serving.addressing.addresses import (
+    host_identity,
+    is_loopback,
+    job_store,
+)
 from ridgeline.runtime.kvstore.serving.addressing.epochs import Notice
 from ridgeline.runtime.kvstore.serving.server.shard import FIRST
 from ridgeline.runtime.kvstore.values.placement import ValuePart
@@ -151,15 +155,14 @@ class Members:
         return {key: one.parts for key, one in zip(held, told, strict=True)}
 
 
-def job_store() -> dist.TCPStore | None:
+def root_store() -> dist.TCPStore | None:
     """The store of the job, as other processes reach it; None where there is none that they could.
 
     A process that comes later knows none of the prefixes that torch puts before names.
     """
     if not dist.is_initialized():
         return None
-    job = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
-    root: Any = cast(Any, job).clone()  # stubs do not know it
+    root: Any = cast(Any, job_store()).clone()  # stubs do not know it
     # Prefixes may be nested: elastic agents put one of their own around that of the group.
     while isinstance(root, dist.PrefixStore):
         root = root.underlying_store
@@ -170,7 +173,7 @@ def founded(root: dist.TCPStore, number: int, record: StoreRecord, *, is_first: 
     """A store that this worker has begun with others; the first of them reports it.
 
     Args:
-        root: See `job_store`.
+        root: See `root_store`.
         number: Of the store in the job.
         record: What is recorded.
         is_first: This is worker 0.

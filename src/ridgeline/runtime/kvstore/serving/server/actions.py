@@ -16,6 +16,7 @@ from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addressing.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.server.slots import Slots, check_numbers
 from ridgeline.runtime.kvstore.serving.wire import Shape, ValueSlot
+from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater
 from ridgeline.tensors.row_sums import rows_tensor
 
@@ -130,13 +131,9 @@ class Actions:
                 updater.with_settings_of(made)
 
     def _states(self) -> Done:
+        updaters = self._slots.updaters()
         packed = save(
-            {
-                msgspec.json.encode([slot, name]).decode(): tensor.contiguous()
-                for slot, updater in self._slots.updaters().items()
-                for state in updater.state().values()
-                for name, tensor in state.items()
-            }
+            of_keys({s: state for s in updaters for state in updaters[s].state().values()})
         )
         shape = Shape("uint8", (len(packed),))
         wire.check_shape(shape)
@@ -146,11 +143,8 @@ class Actions:
         shape = Shape("uint8", (body.num_bytes,))
         wire.check_shape(shape)
         (packed,) = wire.tensors_of(frames, [shape])
-        states: dict[ValueSlot, dict[str, Tensor]] = {}
         try:
-            for name, tensor in load(packed.numpy().tobytes()).items():
-                slot, entry = msgspec.json.decode(name, type=tuple[ValueSlot, str])
-                states.setdefault(slot, {})[entry] = tensor
+            states = to_keys(load(packed.numpy().tobytes()), ValueSlot)
         except (SafetensorError, msgspec.MsgspecError) as error:
             raise KVStoreError(f"wanted states of an optimizer, got {first_line(error)}") from error
         updaters = self._slots.updaters()

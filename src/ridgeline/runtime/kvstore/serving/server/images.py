@@ -62,7 +62,7 @@ def image_of(shard: Shard, number: int) -> Image:
         KVStoreError: an optimizer keeps something that is no tensor.
     """
     slots, tensors, slices = shard.slots, dict[str, Tensor](), list[_Slice]()
-    for place, (slot, one) in enumerate(slots.all().items()):
+    for place, (slot, one) in enumerate(slots.slices.items()):
         # By the place in the list of slices, as keys may hold any character.
         tensors[f"{place} value"] = one.value.clone()
         state = one.updater.state().get(slot.key, {}) if one.updater is not None else {}
@@ -135,7 +135,7 @@ def restore(shard: Shard, image: Image) -> None:
     for place, one in enumerate(facts.slices):
         value = tensors[f"{place} value"]
         shard.slots.init(one.slot, value)
-        _fill(shard.slots.all()[one.slot], one, place, tensors)
+        _fill(shard.slots.slices[one.slot], one, place, tensors)
     if facts.present:
         shard.slots.present = set(facts.present)
     shard.awaits = set(facts.present)

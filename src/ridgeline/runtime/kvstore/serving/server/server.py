@@ -209,11 +209,7 @@ class Server:
                 del self._until_written[name]
 
     def _check_room(self, sender: Sender) -> None:
-        """Refuse connections without end.
-
-        Raises:
-            KVStoreError: there are as many as may be.
-        """
+        """Refuse connections without end."""
         if sender not in self._identities and len(self._identities) >= MOST_CONNECTIONS:
             raise KVStoreError(
                 f"wanted at most {MOST_CONNECTIONS} connections over the life of a server, got another one, "
@@ -253,11 +249,7 @@ class Server:
             self._socket.send_multipart([self._identities[reply.to], header, *frames])
 
     def _shared(self, sender: Sender, call: wire.Call) -> list[memoryview]:
-        """The frame of a call that lies in shared memory; none where it was sent, or there is none.
-
-        Raises:
-            KVStoreError: the worker shares none, or what it says of a place does not hold.
-        """
+        """The frame of a call that lies in shared memory; none where it was sent, or there is none."""
         if sender not in self._segments:
             match call.body:
                 case wire.Share(name, host) if host == host_identity():

@@ -110,14 +110,9 @@ class Shard:
         replies = []
         for sender, calls in self._parked.items():
             for number, (call, frames) in [*calls.items()]:
-                try:
-                    if not self._may_answer(sender, call):
-                        continue
-                    reply = self._answered(sender, call, frames)
-                except KVStoreError as error:
-                    reply = self._refused(sender, call, error)
-                del calls[number]
-                replies.append(reply)
+                if (reply := self._reply(sender, call, frames)) is not None:
+                    del calls[number]
+                    replies.append(reply)
         # A push that is done now may be what a pull before it in this list waits for.
         pushed = any(r.call and isinstance(r.call.body, wire.Push | wire.PushRows) for r in replies)
         return replies + self.released() if pushed else replies
@@ -156,11 +151,8 @@ class Shard:
         return [Reply(sender, Answer(call.number))]
 
     def _done_or_parked(self, sender: Sender, call: Call, frames: Frames) -> Reply:
-        try:
-            if self._may_answer(sender, call):
-                return self._answered(sender, call, frames)
-        except KVStoreError as error:
-            return self._refused(sender, call, error)
+        if (reply := self._reply(sender, call, frames)) is not None:
+            return reply
         parked = self._parked.setdefault(sender, {})
         if call.number not in parked and len(parked) >= MOST_PARKED:
             return self._refused(
@@ -174,6 +166,13 @@ class Shard:
         # With its frames, which hold the memory of the message.
         parked.setdefault(call.number, Parked(call, frames))
         return Reply(sender, Answer(call.number, is_parked=True))
+
+    def _reply(self, sender: Sender, call: Call, frames: Frames) -> Reply | None:
+        """The answer or refusal; None where the call waits for other workers."""
+        try:
+            return self._answered(sender, call, frames) if self._may_answer(sender, call) else None
+        except KVStoreError as error:
+            return self._refused(sender, call, error)
 
     def _may_answer(self, sender: Sender, call: Call) -> bool:
         body = call.body
@@ -198,23 +197,17 @@ class Shard:
         return True
 
     def _is_known(self, slot: ValueSlot) -> bool:
-        """Whether a slice has its first value.
-
-        Raises:
-            KVStoreError: it has none, and who gives it is gone.
-        """
-        if not self.slots.knows(slot) and FIRST not in self.slots.present:
+        """Whether a slice has its first value."""
+        if slot not in self.slots.slices and FIRST not in self.slots.present:
             raise KVStoreError(
                 f"wanted a first value of key {slot.key!r} from worker {FIRST}, got none, and that worker is "
                 "gone; restart with all workers"
             )
-        return self.slots.knows(slot)
+        return slot in self.slots.slices
 
     def _answered(self, sender: Sender, call: Call, frames: Frames) -> Reply:
         try:
             done = self.actions.do(call.worker, call.body, frames)
-        except KVStoreError as error:
-            return self._refused(sender, call, error)
         # What a worker sends must not end the server that others use.
         except (TypeError, ValueError, RuntimeError, IndexError) as error:  # of an updater
             return self._refused(sender, call, error)
@@ -228,13 +221,11 @@ class Shard:
         return Reply(sender, answer, done.tensor, call)
 
     def _refused(self, sender: Sender, call: Call, error: Exception) -> Reply:
-        text = str(error) if isinstance(error, KVStoreError) else _told(error)
+        text = str(error)
+        if not isinstance(error, KVStoreError):
+            text = f"wanted an update that works, got {type(error).__name__}: {first_line(error)}"
         self._failed[sender, call.number] = text
         # As many as a connection's window: no call before these may come again.
         for other in [key for key in self._failed if key[0] == sender][:-16]:
             del self._failed[other]
         return Reply(sender, Answer(call.number, text))
-
-
-def _told(error: Exception) -> str:
-    return f"wanted an update that works, got {type(error).__name__}: {first_line(error)}"

@@ -77,13 +77,14 @@ class Slots:
 
     Attributes:
         present: Workers who are there.
+        slices: Those that have a value.
     """
 
     def __init__(self, workers: range, staleness: int | None) -> None:
         self.staleness = staleness
         self.present = set(workers)
         self._beginners = workers
-        self._slices: dict[ValueSlot, Slice] = {}
+        self.slices: dict[ValueSlot, Slice] = {}
         self._make_updater: Callable[[], Updater] | None = None
 
     def init(self, slot: ValueSlot, value: Tensor) -> None:
@@ -92,25 +93,17 @@ class Slots:
         Raises:
             KVStoreError: it has one of another shape or type, or there are as many slices as may be.
         """
-        if slot in self._slices:
+        if slot in self.slices:
             self.check(slot, Held(value.shape, value.dtype))
             return
-        if len(self._slices) >= MOST_SLICES:
+        if len(self.slices) >= MOST_SLICES:
             raise KVStoreError(
                 f"wanted at most {MOST_SLICES} slices of values on a server, got another one, of key "
                 f"{slot.key!r}; have more servers, or fewer keys"
             )
         updater = None if self._make_updater is None else self._make_updater()
         # A copy, as the value lies in the memory of the message, which is read-only or shared.
-        self._slices[slot] = Slice(value.clone(), updater)
-
-    def all(self) -> dict[ValueSlot, Slice]:
-        """The slices themselves."""
-        return self._slices
-
-    def knows(self, slot: ValueSlot) -> bool:
-        """Whether a slice has a value."""
-        return slot in self._slices
+        self.slices[slot] = Slice(value.clone(), updater)
 
     def check(self, slot: ValueSlot, held: Held) -> None:
         """Refuse what is of another shape or type.
@@ -118,18 +111,18 @@ class Slots:
         Raises:
             KVStoreError: names both; or the slice has no value.
         """
-        if slot not in self._slices:
+        if slot not in self.slices:
             raise KVStoreError(f"wanted a key with a value, got {slot.key!r}; call init first")
-        if self._slices[slot].held != held:
+        if self.slices[slot].held != held:
             raise KVStoreError(
-                f"wanted {self._slices[slot].held} for key {slot.key!r} from row {slot.start} on, as it was "
+                f"wanted {self.slices[slot].held} for key {slot.key!r} from row {slot.start} on, as it was "
                 f"initialised, got {held}"
             )
 
     def set_updater(self, make: Callable[[], Updater]) -> None:
         """Have updaters of this kind from now on, one for each slice."""
         self.set_later_updater(make)
-        for one in self._slices.values():
+        for one in self.slices.values():
             one.updater = make()
 
     def set_later_updater(self, make: Callable[[], Updater]) -> None:
@@ -138,7 +131,7 @@ class Slots:
 
     def updaters(self) -> dict[ValueSlot, Updater]:
         """Of the slices that have one."""
-        return {slot: one.updater for slot, one in self._slices.items() if one.updater is not None}
+        return {slot: one.updater for slot, one in self.slices.items() if one.updater is not None}
 
     def num_taken(self, worker: int, slot: ValueSlot) -> int:
         """How many pushes of a worker have come.
@@ -238,14 +231,14 @@ class Slots:
     def leave(self, worker: int) -> None:
         """A worker is gone: none waits for it. What it has pushed to rounds that others complete counts."""
         self.present.discard(worker)
-        for slot, one in self._slices.items():
+        for slot, one in self.slices.items():
             with contextlib.suppress(KVStoreError):  # the next read or push raises it
                 self._complete(slot, one)
 
     def _of(self, slot: ValueSlot) -> Slice:
-        if slot not in self._slices:
+        if slot not in self.slices:
             raise KVStoreError(f"wanted a key with a value, got {slot.key!r}; call init first")
-        one = self._slices[slot]
+        one = self.slices[slot]
         if one.failure:
             raise KVStoreError(
                 f"wanted a value of key {slot.key!r} with all rounds worked in, got one that failed: "
@@ -264,11 +257,7 @@ class Slots:
         one.since[worker] = max(one.since.get(worker, 0), slowest - held)
 
     def _complete(self, slot: ValueSlot, one: Slice) -> None:
-        """Work in all rounds to which everybody has pushed who is there and as far as that.
-
-        Raises:
-            KVStoreError: the updater fails; kept as the failure of the slice.
-        """
+        """Work in all rounds to which everybody has pushed who is there and as far as that."""
         while not one.failure and any(one.waiting.values()):
             here = self._counted(one)
             # Where all who are there begin later, so does the next round.

@@ -51,11 +51,7 @@ class Snapshots:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        shard: Shard,
-        every_bytes: int = EVERY_BYTES,
-        every_s: float = EVERY_S,
+        self, folder: Path, shard: Shard, every_bytes: int = EVERY_BYTES, every_s: float = EVERY_S
     ) -> None:
         self._folder, self._shard = folder, shard
         self._every_bytes, self._every_s = every_bytes, every_s

@@ -18,8 +18,8 @@ from ridgeline.runtime.kvstore.serving.addressing.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.addressing.entry import Entrance
 from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.addressing.keys import Keys
-from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
 from ridgeline.runtime.kvstore.serving.segment import Segment, SharedPlaces
+from ridgeline.runtime.kvstore.serving.slices import Answered, Asked
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call
 from ridgeline.runtime.kvstore.serving.worker.outages import (
     Silence,
@@ -67,6 +67,9 @@ class Connection:
         resend_s: How long an answer may take before calls are sent again.
         parked_s: How long a call may wait for other workers.
         keys: Of workers; None for servers that ask for none.
+
+    Attributes:
+        socket: Where answers come; another one once another server is asked.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class Connection:
             KVStoreError: the server refused a message.
         """
         self._tell_of_outage()
-        while self._socket.poll(0):
+        while self.socket.poll(0):
             self._receive()
             self._send_some()
 
@@ -192,7 +195,7 @@ class Connection:
         Raises:
             KVStoreError: the server has refused it, or does not let this worker in.
         """
-        while self._socket.poll(0):
+        while self.socket.poll(0):
             self._receive()
         self._entrance.check()
         self._found.clear()
@@ -213,30 +216,25 @@ class Connection:
         if self._peer.is_full:
             self.ask(wire.Cover())
 
-    @property
-    def socket(self) -> "zmq.Socket[bytes]":
-        """Where answers come; another one once another server is asked."""
-        return self._socket
-
     def close(self) -> None:
         """Release the connection."""
         self._entrance.close()
-        self._socket.close(linger=0)
+        self.socket.close(linger=0)
 
     def _connect(self) -> None:
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MOST_BYTES)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * ALIVE_S))
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(5000 * ALIVE_S))
-        self._entrance = Entrance(self._socket, self._at.address, self._keys)
-        self._socket.connect(self._at.address)
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, wire.MOST_BYTES)
+        self.socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * ALIVE_S))
+        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(5000 * ALIVE_S))
+        self._entrance = Entrance(self.socket, self._at.address, self._keys)
+        self.socket.connect(self._at.address)
 
     def _wait(self, numbers: range) -> None:
         """Until all are answered."""
         self._heard_s = sent_s = begun_s = time.monotonic()
         while not self.is_answered(numbers):
-            if self._socket.poll(int(1000 * min(self._resend_s, self._silence_s, LOOK_S))):
+            if self.socket.poll(int(1000 * min(self._resend_s, self._silence_s, LOOK_S))):
                 self._tell_of_outage()
                 self._receive()
                 self._send_some()
@@ -326,7 +324,7 @@ class Connection:
             call = msgspec.structs.replace(call, place=place, length=length, room=asked.room)
             frames.clear()
         # Copied: pyzmq frees what is not by a thread of its own, which cannot be ended.
-        self._socket.send_multipart([wire.encode(call), *frames])
+        self.socket.send_multipart([wire.encode(call), *frames])
 
     def _share(self) -> None:
         """Make memory that the server shares, where the system has some."""
@@ -366,7 +364,7 @@ class Connection:
 
     def _receive(self) -> None:
         self._heard_s = time.monotonic()
-        frames = self._socket.recv_multipart(copy=False)
+        frames = self.socket.recv_multipart(copy=False)
         answer = wire.decode_answer(frames[0].buffer)
         if not answer.number:
             raise KVStoreError(

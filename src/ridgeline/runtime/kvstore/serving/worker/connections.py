@@ -12,8 +12,7 @@ from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer, Notice
 from ridgeline.runtime.kvstore.serving.addressing.keys import Keys
-from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
-from ridgeline.runtime.kvstore.serving.slices import Located
+from ridgeline.runtime.kvstore.serving.slices import Answered, Asked
 from ridgeline.runtime.kvstore.serving.worker.channel import LOOK_S, Connection
 from ridgeline.runtime.kvstore.serving.worker.peer import Peer
 
@@ -73,7 +72,7 @@ class Connections:
         ]
         return tuple(sorted(found, key=lambda one: one.began_at))
 
-    def ask(self, calls: Sequence[Located]) -> list[Answered]:
+    def ask(self, calls: Sequence[Asked]) -> list[Answered]:
         """Ask all at once, each server in order; the answers in the order of the calls.
 
         Raises:
@@ -84,7 +83,7 @@ class Connections:
             # Before anything is queued: it waits for a snapshot, behind which calls would stand.
             channel.make_room()
         started = [
-            channel.queue([call.asked for call in calls if call.place == place])
+            channel.queue([call for call in calls if call.place == place])
             for place, channel in enumerate(channels)
         ]
         # In turns, so that no server waits until all that is for another one is sent.
@@ -103,7 +102,7 @@ class Connections:
         Raises:
             KVStoreError: as `ask`.
         """
-        return self.ask([Located(place, Asked(body)) for place in range(self.num_servers)])
+        return self.ask([Asked(body, place=place) for place in range(self.num_servers)])
 
     def close(self) -> None:
         """Notify the servers that this worker is done.

@@ -162,18 +162,12 @@ class Peer:
         return num_pushes([one.body for one in kept])
 
     def _forget(self, durable: int) -> None:
-        for name, kept in [*self._kept.items()] if durable < 0 else self._first_covered(durable):
+        for name, kept in [*self._kept.items()]:
+            # In the order in which they were sent: behind the first that may be lost, none is forgotten.
+            if durable >= 0 and (kept.begun is None or kept.begun >= durable):
+                break
             self._kept_bytes -= kept.num_bytes
             del self._kept[name]
-
-    def _first_covered(self, durable: int) -> list[tuple[tuple[ValueSlot, int], Kept]]:
-        covered = []
-        for name, kept in self._kept.items():
-            # In the order in which they were sent: behind the first that may be lost, none is forgotten.
-            if kept.begun is None or kept.begun >= durable:
-                break
-            covered.append((name, kept))
-        return covered
 
 
 def _name(body: wire.Init | wire.Push | wire.PushRows) -> tuple[ValueSlot, int]:

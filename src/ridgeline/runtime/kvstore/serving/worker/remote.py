@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
@@ -16,18 +15,23 @@ from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.serving import slices, wire
 from ridgeline.runtime.kvstore.serving.addressing.epochs import Notice
 from ridgeline.runtime.kvstore.serving.addressing.keys import Keys
-from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
 from ridgeline.runtime.kvstore.serving.joining.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.joining.members import Members
 from ridgeline.runtime.kvstore.serving.server.server import LEASE_S
 from ridgeline.runtime.kvstore.serving.server.shard import FIRST
-from ridgeline.runtime.kvstore.serving.slices import Located
+from ridgeline.runtime.kvstore.serving.slices import Answered, Asked
 from ridgeline.runtime.kvstore.serving.wire import ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections
+from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, Updater
 from ridgeline.runtime.kvstore.values.merging import merged
-from ridgeline.runtime.kvstore.values.parts import part_of, state_of_part, whole_state
-from ridgeline.runtime.kvstore.values.placement import ValuePart, placed
+from ridgeline.runtime.kvstore.values.placement import (
+    ValuePart,
+    part_of,
+    placed,
+    state_of_part,
+    whole_state,
+)
 from ridgeline.runtime.kvstore.values.shelf import Versions
 from ridgeline.workers import leaving
 
@@ -89,7 +93,7 @@ class RemoteShelf:
 
     def present(self) -> tuple[int, ...]:
         """The workers whom the first server counts."""
-        (told,) = self._servers.ask([Located(0, Asked(wire.Beat()))])
+        (told,) = self._servers.ask([Asked(wire.Beat())])
         return tuple(sorted(told.answer.versions))
 
     def init(self, values: Mapping[Key, Tensor]) -> None:
@@ -233,9 +237,7 @@ class RemoteShelf:
         found: dict[ValueSlot, dict[str, Tensor]] = {}
         for one in self._servers.tell_all(wire.States()):
             assert one.tensor is not None, "the answer to such a call holds one"
-            for name, tensor in load(one.tensor.numpy().tobytes()).items():
-                slot, entry = msgspec.json.decode(name, type=tuple[ValueSlot, str])
-                found.setdefault(slot, {})[entry] = tensor
+            found |= to_keys(load(one.tensor.numpy().tobytes()), ValueSlot)
         return {
             key: whole_state([found.get(ValueSlot(key, part.start), {}) for part in parts])
             for key, parts in self._parts.items()
@@ -247,21 +249,21 @@ class RemoteShelf:
         if self.rank:
             return
         for place in range(self._servers.num_servers):
-            tensors = {
-                msgspec.json.encode([ValueSlot(key, part.start), name]).decode(): state_of_part(
-                    tensor, part, self._held[key].shape
-                )
+            there = {
+                ValueSlot(key, part.start): {
+                    name: state_of_part(tensor, part, self._held[key].shape)
+                    for name, tensor in states.get(key, {}).items()
+                }
                 for key, parts in self._parts.items()
                 for part in parts
                 if part.place == place
-                for name, tensor in states.get(key, {}).items()
             }
-            packed = torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
-            self._servers.ask([Located(place, Asked(wire.LoadStates(len(packed)), (packed,)))])
+            packed = torch.frombuffer(bytearray(save(of_keys(there))), dtype=torch.uint8)
+            self._servers.ask([Asked(wire.LoadStates(len(packed)), (packed,), place=place)])
 
     def barrier(self) -> None:
         """Return once all workers that are there have called this."""
-        self._servers.ask([Located(0, Asked(wire.Barrier()))])
+        self._servers.ask([Asked(wire.Barrier())])
 
     def outages(self) -> tuple[Outage, ...]:
         """When servers were not heard of by this worker, or others took their place; in order."""
@@ -276,10 +278,10 @@ class RemoteShelf:
                 error = sys.exc_info()[1] or getattr(sys, "last_value", None)
                 self._beside.close(is_failing=leaving.is_failure(error))
 
-    def _first_calls(self, values: Mapping[Key, Tensor]) -> tuple[list[Located], list[Located]]:
+    def _first_calls(self, values: Mapping[Key, Tensor]) -> tuple[list[Asked], list[Asked]]:
         """Those that give first values, on worker 0, and those that wait for them."""
-        inits: list[Located] = []
-        knows: list[Located] = []
+        inits: list[Asked] = []
+        knows: list[Asked] = []
         for key, value in values.items():
             wire.check_key(key)
             flat = value.to(CPU).contiguous()
@@ -288,8 +290,8 @@ class RemoteShelf:
                 slot, shape = ValueSlot(key, part.start), wire.shape_of(piece)
                 wire.check_shape(shape)
                 if self.rank == FIRST:
-                    inits.append(Located(part.place, Asked(wire.Init(slot, shape), (piece,))))
-                knows.append(Located(part.place, Asked(wire.Know(slot, shape))))
+                    inits.append(Asked(wire.Init(slot, shape), (piece,), place=part.place))
+                knows.append(Asked(wire.Know(slot, shape), place=part.place))
         return inits, knows
 
     @property
@@ -301,7 +303,7 @@ class RemoteShelf:
         slots = [
             (part.place, ValueSlot(key, part.start)) for key in keys for part in self._parts[key]
         ]
-        told = self._servers.ask([Located(place, Asked(wire.Enter(slot))) for place, slot in slots])
+        told = self._servers.ask([Asked(wire.Enter(slot), place=place) for place, slot in slots])
         if self._members is None or self._members.record.staleness != 0:
             return
         # Rounds of all parts of a key wait for this worker now; it begins with one that none has done.
@@ -311,9 +313,9 @@ class RemoteShelf:
         if is_common:
             clocks = dict.fromkeys(keys, max(clocks.values()))
         enters = [(place, wire.Enter(slot, clocks[slot.key])) for place, slot in slots]
-        self._servers.ask([Located(place, Asked(body)) for place, body in enters])
+        self._servers.ask([Asked(body, place=place) for place, body in enters])
 
-    def _pushes(self, key: Key, total: Tensor) -> list[Located]:
+    def _pushes(self, key: Key, total: Tensor) -> list[Asked]:
         return slices.pushes(key, total, self._parts[key], self.compression)
 
     def _place(self, values: Mapping[Key, Tensor]) -> None:

@@ -23,6 +23,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Modules that tests of several folders share, also where one folder runs alone.
 sys.path.append(str(Path(__file__).parent))
 
+# What processes do first, this one and those that it starts, which get the one or the other list.
+STARTS = str(Path(__file__).parent / "starts")
+sys.path.append(STARTS)
+os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), STARTS])
+gc.set_threshold(50_000, 10, 10)
+
 GRACE_S = 30.0
 """What is already on its way out may take this long; a test that leaves nothing waits for nothing."""
 
@@ -101,8 +107,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Leave the process as it was."""
+    """Leave the process as it was, and end the one in whose forks scripts ran."""
     _show_gpus()
+    if "warm" in sys.modules:
+        sys.modules["warm"].WARM.close()
 
 
 def _hide_gpus() -> None:
@@ -239,7 +247,10 @@ def _is_kept(process: psutil.Process) -> bool:
         is_over = process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-    kept = ("resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
+    kept = (
+        *("resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker"),
+        "tests/warm.py",  # ends with this process
+    )
     return is_over or any(name in command for name in kept)
 
 

@@ -19,6 +19,8 @@ import pytest
 # Before OpenMP is loaded, here and in child processes. Threads that spin for work take cores from the other
 # tests: small networks then train for more than twice as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# What only calls the kernels of a package takes longer to optimise than they take to compile.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 # Modules that tests of several folders share, also where one folder runs alone.
 sys.path.append(str(Path(__file__).parent))

@@ -28,18 +28,22 @@ demo: $(STAMP)
 	@echo "Open the report in a browser: $(CURDIR)/$(DEMO)/report.html"
 
 # What compares times, or wants the cores for itself, runs alone; the rest in JOBS processes. Tests on GPUs come
-# first, in GPU_JOBS processes: where a dozen hold graphs and streams, a driver makes no context for another.
+# first, in GPU_JOBS processes: where a dozen hold graphs and streams, a driver makes no context for another. Where
+# there is no GPU the rest skips them.
 # Files are begun in the order of tests/conftest.py, long ones first, and only those with such marks read for them.
+# Bytecode is kept whatever the caller does elsewhere: each of hundreds of processes would compile what it imports.
 JOBS ?= 2
 GPU_JOBS ?= 4
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)
-	@status=0; alone="gpu or alone"; \
-	marked=$$(grep -rlE "mark\.(gpu|quiet|alone)" tests --include="test_*.py"); \
+	@status=0; alone=alone; \
+	marked() { grep -rlE "mark\.($$1)" tests --include="test_*.py"; }; \
 	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  $(BIN)/python -m pytest -q -m "gpu and not quiet" -n $(GPU_JOBS) --dist loadfile $$marked || status=1; \
-	  alone="quiet or alone"; fi; \
-	$(BIN)/python -m pytest -q -m "$$alone" $$marked || status=1; \
-	$(BIN)/python -m pytest -q -m "not (gpu or alone)" -n $(JOBS) \
+	  $(BIN)/python -m pytest -q -m "gpu and not quiet" -n $(GPU_JOBS) --dist loadfile $$(marked gpu) || status=1; \
+	  $(BIN)/python -m pytest -q -m quiet $$(marked quiet) || status=1; \
+	  alone="gpu or alone"; fi; \
+	$(BIN)/python -m pytest -q -m alone $$(marked alone) || status=1; \
+	$(BIN)/python -m pytest -q -m "not ($$alone)" -n $(JOBS) \
 	  --dist loadfile --no-loadscope-reorder || status=1; \
 	exit $$status
 

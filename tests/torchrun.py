@@ -1,4 +1,4 @@
-"""Starts the workers of a test as `torchrun --standalone` does, forked from one process that imported torch once.
+"""Starts the workers of a test as `torchrun --standalone` does, forked from a process that has imported torch.
 
     python torchrun.py WORKERS SCRIPT ARGUMENT...
 
@@ -19,6 +19,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parent))  # also where this is run as a script
+
+from warm import WARM
 
 LATER, GOES_ON = "TORCHRUN_LATER", "TORCHRUN_GOES_ON"
 """To the main process how many processes may begin later, to workers the sockets of these; and that the other
@@ -78,12 +82,9 @@ class Later:
 def _started(
     workers: int, script: Path, arguments: tuple[object, ...], environment: dict[str, str]
 ) -> dict[str, Any]:
-    words = (workers, script, *arguments)
-    return {
-        "args": [sys.executable, __file__, *map(str, words)],
-        "env": {**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        "text": True,
-    }
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    command = WARM.command(__file__, workers, script, *arguments, environment=variables)
+    return {"args": command, "env": variables, "text": True}
 
 
 def main() -> int:

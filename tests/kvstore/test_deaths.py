@@ -9,7 +9,7 @@ import pytest
 from kill_outcomes import Outcome, report
 
 SEEDS = range(2)
-JOBS = 3
+JOBS = 6
 """Kills at a time: most of one is waiting, for the end of a lease."""
 
 Told = Callable[[str, str, int], str]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.workers import attendance
 from ridgeline.workers.attendance import Attendance
 from ridgeline.workers.roll_call import Row, absence_text, absent, ranks_text
+from warm import WARM
 
 SCRIPT = Path(__file__).parent / "absent_workers.py"
 BATCHES = "Give every worker as many batches (a DistributedSampler, drop_last=True, or a common number of steps)"
@@ -79,7 +79,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
     workers = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(output)],
+            WARM.command(SCRIPT, output, environment=environment),
             env={**environment, "RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,

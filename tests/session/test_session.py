@@ -17,6 +17,7 @@ from ports import free_port
 from ridgeline.errors import PlanError
 from strategies import make_machine
 from torchrun import torchrun
+from warm import WARM
 
 SCRIPT = Path(__file__).parent / "auto_worker.py"
 
@@ -31,7 +32,9 @@ def run_script(*prefixes: list[str], directory: Path) -> list[dict[str, Any]]:
     }
     started = [
         subprocess.Popen(
-            [sys.executable, *prefix, str(SCRIPT), str(directory)],
+            [sys.executable, *prefix, str(SCRIPT), str(directory)]
+            if prefix
+            else WARM.command(SCRIPT, directory, environment=environment),
             env=environment,
             stderr=subprocess.PIPE,
             text=True,

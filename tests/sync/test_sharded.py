@@ -1,9 +1,6 @@
 """Updates divided among workers: what every worker would have come to, by a part of the optimizer's state each."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from ridgeline.runtime.training.loop import train
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import handed_bytes, link_bytes, update_shard_elements
 from ridgeline.workers.world import World
+from torchrun import torchrun
 
 HERE = Path(__file__).parent
 EXACT_WAYS = ("accumulated", "channels last", "fused", "skipped by one", "skipped by all")
@@ -69,15 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> dict[str, Any]:
     """What two workers over gloo found, in one start."""
     output = folder / "found.json"
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *command, str(HERE / "sharded_cases.py"), str(output)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(2, HERE / "sharded_cases.py", output)
     told: dict[str, Any] = json.loads(output.read_text())
     return told
 

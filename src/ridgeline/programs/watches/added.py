@@ -23,11 +23,9 @@ from torch._dynamo import polyfills
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
-from ridgeline.programs.watches.assertions import leaves_assertions_alone
-from ridgeline.programs.watches.caches import leaves_caches_alone
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
 from ridgeline.programs.watches.imports import Import, are_current, follow_imports, imports_of
-from ridgeline.programs.watches.own_draws import leaves_draws_alone
+from ridgeline.programs.watches.left_to_python import leave_to_python
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 from ridgeline.reach.owners import is_users_class
 
@@ -62,21 +60,18 @@ def with_guards(compile_piece: Backend) -> Backend:
         named = {guard.name: guard.originating_source for guard in guards if guard.name}
         kinds, sources = [*_required(code)], [*named.values()]
         guards.update({Guard(source, kind) for source in sources for kind in kinds})
-        # For what is about the process and no object, one guard is enough, at whichever object.
-        guards.update({Guard(source, _require_hooks) for source in sources[:1]})
+        of_process = [_require_hooks]
         if settings := settings_of(operators_of(graph)):
-            require = functools.partial(_require_settings, settings)
-            guards.update({Guard(source, require) for source in sources[:1]})
+            of_process.append(functools.partial(_require_settings, settings))
         if imports := imports_of(code, output.import_sources, output.global_scope):
-            current = functools.partial(_require_imports, imports)
-            guards.update({Guard(source, current) for source in sources[:1]})
+            of_process.append(functools.partial(_require_imports, imports))
         if _has_names(code, _ENVIRONMENT):
-            guards.update({Guard(source, _require_environment) for source in sources[:1]})
+            of_process.append(_require_environment)
+        # For what is about the process and no object, one guard is enough, at whichever object.
+        guards.update({Guard(source, kind) for source in sources[:1] for kind in of_process})
         return compile_piece(graph, inputs)
 
-    leaves_caches_alone(backend)
-    leaves_draws_alone(backend)
-    leaves_assertions_alone(backend)
+    leave_to_python(backend)
     follow_imports()
     return backend
 

@@ -56,7 +56,7 @@ class Lines:
             if node is not None and frame.f_code is _ENGINE:
                 break
             if is_users(frame.f_code):
-                return _describe(frame)
+                return _described(frame.f_code, frame.f_lineno)
             frame = frame.f_back
         if node is not None:
             line = _metadata(node).get(_LINE)
@@ -84,10 +84,10 @@ def is_users(code: CodeType) -> bool:
     return not name.startswith(_STANDARD) or "site-packages" in name or "dist-packages" in name
 
 
-def _describe(frame: FrameType) -> str:
-    path = Path(frame.f_code.co_filename)
+def _described(code: CodeType, line: int) -> str:
+    path = Path(code.co_filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return f"{shown}:{line} in {code.co_name}"
 
 
 def _current_node() -> Node | None:
@@ -137,10 +137,5 @@ def _changes(what: str, code: CodeType) -> Iterator[str]:
                 step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval in _GROWING
             )
         if is_it:
-            yield f"{_shown(code.co_filename)}:{line} in {code.co_name}"
+            yield _described(code, line)
         before = step
-
-
-def _shown(filename: str) -> str:
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -21,12 +21,8 @@ from ridgeline.lint.idle_draws import IdleDraws
 from ridgeline.lint.lint_calls import CallWatch
 from ridgeline.lint.lint_judge import CalledOperator, judge
 from ridgeline.lint.lint_lines import UNKNOWN, Lines
-from ridgeline.lint.lint_rules import (
-    COPIES_FROM_HOST,
-    HOST_READS,
-    Finding,
-    finding,
-)
+from ridgeline.lint.lint_rules import COPIES_FROM_HOST, HOST_READS, Finding
+from ridgeline.programs.distinct_results import memory_number
 
 KNOWN_NAMESPACES = frozenset(
     (
@@ -87,7 +83,7 @@ class Observation:
         self._findings: dict[tuple[str, str], Finding] = {}
         self._doubts: dict[Doubt, None] = {}
         self._constants: dict[int, Tensor] = {}
-        self._read: set[int] = set()
+        self._read: set[int | None] = set()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -114,7 +110,7 @@ class Observation:
 
     def report_at(self, rule: str, op: str, line: str) -> None:
         """Keep a finding at a line of the user's."""
-        self._findings.setdefault((rule, line), finding(rule, op, line))
+        self._findings.setdefault((rule, line), Finding(rule, op, line))
 
     def take_idle_draws(self) -> None:
         """Draws on the host that decide nothing are no findings from now on."""
@@ -122,25 +118,25 @@ class Observation:
 
     def note_read(self, tensors: Sequence[Tensor]) -> None:
         """An operator has read these."""
-        self._read.update(_storage(t) for t in tensors if t.layout is torch.strided)
+        self._read.update({*map(memory_number, tensors)} - {None})
 
     def forget_read(self, tensors: Sequence[Tensor]) -> None:
         """Count the memory of these as not read."""
-        self._read.difference_update(_storage(t) for t in tensors if t.layout is torch.strided)
+        self._read.difference_update(map(memory_number, tensors))
 
     def has_read(self, tensor: Tensor) -> bool:
         """Whether an operator has read that memory, for a tensor that lived all the while."""
-        return tensor.layout is torch.strided and _storage(tensor) in self._read
+        return memory_number(tensor) in self._read
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor on the host holds what the step itself made from Python numbers."""
-        return tensor.layout is torch.strided and _storage(tensor) in self._constants
+        return memory_number(tensor) in self._constants
 
     def hold_constant(self, tensor: Tensor) -> None:
         """Count a tensor on the host as made by the step; it is kept, so its address stays its own."""
         if self.device == "cpu":
             return  # there the host stands for the device
-        self._constants[_storage(tensor)] = tensor
+        self._constants[tensor.untyped_storage()._cdata] = tensor  # noqa: SLF001
 
 
 class FunctionWatch(TorchFunctionMode):
@@ -169,11 +165,8 @@ class FunctionWatch(TorchFunctionMode):
             result, has_synced = _run(func, args, kwargs or {}, seen.device)
         finally:
             seen.is_judged = False
-        if (
-            name in COPIES_FROM_HOST
-            and self._is_on_device(result)
-            and not _given(args, seen.device)
-        ):
+        is_copy = name in COPIES_FROM_HOST and self._is_on_device(result)
+        if is_copy and not _given(args, seen.device):
             op = f"{name}(..., device={result.device.type!r})"
             seen.report("unpinned-copy", op, frame)
         elif has_synced and seen.num_reports == reported and not rule:
@@ -187,14 +180,13 @@ class FunctionWatch(TorchFunctionMode):
         first = args[0] if args else None
         if not isinstance(first, Tensor):
             return "", ""
-        if name in HOST_READS or (name == "torch.Tensor.cpu"):
-            op = HOST_READS.get(name, "tensor.cpu()")
+        if name == "torch.Tensor.cpu" and self._is_on_device(first, even_cpu=True):
+            return "host-copy", "tensor.cpu()"
+        if name in HOST_READS:
             if self._is_on_device(first, even_cpu=True):
-                return ("host-copy" if name == "torch.Tensor.cpu" else "host-sync"), op
-            is_read = first.device.type == "cpu" and name in HOST_READS
-            return (
-                ("host-tensor", op) if is_read and not self._seen.is_constant(first) else ("", "")
-            )
+                return "host-sync", HOST_READS[name]
+            is_read = first.device.type == "cpu" and not self._seen.is_constant(first)
+            return ("host-tensor", HOST_READS[name]) if is_read else ("", "")
         if name == "torch.Tensor.grad.__set__":
             # Clearing an absent gradient changes nothing.
             is_cleared = args[1] is None and first.is_leaf and first.grad is not None
@@ -281,29 +273,18 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: str) ->
             result = func(*args, **kwargs)
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-    others = [warning for warning in caught if not _is_about_sync(warning)]
-    synced = [warning for warning in caught if _SYNC_WARNING in str(warning.message)]
-    for warning in others:
-        warnings.warn_explicit(
-            warning.message,
-            warning.category,
-            warning.filename,
-            warning.lineno,
-            source=warning.source,
-        )
-    return result, bool(synced)
-
-
-def _is_about_sync(warning: warnings.WarningMessage) -> bool:
-    return any(text in str(warning.message) for text in (_SYNC_WARNING, _MODE_WARNING))
+    has_synced = False
+    for one in caught:
+        has_synced |= _SYNC_WARNING in str(one.message)
+        if not any(text in str(one.message) for text in (_SYNC_WARNING, _MODE_WARNING)):
+            warnings.warn_explicit(
+                one.message, one.category, one.filename, one.lineno, source=one.source
+            )
+    return result, has_synced
 
 
 def _hosted(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor.device.type == "cpu"]
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 - what views of one memory share
 
 
 def _given(args: Sequence[Any], device: str) -> bool:

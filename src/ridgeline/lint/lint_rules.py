@@ -118,27 +118,18 @@ class Finding(NamedTuple):
     """Something in a program that a CUDA graph cannot hold; `str()` gives the whole message.
 
     Attributes:
-        rule: Name in `RULES`.
+        rule: Name in `RULES`, which say why it cannot be captured, and what to write instead.
         op: The operator or Python call, e.g. `tensor.item()` or `aten.nonzero`.
         line: Where the user's code does it: `net.py:12 in forward`.
-        reason: Why it cannot be captured.
-        remedy: What to write instead.
     """
 
     rule: str
     op: str
     line: str
-    reason: str
-    remedy: str
 
     def __str__(self) -> str:
-        wanted = RULES[self.rule].wanted
-        return f"wanted {wanted}, got {self.op} at {self.line}: {self.reason}; {self.remedy}"
-
-
-def finding(rule: str, op: str, line: str) -> Finding:
-    """The finding that `op` breaks a rule."""
-    return Finding(rule, op, line, RULES[rule].reason, RULES[rule].remedy)
+        wanted, reason, remedy = RULES[self.rule]
+        return f"wanted {wanted}, got {self.op} at {self.line}: {reason}; {remedy}"
 
 
 HOST_READS: dict[str, str] = {

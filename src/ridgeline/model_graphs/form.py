@@ -18,9 +18,10 @@ from ridgeline.capture.casts import fresh_casts
 from ridgeline.capture.dropout_states import left_as_found
 from ridgeline.capture.mask_looks import sparing
 from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.lint.kept import module_kept
 from ridgeline.lint.lint import check_capturable
 from ridgeline.model_graphs.captured import CapturedModel
-from ridgeline.model_graphs.inspection import changed_by_loss, inspect_model, model_kept
+from ridgeline.model_graphs.inspection import changed_by_loss, inspect_model
 from ridgeline.model_graphs.known_call import Captured, KnownCall
 from ridgeline.model_graphs.written_parameters import written_parameters
 from ridgeline.programs.compiling import Form, LossFunction, many_variants
@@ -234,7 +235,10 @@ def capture_on_gpu(
             return None
         # The backward pass is compiled by the first call as well: its own threads cannot be stopped.
         before = Undo(model, spared=(*model.parameters(), *model.buffers()))
-        with model_kept(model), autograd_config.patch(force_non_lazy_backward_lowering=True):
+        with (
+            module_kept(model, parameters=False),
+            autograd_config.patch(force_non_lazy_backward_lowering=True),
+        ):
             try:
                 captured = CapturedModel(run, tensors, before, model.modules())
             except BaseException:

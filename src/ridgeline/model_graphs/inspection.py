@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
-from ridgeline.lint.kept import tensors_kept
+from ridgeline.lint.kept import module_kept
 from ridgeline.lint.lint import (
     Lint,
     as_if_capturing,
@@ -19,7 +19,6 @@ from ridgeline.lint.lint import (
 from ridgeline.lint.lint_observer import Observation, watching
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.model_graphs.captured import gradients_of, nodes_behind
-from ridgeline.reach.generators import random_state_kept
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.copies import own_copy
 
@@ -52,7 +51,7 @@ def inspect_model(
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
     before = Undo(model, spared=(*model.parameters(), *model.buffers()))
     try:
-        with model_kept(model):
+        with module_kept(model, parameters=False):
             # The first call may fill caches, which no later one does.
             for watch in (contextlib.nullcontext(), watching(seen)):
                 given = [own_copy(tensor) for tensor in tensors]
@@ -105,7 +104,7 @@ def changed_by_loss(
     before, calling = Undo(model, loss_fn, batch), model._compiled_call_impl  # noqa: SLF001
     model._compiled_call_impl = call  # noqa: SLF001 - what `Module.compile` sets
     try:
-        with model_kept(model):
+        with module_kept(model, parameters=False):
             for _ in range(2):
                 found.clear()
                 python = Undo(model, values=False, arrays=True)
@@ -115,13 +114,6 @@ def changed_by_loss(
         model._compiled_call_impl = calling  # noqa: SLF001
         before.restore()
     return found[0] if found else ""
-
-
-@contextlib.contextmanager
-def model_kept(model: nn.Module) -> Iterator[None]:
-    """Buffers and random state as before, at the end; parameters are not looked at."""
-    with tensors_kept(model, model.buffers()), random_state_kept():
-        yield
 
 
 def _check(model: nn.Module, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:

@@ -136,7 +136,8 @@ class Observation:
         """Count a tensor on the host as made by the step; it is kept, so its address stays its own."""
         if self.device == "cpu":
             return  # there the host stands for the device
-        self._constants[tensor.untyped_storage()._cdata] = tensor  # noqa: SLF001
+        if (number := memory_number(tensor)) is not None:  # a sparse one has none of its own
+            self._constants[number] = tensor
 
 
 class FunctionWatch(TorchFunctionMode):

@@ -186,5 +186,17 @@ def release(graphs: list[torch.cuda.CUDAGraph]) -> None:
     graphs.clear()
 
 
+def lost_device() -> RuntimeError | None:
+    """What the GPU answers where it works for this process no more; None where it does.
+
+    Cost: Waits for the device.
+    """
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return error
+    return None
+
+
 def _yes() -> bool:
     return True

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.lint.idle_draws import IdleDraws
@@ -23,6 +22,7 @@ from ridgeline.lint.lint_judge import CalledOperator, judge
 from ridgeline.lint.lint_lines import UNKNOWN, Lines
 from ridgeline.lint.lint_rules import COPIES_FROM_HOST, HOST_READS, Finding
 from ridgeline.programs.distinct_results import memory_number
+from ridgeline.tensors.nests import tensors_in
 
 KNOWN_NAMESPACES = frozenset(
     (
@@ -224,8 +224,8 @@ class OperatorWatch(TorchDispatchMode):
         kwargs = kwargs or {}
         name = f"{func.namespace}.{func._schema.name.partition('::')[2]}"  # noqa: SLF001 - its name
         result, has_synced = _run(func, args, kwargs, seen.device)
-        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        inputs = tensors_in((args, kwargs))
+        outputs = tensors_in(result)
         # Of operators and not of functions: a function may take a tensor and never look into it.
         seen.note_read(inputs)
         operation = CalledOperator(

@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,6 @@ from torch._functorch import config as autograd_config
 
 from ridgeline.capture.capturing import told_of_capture
 from ridgeline.capture.deadline import deadline
-from ridgeline.capture.step_findings import StepFindings
 from ridgeline.errors import CaptureError
 from ridgeline.programs import inductor
 from ridgeline.programs.watches.class_watch import ClassWatch
@@ -187,6 +187,25 @@ class CompiledRegions:
                 block._compiled_call_impl = None  # noqa: SLF001
 
 
+@dataclass
+class StepFindings:
+    """Shared by the steps of one model, loss function and optimizer; what was read holds a batch.
+
+    Attributes:
+        readings: Guards of model and loss function; see `StepReads`.
+        cleared: Steps that were captured; see `runtime.cleared`.
+        value_shapes: Operators whose shapes depend on values; see `runtime.checked`.
+        digests: Of steps that were captured; see `runtime.cleared`.
+        earlier_digests: Of those that an earlier process captured.
+    """
+
+    readings: list[Any] = field(default_factory=list)
+    cleared: list[Any] = field(default_factory=list)
+    value_shapes: list[str] = field(default_factory=list)
+    digests: set[str] = field(default_factory=set)
+    earlier_digests: frozenset[str] = frozenset()
+
+
 class CompiledForms:
     """Forms of one loss function and model that several steps share, so that each is compiled once.
 
@@ -258,7 +277,8 @@ def _class_key(module: nn.Module) -> Any:
         return None
     is_own = not kind.__module__.startswith("torch.nn.")
     has_children = next(module.children(), None) is not None
-    return kind if has_children or (is_own and _has_parameters(module)) else None
+    has_parameters = next(module.parameters(), None) is not None
+    return kind if has_children or (is_own and has_parameters) else None
 
 
 def _sequence_key(module: nn.Module) -> Any:
@@ -266,10 +286,6 @@ def _sequence_key(module: nn.Module) -> Any:
     if type(module) is not nn.Sequential or len(module) < 2:
         return None
     return tuple(type(child) for child in module)
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 _limits = torch._dynamo.config  # noqa: SLF001 - the documented home of the compiler's settings

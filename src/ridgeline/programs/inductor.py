@@ -169,38 +169,21 @@ def compile_replayed(
 
     Cost: Compiles, twice after a failure.
     """
-    from torch._inductor.compile_fx import compile_fx
-
-    ignore_advice()
-    _require_no_functions(graph)
-    if any(map(_is_noted, inputs)):
+    if not _is_readable(graph, inputs):
         notes.append(NOTED)
         return by_operators(graph)
     _rewrite(graph)
     again = copy_of(graph)  # the compiler changes the graph that it is given
-    # Before it is compiled, since values without data are gone from the graph afterwards.
-    memory = memory_of_results(graph)
-    # Later ones win: what a graph's operators need comes before what the machine likes, and a caller's wish
-    # last.
-    options = {
-        **replayed_options(announces=announces, combines=combines),
-        **rounding_options(graph),
-        **(settings or {}),
-    }
+    options = replayed_options(announces=announces, combines=combines)
     try:
-        with (
-            autograd_config.patch(force_non_lazy_backward_lowering=True),
-            no_hooks_of_all_modules(),  # hooks of tensors are modules of TorchDynamo's
-        ):
-            compiled: Any = compile_fx(graph, inputs, config_patches=options)
+        with autograd_config.patch(force_non_lazy_backward_lowering=True):
+            return _compiled(graph, inputs, options, settings)
     except FAILURES as error:
-        reason = first_line(error)
         notes.append(
             "compiled with plain options, since with those for replays it failed: "
-            f"{type(error).__name__}: {reason}"
+            f"{type(error).__name__}: {first_line(error)}"
         )
         return compile_plain(again, inputs, settings=settings)
-    return kept_distinct(compiled, memory)
 
 
 def compile_plain(
@@ -220,22 +203,35 @@ def compile_plain(
 
     Cost: Compiles.
     """
-    from torch._inductor.compile_fx import compile_fx
-
-    ignore_advice()
-    _require_no_functions(graph)
-    if any(map(_is_noted, inputs)):
+    if not _is_readable(graph, inputs):
         warnings.warn(NOTED, stacklevel=2)
         return by_operators(graph)
     _rewrite(graph)
+    return _compiled(graph, inputs, plain_options(owns_random=owns_random), settings)
+
+
+def _is_readable(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> bool:
+    """Whether the compiler reads the inputs as they count; its advice is ignored from now on."""
+    ignore_advice()
+    _require_no_functions(graph)
+    return not any(map(_is_noted, inputs))
+
+
+def _compiled(
+    graph: fx.GraphModule,
+    inputs: Sequence[Tensor],
+    options: Options,
+    settings: Mapping[str, Any] | None,
+) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx
+
+    # Before it is compiled, since values without data are gone from the graph afterwards.
     memory = memory_of_results(graph)
-    options = {
-        **plain_options(owns_random=owns_random),
-        **rounding_options(graph),
-        **(settings or {}),
-    }
-    with no_hooks_of_all_modules():
-        compiled: Any = compile_fx(graph, inputs, config_patches=options)
+    # Later ones win: what a graph's operators need comes before what the machine likes, and a caller's wish
+    # last.
+    patches = {**options, **rounding_options(graph), **(settings or {})}
+    with no_hooks_of_all_modules():  # hooks of tensors are modules of TorchDynamo's
+        compiled: Any = compile_fx(graph, inputs, config_patches=patches)
     return kept_distinct(compiled, memory)
 
 

@@ -17,6 +17,7 @@ from ridgeline.reach.generators import Generators
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import ValueChange, has_changed
 from ridgeline.tensors.copies import overlaps
+from ridgeline.tensors.nests import tensors_in
 
 if TYPE_CHECKING:
     from ridgeline.runtime.sync.synchronizer import Synchronizer
@@ -66,7 +67,7 @@ class Snapshot:
         """The tensors whose values are kept, as they are now."""
         yield from (tensor for _, tensor in self._named())
         for state in self._optimizer.state.values():
-            yield from (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
+            yield from tensors_in(state)
 
     def changes_beside(self) -> Iterator[ValueChange]:
         """Tensors with other values than they had, but for the model's parameters that the optimizer has.

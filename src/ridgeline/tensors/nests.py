@@ -1,4 +1,4 @@
-"""Results as nests of tensors: a `torch.Size`, which torch's trees give back as a plain tuple, stays one."""
+"""Nests of tensors: a `torch.Size`, which torch's trees give back as a plain tuple, stays one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,6 +16,11 @@ def builder(tree: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
     if not _has_sizes(tree):
         return lambda leaves: pytree.tree_unflatten(leaves, tree)
     return lambda leaves: _built(tree, iter(leaves))
+
+
+def tensors_in(nest: Any) -> list[torch.Tensor]:
+    """The tensors in a nest of tuples, lists and dictionaries, in order."""
+    return [leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, torch.Tensor)]
 
 
 def map_tensors(change: Callable[[torch.Tensor], Any], nest: Any) -> Any:

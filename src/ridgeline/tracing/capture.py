@@ -19,11 +19,11 @@ from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Precision
 from ridgeline.reach.side_effects import refusing_writes
+from ridgeline.tensors.nests import tensors_in
 from ridgeline.tracing.fakes.faking import fake_workload
 from ridgeline.tracing.recorded_step import AUTOCAST, LossFn, Step
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.running import real_workload
-from ridgeline.tracing.subject import tensors_of
 from ridgeline.workload import Workload
 
 
@@ -165,7 +165,7 @@ def _check(model: nn.Module, optimizer: Optimizer, batch: Any, *, may_run: bool)
             )
     if may_run:
         return
-    if not any(tensor.dim() for tensor in tensors_of(batch)):
+    if not any(tensor.dim() for tensor in tensors_in(batch)):
         raise WorkloadError(
             "wanted a batch of nested tuples, lists or dicts with at least one tensor that has "
             f"dimensions, got {type(batch).__name__} with none; pass what a data loader yields"

@@ -2,7 +2,7 @@
 # ruff: noqa: SLF001 - dispatch state and operators that torch keeps under underscores
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -249,17 +249,22 @@ class TracingMode(TorchDispatchMode):
         return is_waiting or _hands_two_to_one(node)
 
     def _use(self, tensor: Tensor) -> Use:
-        is_strided = tensor.layout is torch.strided
-        number = self.storages.number(tensor)
-        is_workspace = number in self._workspaces
-        return Use(
-            shape=(0,) if is_workspace else tuple(tensor.shape),
-            stride=(1,) if is_workspace else tuple(tensor.stride()) if is_strided else (),
-            offset=int(tensor.storage_offset()) if is_strided else 0,
-            dtype=dtype_name(tensor.dtype),
-            storage=number,
-            on_cpu=tensor.device.type == "cpu",
-        )
+        use = use_of(tensor, self.storages)
+        is_workspace = use.storage in self._workspaces
+        return replace(use, shape=(0,), stride=(1,)) if is_workspace else use
+
+
+def use_of(tensor: Tensor, storages: Storages) -> Use:
+    """What an op uses of a tensor whose storage is numbered by `storages`."""
+    is_strided = tensor.layout is torch.strided
+    return Use(
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()) if is_strided else (),
+        offset=int(tensor.storage_offset()) if is_strided else 0,
+        dtype=dtype_name(tensor.dtype),
+        storage=storages.number(tensor),
+        on_cpu=tensor.device.type == "cpu",
+    )
 
 
 def _is_bookkeeping(func: OpOverload) -> bool:

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.reach.loss import scalar_loss
+from ridgeline.tensors.nests import tensors_in
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operators.accumulation import lone_references
 from ridgeline.tracing.operators.operands import storage_address
@@ -20,7 +21,7 @@ from ridgeline.tracing.recorder import TracingMode
 from ridgeline.tracing.refusal import refusal
 from ridgeline.tracing.stepping import record_optimizer
 from ridgeline.tracing.storages import Storages
-from ridgeline.tracing.subject import Subject, tensors_of, trained_parameters
+from ridgeline.tracing.subject import Subject, trained_parameters
 from ridgeline.workload import CLIPPING
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -59,7 +60,7 @@ def record_step(subject: Subject, step: Step) -> Recording:
             f"what is sent between workers depends on the plan, and was left out: "
             f"{', '.join(recorder.collectives)}"
         )
-    if any(tensor.device != subject.device for tensor in tensors_of(step.batch)):
+    if any(tensor.device != subject.device for tensor in tensors_in(step.batch)):
         notes.append(f"the batch was traced as if it were on {subject.device} already")
     return Recording(
         recorder, recorder.ready, stepping.fused_bytes, bool(stepping.note), tuple(notes)
@@ -93,7 +94,7 @@ class StepRecorder(TracingMode):
             storages.assign(parameter, "parameter")
         for buffer in subject.model.buffers():
             storages.assign(buffer, "buffer")
-        for tensor in subject.batch_tensors():
+        for tensor in tensors_in(subject.batch):
             storages.assign(tensor, "batch")
         self.ready: dict[str, int] = {}
         self._handles: list[RemovableHandle] = []

@@ -1,10 +1,8 @@
 """Why a step cannot be traced, said in terms of the user's code."""
 
-import traceback
 from pathlib import Path
 from types import TracebackType
 
-import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -12,10 +10,8 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ridgeline.errors import WorkloadError
+from ridgeline.reach.owners import innermost_outside
 from ridgeline.tracing.recorder import TracingMode
-
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-
 
 WAY_OUT = "; or trace with may_run=True, which records a real step and takes back what it did"
 
@@ -65,7 +61,5 @@ def _module(recorder: TracingMode) -> str:
 
 def _place(trace: TracebackType | None) -> str:
     """File and line of the innermost frame that belongs to neither torch nor this package."""
-    frames = [
-        frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_LIBRARIES)
-    ]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    frame = innermost_outside(trace)
+    return f" ({Path(frame.filename).name}:{frame.lineno})" if frame else ""

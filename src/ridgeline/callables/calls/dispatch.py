@@ -30,6 +30,7 @@ from ridgeline.guards.settled import WritingError, tensors_of
 from ridgeline.plan import Execution
 from ridgeline.reach.undo import undone
 from ridgeline.tensors.batch import signature
+from ridgeline.tensors.nests import tensors_in
 
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
 OTHER_KIND = "calls with arguments of another structure or dtype than the example ran eagerly"
@@ -366,7 +367,7 @@ def _requires_gradients(inputs: tuple[Any, ...]) -> bool:
     # The common call without a nest, which is in each eager call's way.
     if len(inputs) == 1 and isinstance(inputs[0], Tensor):
         return inputs[0].requires_grad
-    return any(isinstance(x, Tensor) and x.requires_grad for x in pytree.tree_leaves(inputs))
+    return any(x.requires_grad for x in tensors_in(inputs))
 
 
 def _closed(*_: Any) -> Any:

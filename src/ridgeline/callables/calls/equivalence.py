@@ -19,7 +19,7 @@ from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
 from ridgeline.tensors.copies import strided_copy
-from ridgeline.tensors.nests import map_tensors
+from ridgeline.tensors.nests import map_tensors, tensors_in
 
 TOLERANCES = {
     torch.float64: 1e-9,
@@ -144,10 +144,10 @@ def _outcome(
     seed_all(index)
     # Each gets copies of its own: what one writes into its arguments must not reach the other.
     given = pytree.tree_map_only(Tensor, strided_copy, args)
-    versions = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
+    versions = [tensor._version for tensor in tensors_in(given)]  # noqa: SLF001
     # A captured graph returns its own memory, which the next replay overwrites.
     result = map_tensors(torch.clone, run(*given))
-    after = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
+    after = [tensor._version for tensor in tensors_in(given)]  # noqa: SLF001
     if versions != after:
         raise CaptureError(
             "wanted a function that leaves its arguments as they are, got one that writes into argument "

@@ -48,15 +48,10 @@ def make_form(form: Form, fn: Callable[..., Any], args: tuple[Any, ...]) -> Call
 
     Cost: Compiles; the first call may compile as well.
     """
-    if form == "script":
-        return _script(fn, args)
-    if form == "compiled":
-        return _compiled(fn, args)
-    if form == "regional":
-        return _regional(fn, args)
-    if form == "packaged":
-        return _packaged(fn, args)
-    return CallableForm(without_gradients(fn))
+    makers = {
+        "script": _script, "compiled": _compiled, "regional": _regional, "packaged": _packaged,
+    }  # fmt: skip
+    return makers[form](fn, args) if form in makers else CallableForm(without_gradients(fn))
 
 
 def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from ridgeline.callables.calls.forms import name_of
 from ridgeline.callables.calls.front import call_program
 from ridgeline.capture.casts import casting
 from ridgeline.errors import CaptureError
 from ridgeline.guards.settled import settled_guards, tensors_of
+from ridgeline.tensors.nests import tensors_in
 
 
 class CallReads:
@@ -34,7 +34,6 @@ class CallReads:
     """
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
         self.settings = _settings()
         with torch.no_grad():
             self.guards = settled_guards(call_program, fn, args, name_of(fn))
@@ -42,17 +41,16 @@ class CallReads:
         # others.
         own = (*fn.parameters(), *fn.buffers()) if isinstance(fn, nn.Module) else ()
         self.tensors = [*{id(t): t for t in (*self.guards.tensors, *own)}.values()]
-        self.device = _first_gpu([*given, *self.tensors])
+        self.device = _first_gpu([*tensors_in(args), *self.tensors])
 
 
 def device_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.device:
     """The first GPU that an argument, or a tensor that the callable can get at, lies on; or the CPU."""
-    return _first_gpu([*pytree.tree_leaves(args), *tensors_of(fn)])
+    return _first_gpu([*tensors_in(args), *tensors_of(fn)])
 
 
-def _first_gpu(values: list[Any]) -> torch.device:
-    devices = [value.device for value in values if isinstance(value, Tensor)]
-    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+def _first_gpu(tensors: list[Tensor]) -> torch.device:
+    return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
 
 
 def check_shapes(fn: Callable[..., Any]) -> None:

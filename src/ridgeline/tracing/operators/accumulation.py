@@ -73,7 +73,7 @@ def may_add_in_place(
         and second.layout is torch.strided
         and first.shape == second.shape
         and first.dtype == second.dtype
-        and _is_dense(first)
+        and aten.is_non_overlapping_and_dense(first)
         and references(first) == alone
     )
 
@@ -118,16 +118,3 @@ class _Probe(TorchDispatchMode):
         if isinstance(result, Tensor):  # the recorder looks at every storage, too
             self._seen.append(weakref.ref(result.untyped_storage()))
         return result
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their storage without gaps or overlap, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        # Its stride is never used, and torch lets it be anything.
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True

@@ -221,7 +221,7 @@ def _read(
     nothing = CaptureError("nothing is in the way")
     try:
         try:
-            return dispatch.read(dispatch.args), nothing
+            return CallReads(dispatch.fn, dispatch.args), nothing
         except WritingError:
             if dispatch.static_io:
                 raise
@@ -229,7 +229,7 @@ def _read(
             # Left only when the form is made, since captures and comparisons call the function with its cache
             # filled.
             until_made.enter_context(filled(dispatch.fn, dispatch.args))
-        return dispatch.read(dispatch.args), nothing
+        return CallReads(dispatch.fn, dispatch.args), nothing
     except CaptureError as error:
         return None, error
 

@@ -29,50 +29,22 @@ READ_ONLY: dict[OpOverloadPacket, tuple[str, ...]] = {
 }
 """Arguments that the schema declares written, but only are when a gradient scaler is passed on."""
 
-OVERWRITING = frozenset(
-    {
-        aten.copy_,
-        aten.fill_,
-        aten.zero_,
-        aten.bernoulli_,
-        aten.normal_,
-        aten.uniform_,
-        aten.random_,
-        aten.exponential_,
-        aten._foreach_copy_,
-        aten._foreach_zero_,
-    }
-)
+OVERWRITING = frozenset({
+    aten.copy_, aten.fill_, aten.zero_, aten.bernoulli_, aten.normal_, aten.uniform_, aten.random_,
+    aten.exponential_, aten._foreach_copy_, aten._foreach_zero_,
+})  # fmt: skip
 """In-place operators that write their first argument without reading it."""
 
-SHAPE_ONLY = frozenset(
-    {
-        aten.empty_like,
-        aten.zeros_like,
-        aten.ones_like,
-        aten.full_like,
-        aten.rand_like,
-        aten.randn_like,
-        aten.randint_like,
-        aten.new_empty,
-        aten.new_empty_strided,
-        aten.new_zeros,
-        aten.new_ones,
-        aten.new_full,
-    }
-)
+SHAPE_ONLY = frozenset({
+    aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
+    aten.randint_like, aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full,
+})  # fmt: skip
 """Operators that look at the shape of their tensors only."""
 
-ALLOCATING = frozenset(
-    {
-        aten.empty,
-        aten.empty_like,
-        aten.empty_strided,
-        aten.empty_permuted,
-        aten.new_empty,
-        aten.new_empty_strided,
-    }
-)
+ALLOCATING = frozenset({
+    aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty,
+    aten.new_empty_strided,
+})  # fmt: skip
 """Operators whose output is memory that was not written yet."""
 
 

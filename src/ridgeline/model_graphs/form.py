@@ -27,6 +27,7 @@ from ridgeline.model_graphs.written_parameters import written_parameters
 from ridgeline.programs.compiling import Form, LossFunction, many_variants
 from ridgeline.programs.watches.class_watch import ClassWatch
 from ridgeline.reach.undo import Undo
+from ridgeline.tensors.nests import tensors_in
 
 OTHER_CALLS = (
     "calls of the model in another shape or setting than the captured one ran as they were written"
@@ -198,7 +199,7 @@ class ModelGraphForm(Form):
 
         self._is_waiting = True  # a model that calls itself does so inside of the capture
         captured = self._capture(
-            self._model, of_tensors(self._call), of_tensors(self._plain), known.tensors(leaves)
+            self._model, of_tensors(self._call), of_tensors(self._plain), tensors_in(leaves)
         )
         if captured is None:
             return None

@@ -83,7 +83,7 @@ def trace(
             f"wanted precisions out of {', '.join(get_args(Precision))}, got {', '.join(sorted(unknown))}; "
             "correct the name"
         )
-    _check(model, optimizer, batch, may_run=may_run)
+    _check(model, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
     with refusing_writes(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
@@ -145,7 +145,7 @@ def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
     return real_workload(step, name, doubt)
 
 
-def _check(model: nn.Module, optimizer: Optimizer, batch: Any, *, may_run: bool) -> None:
+def _check(model: nn.Module, batch: Any, *, may_run: bool) -> None:
     """Raise unless there is something to train and something to train on."""
     # First, since the device of the workload is that of the first parameter.
     if next(model.parameters(), None) is None:

@@ -11,12 +11,12 @@ from torch._subclasses.fake_tensor import (
 
 from ridgeline.errors import WorkloadError
 from ridgeline.reach.owners import innermost_outside
-from ridgeline.tracing.recorder import TracingMode
+from ridgeline.tracing.recorder import StepRecorder
 
 WAY_OUT = "; or trace with may_run=True, which records a real step and takes back what it did"
 
 
-def refusal(error: RuntimeError, recorder: TracingMode) -> WorkloadError | None:
+def refusal(error: RuntimeError, recorder: StepRecorder) -> WorkloadError | None:
     """The error to raise instead of one of fake execution; None for errors of the step itself.
 
     Args:
@@ -54,7 +54,7 @@ def obstacle(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}{_place(error.__traceback__)}"
 
 
-def _module(recorder: TracingMode) -> str:
+def _module(recorder: StepRecorder) -> str:
     path = recorder.module
     return f"in module {path!r}" if path else "in loss_fn"
 

@@ -13,7 +13,7 @@ from ridgeline.optimizer_forms import takes_fused_form
 from ridgeline.tracing.operators.arguments import dtype_name
 from ridgeline.tracing.operators.operands import storage_address
 from ridgeline.tracing.operators.traffic import tensor_bytes
-from ridgeline.tracing.recorder import Record, TracingMode, use_of
+from ridgeline.tracing.recorder import Record, StepRecorder, use_of
 from ridgeline.tracing.storages import Storages
 from ridgeline.tracing.subject import Subject
 
@@ -34,7 +34,7 @@ class Stepping:
     note: str = ""
 
 
-def record_optimizer(subject: Subject, recorder: TracingMode, users: Optimizer) -> Stepping:
+def record_optimizer(subject: Subject, recorder: StepRecorder, users: Optimizer) -> Stepping:
     """Record `optimizer.step()` as it runs once its state exists, that is from the second step on.
 
     Where an optimizer cannot run without data, each of its parameter groups is entered as one op
@@ -166,7 +166,7 @@ def fused_bytes(optimizer: Optimizer, users: Optimizer) -> int:
     return sum(each.bytes_read + each.bytes_written for each in operands)
 
 
-def _estimate(optimizer: Optimizer, recorder: TracingMode) -> None:
+def _estimate(optimizer: Optimizer, recorder: StepRecorder) -> None:
     """One op for each parameter group."""
     for group in optimizer.param_groups:
         operands = _operands(optimizer, group)

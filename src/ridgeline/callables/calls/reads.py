@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from ridgeline.callables.calls.forms import name_of
 from ridgeline.callables.calls.front import call_program
-from ridgeline.capture.casts import casting
+from ridgeline.capture.casts import operator_settings
 from ridgeline.errors import CaptureError
 from ridgeline.guards.settled import settled_guards, tensors_of
 from ridgeline.tensors.nests import tensors_in
@@ -70,8 +70,7 @@ def check_shapes(fn: Callable[..., Any]) -> None:
 
 def _settings() -> tuple[Any, ...]:
     return (
-        *casting(),
+        *operator_settings(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
     )

@@ -133,10 +133,7 @@ def replayed_arguments(
 ) -> dict[str, Any]:
     """Arguments of `torch.compile` and `Module.compile` for programs that a GPU replays as a CUDA graph.
 
-    Args:
-        notes: Receives what was done differently, and why.
-        announces: See `replayed_options`.
-        combines: See `replayed_options`.
+    `notes` receives what was done differently, and why; all else as for `replayed_options`.
     """
     backend = functools.partial(
         compile_replayed, notes=notes, announces=announces, combines=combines
@@ -159,13 +156,8 @@ def compile_replayed(
     The options are young in the compiler. Where it fails, nothing has run yet, so that the plain options
     simply take over.
 
-    Args:
-        graph: The graph.
-        inputs: Examples of its inputs.
-        notes: Notified of a failure.
-        announces: See `replayed_options`.
-        combines: See `replayed_options`.
-        settings: More options, for both attempts.
+    `notes` is notified of a failure; `announces` and `combines` as for `replayed_options`; `settings` are
+    more options, for both attempts.
 
     Cost: Compiles, twice after a failure.
     """
@@ -193,13 +185,7 @@ def compile_plain(
     owns_random: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph with the plain options and `settings`; as it is where `NOTED` says so.
-
-    Args:
-        graph: The graph; changed.
-        inputs: Examples of its inputs.
-        owns_random: See `plain_options`.
-        settings: More options.
+    """Compile a graph, which changes, with the plain options and `settings`; as it is where `NOTED` says so.
 
     Cost: Compiles.
     """

@@ -24,14 +24,7 @@ def recorded_workload(
     run: Recording,
     notes: tuple[str, ...] = (),
 ) -> Workload:
-    """The workload of a recording.
-
-    Args:
-        step: What was recorded.
-        name: For reports.
-        run: The recording.
-        notes: What is to be said first.
-    """
+    """The workload of a recording of a step; `notes` are what is to be said first."""
     records, storages = run.recorder.records, run.recorder.storages
     ops = tuple(
         _op(record, before, storages, _device(step.model))

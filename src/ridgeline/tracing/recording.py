@@ -111,13 +111,7 @@ def _batch_count(model: nn.Module, tensor: Tensor) -> float | None:
 
 
 def record_clipping(subject: Subject, recorder: StepRecorder, max_norm: float) -> None:
-    """Record what scales the gradients down to a total norm, with `CLIPPING` for its module.
-
-    Args:
-        subject: The step, after its backward pass.
-        recorder: Active, in the phase of the optimizer.
-        max_norm: Above 0.
-    """
+    """Record what scales gradients down to a total norm above 0, with `CLIPPING` for its module."""
     first = len(recorder.records)
     # Of stand-ins torch would take another form than of the tensors that they stand for.
     parameters = [*trained_parameters(subject.optimizer)]

@@ -17,12 +17,7 @@ WAY_OUT = "; or trace with may_run=True, which records a real step and takes bac
 
 
 def refusal(error: RuntimeError, recorder: StepRecorder) -> WorkloadError | None:
-    """The error to raise instead of one of fake execution; None for errors of the step itself.
-
-    Args:
-        error: What the step raised on fake tensors.
-        recorder: Knows the phase and the module.
-    """
+    """The error to raise instead of one of fake tensors; None for errors of the step itself."""
     where = f"{_module(recorder)}{_place(error.__traceback__)} during {recorder.phase}"
     if isinstance(error, DataDependentOutputException):
         return WorkloadError(

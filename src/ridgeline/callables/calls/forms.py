@@ -160,10 +160,7 @@ def _compiled(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
 def compiled_with_guards(fn: Callable[..., Any], args: tuple[Any, ...], why: str) -> CallableForm:
     """By `torch.compile`, which compares its guards at every call, and may read in several pieces.
 
-    Args:
-        fn: The callable.
-        args: Example arguments.
-        why: Why it is not compiled as one graph.
+    The notes say `why` it is not compiled as one graph.
 
     Raises:
         CaptureError: the compiler cannot take it.

@@ -16,11 +16,7 @@ from ridgeline.tensors.nests import tensors_in
 
 
 class CallReads:
-    """The guards of a call, its tensors and its device.
-
-    Args:
-        fn: The callable as written.
-        args: Arguments of the call.
+    """The guards of a call, its tensors and its device; for the callable as written.
 
     Attributes:
         guards: Of `call_program`, in the modes of now but without gradients.

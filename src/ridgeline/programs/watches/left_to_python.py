@@ -45,13 +45,10 @@ _find_assertion: Any = symbolic_convert._detect_and_normalize_assert_statement  
 
 
 def leave_to_python(backend: Callable[..., Any]) -> None:
-    """Have what is compiled with a backend leave these to Python, but for caches that change nothing.
+    """Have what a backend of `torch.compile` compiles leave these to Python, but caches that change nothing.
 
     The caches of libraries are read as torch reads them: what they keep is settled when a process starts.
     Done again, it changes nothing. Programs of other backends are compiled as before.
-
-    Args:
-        backend: Of `torch.compile`.
     """
     setattr(backend, _MARK, True)
     # For all of the process, since the compiler has no hook; what has no mark goes on to torch's own.
@@ -69,11 +66,7 @@ def _is_marked(backend: Any) -> bool:
 
 
 def is_pure(function: Any) -> bool:
-    """Whether it computes with its arguments, numbers and `math` alone, so that a cache changes no result.
-
-    Args:
-        function: What the cache is around.
-    """
+    """Whether a function computes with its arguments, numbers and `math` alone: a cache changes no result."""
     # A closure can hold anything, and another thing in the next call.
     if not isinstance(function, types.FunctionType) or function.__closure__:
         return False

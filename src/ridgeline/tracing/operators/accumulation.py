@@ -55,14 +55,7 @@ def lone_references(mode: AbstractContextManager[Any], device: torch.device) -> 
 def may_add_in_place(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], alone: References
 ) -> bool:
-    """Whether this call is an addition whose first operand may take the sum.
-
-    Args:
-        func: The operator.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        alone: See `lone_references`.
-    """
+    """Whether this call is an addition whose first operand may take the sum; see `lone_references`."""
     if func is not aten.add.Tensor or kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False
     first, second = args

@@ -145,9 +145,7 @@ class Hybrid(Closing):
     def report(self) -> HybridReport:
         """Modes, times, differences, the choice and its reason, and what was counted so far."""
         return msgspec.structs.replace(
-            self._report,
-            notes=tuple(self._dispatch.notes),
-            counters=dict(self._dispatch.counters),
+            self._report, notes=tuple(self._dispatch.notes), counters=dict(self._dispatch.counters)
         )
 
     def save(self, path: str | Path) -> Path:

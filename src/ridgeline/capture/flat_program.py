@@ -77,11 +77,7 @@ def as_arguments(example_inputs: Any) -> tuple[Any, ...]:
 
 
 def flatten_program(
-    fn: Callable[..., Any],
-    example_inputs: Any,
-    *,
-    gradients: bool = False,
-    one_device: bool = True,
+    fn: Callable[..., Any], example_inputs: Any, *, gradients: bool = False, one_device: bool = True
 ) -> FlatProgram:
     """Trace a function or module, for inputs like these.
 

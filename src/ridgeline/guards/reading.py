@@ -144,13 +144,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
     settings["reorderable_logging_functions"] = _Unordered((warnings.warn,))
     # What a program draws of Python is drawn before its graph would run.
     before = HostGenerators.now()
-    with (
-        _lock,
-        config.patch(settings),
-        without_checks(),
-        reading(),
-        read_leniently(),
-    ):
+    with _lock, config.patch(settings), without_checks(), reading(), read_leniently():
         try:
             torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)(**arguments)
         except _Read:

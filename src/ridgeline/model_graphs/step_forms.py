@@ -7,13 +7,7 @@ from torch import nn
 
 from ridgeline.model_graphs.form import ModelGraphForm, capture_on_gpu
 from ridgeline.programs import inductor
-from ridgeline.programs.compiling import (
-    CompiledForms,
-    Form,
-    LossFunction,
-    RegionalForm,
-    WholeForm,
-)
+from ridgeline.programs.compiling import CompiledForms, Form, LossFunction, RegionalForm, WholeForm
 
 
 def make_form(

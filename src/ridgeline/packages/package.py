@@ -24,13 +24,7 @@ from ridgeline import codec
 from ridgeline.errors import FileFormatError, PackageError, first_line
 from ridgeline.lint.child_trial import try_in_child
 from ridgeline.lint.child_worker import is_trial
-from ridgeline.packages.archive import (
-    METADATA,
-    SEAL,
-    STATE,
-    ArchiveReader,
-    write_archive,
-)
+from ridgeline.packages.archive import METADATA, SEAL, STATE, ArchiveReader, write_archive
 from ridgeline.packages.consistency import difference, objection
 from ridgeline.packages.host import describe_host, unmet
 from ridgeline.packages.metadata import Metadata, TensorMetadata

@@ -155,13 +155,7 @@ def _mark(code: str, inputs: Sequence[Any]) -> Path:
     """The file that says that a program ran well on such inputs: its source, or a digest of a package."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    known = (
-        _FORMAT,
-        torch.__version__,
-        torch.get_num_threads(),
-        code,
-        _shapes(inputs),
-    )
+    known = (_FORMAT, torch.__version__, torch.get_num_threads(), code, _shapes(inputs))
     return Path(cache_dir()) / "ridgeline-ran" / hashlib.sha256(repr(known).encode()).hexdigest()
 
 

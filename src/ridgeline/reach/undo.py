@@ -69,11 +69,7 @@ class Undo:
     """
 
     def __init__(
-        self,
-        *roots: Any,
-        values: bool = True,
-        arrays: bool = False,
-        spared: Iterable[Tensor] = (),
+        self, *roots: Any, values: bool = True, arrays: bool = False, spared: Iterable[Tensor] = ()
     ) -> None:
         self.notes: list[str] = []
         others = [*spared]

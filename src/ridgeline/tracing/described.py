@@ -19,10 +19,7 @@ from ridgeline.workload import MemoryPoint, Op, Parameter, Role, TensorSpec, Wor
 
 
 def recorded_workload(
-    step: Step,
-    name: str,
-    run: Recording,
-    notes: tuple[str, ...] = (),
+    step: Step, name: str, run: Recording, notes: tuple[str, ...] = ()
 ) -> Workload:
     """The workload of a recording of a step; `notes` are what is to be said first."""
     records, storages = run.recorder.records, run.recorder.storages

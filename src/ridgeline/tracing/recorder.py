@@ -41,12 +41,7 @@ _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 """Namespaces of what is sent between workers: a plan's own affair, and no operator of the step."""
 
 _WITH_WORKSPACE = frozenset(
-    {
-        aten.mkldnn_rnn_layer,
-        aten._cudnn_rnn,
-        aten.cudnn_batch_norm,
-        aten._batch_norm_with_update,
-    }
+    {aten.mkldnn_rnn_layer, aten._cudnn_rnn, aten.cudnn_batch_norm, aten._batch_norm_with_update}
 )
 """Operators that also return bytes for their backward, as many as their library likes. They are recorded as
 none, as a fake operator makes none: only the operator itself can fill them."""
@@ -199,11 +194,7 @@ class StepRecorder(TorchDispatchMode):
         self.storages.assign(tensor.grad, "gradient")
 
     def _record(
-        self,
-        func: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: Any,
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         # Only here: what is not recorded has to run all the same.
         if self.is_paused:

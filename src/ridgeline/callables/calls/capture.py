@@ -106,9 +106,7 @@ class CallCapture:
 
 
 def _redirecting(
-    redirects: list[Callable[[int], None]],
-    targets: list[Tensor],
-    replay: Callable[[], None],
+    redirects: list[Callable[[int], None]], targets: list[Tensor], replay: Callable[[], None]
 ) -> Callable[..., None]:
     """Launches that let the graph copy its inputs from where they are."""
     strides = [target.stride() for target in targets]

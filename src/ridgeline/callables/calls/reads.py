@@ -65,8 +65,4 @@ def check_shapes(fn: Callable[..., Any]) -> None:
 
 
 def _settings() -> tuple[Any, ...]:
-    return (
-        *operator_settings(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-    )
+    return (*operator_settings(), torch.is_inference_mode_enabled(), torch.get_default_dtype())

@@ -52,12 +52,7 @@ def _sum(tensors: Iterable[Tensor]) -> int:
 def _elements(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.layout is not torch.strided:
         return (id(tensor),)
-    return (
-        storage_address(tensor),
-        tensor.storage_offset(),
-        tuple(tensor.shape),
-        tensor.stride(),
-    )
+    return (storage_address(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
 
 
 def _gather(table: str) -> Callable[[Get, Operands], tuple[int, int]]:

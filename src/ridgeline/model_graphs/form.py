@@ -24,7 +24,7 @@ from ridgeline.model_graphs.captured import CapturedModel
 from ridgeline.model_graphs.inspection import changed_by_loss, inspect_model
 from ridgeline.model_graphs.known_call import Captured, KnownCall
 from ridgeline.model_graphs.written_parameters import written_parameters
-from ridgeline.programs.compiling import Form, LossFunction, many_variants
+from ridgeline.programs.compiling import Form, LossFunction, called_by, many_variants
 from ridgeline.programs.watches.class_watch import ClassWatch
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.nests import tensors_in
@@ -104,13 +104,8 @@ class ModelGraphForm(Form):
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Calls of the model inside are replayed."""
-        before = self._model._compiled_call_impl  # noqa: SLF001 - what `Module.compile` sets
-        self._model._compiled_call_impl = self._replayed  # noqa: SLF001
-        try:
-            with many_variants(), sparing():
-                yield
-        finally:
-            self._model._compiled_call_impl = before  # noqa: SLF001
+        with called_by([(self._model, self._replayed)]), many_variants(), sparing():
+            yield
 
     def close(self) -> None:
         """Drop the graphs."""

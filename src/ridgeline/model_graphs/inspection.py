@@ -15,6 +15,7 @@ from ridgeline.lint.lint import Lint, as_if_capturing, judge_python
 from ridgeline.lint.lint_observer import Observation, watching
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.model_graphs.captured import gradients_of, nodes_behind
+from ridgeline.programs.compiling import called_by
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.copies import own_copy
 
@@ -97,17 +98,15 @@ def changed_by_loss(
         python = Undo(model, values=False, arrays=True)
         return result
 
-    before, calling = Undo(model, loss_fn, batch), model._compiled_call_impl  # noqa: SLF001
-    model._compiled_call_impl = call  # noqa: SLF001 - what `Module.compile` sets
+    before = Undo(model, loss_fn, batch)
     try:
-        with module_kept(model, parameters=False):
+        with called_by([(model, call)]), module_kept(model, parameters=False):
             for _ in range(2):
                 found.clear()
                 python = Undo(model, values=False, arrays=True)
                 loss_fn(model, pytree.tree_map(_copied, batch))
                 look()
     finally:
-        model._compiled_call_impl = calling  # noqa: SLF001
         before.restore()
     return found[0] if found else ""
 

@@ -11,7 +11,7 @@ model as it was.
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -162,29 +162,39 @@ class CompiledRegions:
                 "in which no composite module occurs twice; compile it whole ('compiled')"
             )
         self.names = tuple(name for name, _ in found)
-        self._blocks = tuple(block for _, block in found)
-        inductor.ignore_advice()
-        calls = []
-        for block in self._blocks:
-            block.compile(**arguments)
-            # Taken away again: evaluation and the user's own calls must see the block as it was.
-            calls.append(block._compiled_call_impl)  # noqa: SLF001 - what `Module.compile` sets
-            block._compiled_call_impl = None  # noqa: SLF001
-        self._calls = tuple(calls)
-        kinds = Counter(type(block).__name__ for block in self._blocks)
+        self._calls = [(block, compiled_call(block, arguments)) for _, block in found]
+        kinds = Counter(type(block).__name__ for _, block in found)
         words = ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
         self.note = f"compiled by region: {words}"
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> contextlib.AbstractContextManager[None]:
         """Calls of the blocks inside go to their compiled form."""
-        for block, call in zip(self._blocks, self._calls, strict=True):
-            block._compiled_call_impl = call  # noqa: SLF001
-        try:
-            yield
-        finally:
-            for block in self._blocks:
-                block._compiled_call_impl = None  # noqa: SLF001
+        return called_by(self._calls)
+
+
+def compiled_call(module: nn.Module, arguments: dict[str, Any]) -> Callable[..., Any]:
+    """The call of a module compiled with such arguments of `Module.compile`; the module stays as it is."""
+    inductor.ignore_advice()
+    before = module._compiled_call_impl  # noqa: SLF001 - what `Module.compile` sets
+    module.compile(**arguments)
+    call = module._compiled_call_impl  # noqa: SLF001
+    # Taken away again: evaluation and the user's own calls must see the module as it was.
+    module._compiled_call_impl = before  # noqa: SLF001
+    assert call is not None
+    return call
+
+
+@contextlib.contextmanager
+def called_by(calls: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Calls of modules inside go to what stands beside each of them."""
+    before = [module._compiled_call_impl for module, _ in calls]  # noqa: SLF001
+    for module, call in calls:
+        module._compiled_call_impl = call  # noqa: SLF001
+    try:
+        yield
+    finally:
+        for (module, _), own in zip(calls, before, strict=True):
+            module._compiled_call_impl = own  # noqa: SLF001
 
 
 @dataclass

@@ -86,10 +86,11 @@ class Undo:
         self._tensors = [_Values(tensor) for tensor in copied]
         is_whole = values or arrays
         self._arrays = HostArrays(reach, most_bytes=math.inf if is_whole else MOST_COMPARED_BYTES)
-        self._generators = [(_setter(g), _state(g)) for g in reach.generators]
+        accessors = [(g, *_accessors(g)) for g in reach.generators]
+        self._generators = [(put, ask()) for _, ask, put in accessors]
         self._host_generators = [
-            (type(g).__name__, _state(g), partial(_state, g))
-            for g in reach.generators
+            (type(g).__name__, ask(), ask)
+            for g, ask, _ in accessors
             if not isinstance(g, torch.Generator) and g not in _GLOBAL_GENERATORS
         ]
         self._random = Generators()
@@ -354,21 +355,11 @@ def _store(cell: Cell, value: Any) -> None:
         setattr(cell.owner, cell.name, value)
 
 
-def _state(generator: Any) -> Any:
+def _accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """What gives the state of a generator, and what sets it."""
     if isinstance(generator, torch.Generator | numpy.random.RandomState):
-        return generator.get_state()
+        return generator.get_state, generator.set_state
     if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.bit_generator.state
-
-
-def _setter(generator: Any) -> Callable[[Any], Any]:
-    if isinstance(generator, torch.Generator | numpy.random.RandomState):
-        return generator.set_state
-    if isinstance(generator, random.Random):
-        return generator.setstate
-
-    def put(state: Any) -> None:
-        generator.bit_generator.state = state
-
-    return put
+        return generator.getstate, generator.setstate
+    bits = generator.bit_generator
+    return partial(getattr, bits, "state"), partial(setattr, bits, "state")

@@ -138,11 +138,7 @@ class StepRecorder(TorchDispatchMode):
             undoing.pop_all()
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Issue the operator below and record it."""
         kwargs = kwargs or {}

@@ -98,11 +98,7 @@ class _Probe(TorchDispatchMode):
         self._seen: list[weakref.ref[torch.UntypedStorage]] = []
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is aten.add.Tensor:

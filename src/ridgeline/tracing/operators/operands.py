@@ -10,16 +10,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-aten = torch.ops.aten
+from ridgeline.capture.operator_writes import written_names
 
-HIDDEN_WRITES: dict[OpOverloadPacket, tuple[str, ...]] = {
-    aten.native_batch_norm: ("running_mean", "running_var"),
-    aten.cudnn_batch_norm: ("running_mean", "running_var"),
-    aten.miopen_batch_norm: ("running_mean", "running_var"),
-}
-"""Arguments that are written in training although the schema does not say so. Source: the kernels
-update the running statistics in place; pytorch/aten/src/ATen/native/native_functions.yaml lists
-these arguments without an alias annotation."""
+aten = torch.ops.aten
 
 READ_ONLY: dict[OpOverloadPacket, tuple[str, ...]] = {
     aten._fused_sgd_: ("grads",),
@@ -76,7 +69,7 @@ def operands(
     packet = func.overloadpacket
     inputs = tuple(_distinct_objects(_tensors((*args, *kwargs.values()))))
     results = tuple(_tensors((result,)))
-    _, overwritten_names = _written(func)
+    overwritten_names = _overwritten(func)
     written = written_arguments(func, args, kwargs)
     untouched: tuple[Tensor, ...] = ()
     if packet in SHAPE_ONLY:
@@ -103,12 +96,9 @@ def written_arguments(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Tensor, ...]:
     """The tensors that a call writes into."""
-    names, _ = _written(func)
-    packet = func.overloadpacket
-    # In evaluation the statistics are only read.
-    if packet in HIDDEN_WRITES and argument(func, args, kwargs, "training"):
-        names = HIDDEN_WRITES[packet]
-    return tuple(_tensors(argument(func, args, kwargs, name) for name in names))
+    names = written_names(func, lambda name: argument(func, args, kwargs, name))
+    kept = READ_ONLY.get(func.overloadpacket, ())
+    return tuple(_tensors(argument(func, args, kwargs, name) for name in names if name not in kept))
 
 
 def argument(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
@@ -141,21 +131,12 @@ def _signature(func: OpOverload) -> dict[str, tuple[int, Any]]:
 
 
 @cache
-def _written(func: OpOverload) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the arguments that are written, and of those among them that are not read before."""
-    packet = func.overloadpacket
-    written = [
-        entry
-        for entry in func._schema.arguments
-        if entry.alias_info is not None
-        and entry.alias_info.is_write
-        and entry.name not in READ_ONLY.get(packet, ())
-    ]
+def _overwritten(func: OpOverload) -> tuple[str, ...]:
+    """Names of the arguments that are written and not read before."""
     # What is given as `out` is filled, whatever was in it.
-    overwritten = [entry.name for entry in written if entry.is_out]
-    if packet in OVERWRITING and written and not overwritten:
-        overwritten = [written[0].name]
-    return tuple(entry.name for entry in written), tuple(overwritten)
+    filled = tuple(entry.name for entry in func._schema.arguments if entry.is_out)
+    is_overwriting = func.overloadpacket in OVERWRITING and not filled
+    return (func._schema.arguments[0].name,) if is_overwriting else filled
 
 
 def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:

@@ -113,7 +113,6 @@ class HeldState:
 
 
 def _place(device: torch.device) -> tuple[int, int]:
-    """Seed and offset of a GPU's generator."""
     generator = torch.cuda.default_generators[device.index]
     return generator.initial_seed(), generator.get_offset()
 

@@ -228,7 +228,6 @@ def _copied(batch: Any, device: str) -> Any:
 
 
 def _sparse_findings(model: nn.Module) -> tuple[Finding, ...]:
-    """Gradients that no captured step of an optimizer takes."""
     return tuple(
         Finding("sparse", "a sparse gradient", f"the weight of {name or 'the model'}")
         for name in sparse_modules(model)

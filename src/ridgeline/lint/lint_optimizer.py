@@ -41,7 +41,6 @@ def optimizer_findings(optimizer: Optimizer) -> tuple[Finding, ...]:
 
 
 def _with_settings(name: str, group: dict[str, Any]) -> str:
-    """The class with those settings that decide here."""
     decisive = {key: group.get(key, usual) for key, usual in SILENT.items()}
     shown = [f"{key}={value}" for key, value in decisive.items() if value != SILENT[key]]
     return f"{name}({', '.join(shown)})" if shown else name

@@ -18,12 +18,12 @@ from torch.fx import GraphModule
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.packages import kept_programs
 from ridgeline.packages.compilers import working_compiler
-from ridgeline.programs.draws.permutations import narrow_permutations
+from ridgeline.programs.draws import narrow_permutations
 from ridgeline.programs.extremes import rounding_options
 from ridgeline.programs.inductor import FAILURES, ignore_advice, require_written
+from ridgeline.programs.joint_passes import keep_zero_products
 from ridgeline.programs.reshaping import reshaping
 from ridgeline.programs.watches.hooks_of_all import no_hooks_of_all_modules
-from ridgeline.programs.zero_products import keep_zero_products
 from ridgeline.reach.generators import random_state_kept
 from ridgeline.tensors.nests import tensors_in
 
@@ -102,7 +102,6 @@ def _exported(program: ExportedProgram | GraphModule, inputs: Sequence[Tensor]) 
 
 
 def _settings_for(program: ExportedProgram) -> dict[str, Any]:
-    """The compiler's settings for a program."""
     settings = {**SETTINGS, **rounding_options(program.graph_module)}
     if not _is_small(program):
         return settings

@@ -12,8 +12,7 @@ from torch._functorch import config as autograd_config
 from ridgeline.capture.interception import has_functions
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.programs.distinct_results import kept_distinct, memory_of_results
-from ridgeline.programs.draws.full_dropout import drop_all_without_draws
-from ridgeline.programs.draws.permutations import narrow_permutations
+from ridgeline.programs.draws import drop_all_without_draws, narrow_permutations
 from ridgeline.programs.extremes import rounding_options
 from ridgeline.programs.masks import use_causal_attention
 from ridgeline.programs.parts import compile_in_parts
@@ -47,7 +46,7 @@ NOTED = (
 def plain_options(*, owns_random: bool = False) -> Options:
     """The compiler's defaults, but that gradients are right where forward writes what backward reads.
 
-    And that products with 0 are what they are as written, see `zero_products`.
+    And that products with 0 are what they are as written, see `joint_passes`.
 
     What `resizing` puts into programs may be cached.
 
@@ -56,8 +55,7 @@ def plain_options(*, owns_random: bool = False) -> Options:
             program drops out what the eager one would, so that its results can be compared.
     """
     # It imports the compiler, which takes a second.
-    from ridgeline.programs.forward_writes import SaveWrites
-    from ridgeline.programs.zero_products import KeepZeroProducts
+    from ridgeline.programs.joint_passes import KeepZeroProducts, SaveWrites
 
     options: Options = {
         "joint_custom_pre_pass": KeepZeroProducts(),

@@ -89,7 +89,6 @@ def calls_in(code: types.CodeType) -> Iterator[CodeCall]:
 
 
 def _by_name(names: tuple[Any, ...], stack: list[Loaded]) -> dict[str, Loaded]:
-    """The last values on a stack by their names."""
     values = [_COMPUTED] * len(names) + stack
     return dict(zip(names, values[len(values) - len(names) :], strict=True))
 

@@ -227,7 +227,6 @@ class Reach:
                 self._add_cell(vars(module), name, vars(module)[name])
 
     def _add_class(self, kind: type) -> None:
-        """Variables and methods of a user's class."""
         if not is_users_class(kind):
             return
         self.classes.append(kind)

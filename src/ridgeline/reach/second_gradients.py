@@ -136,7 +136,6 @@ def _passes(keyword: str, code: types.CodeType, names: dict[str, Any]) -> bool:
 
 
 def _names_functional(code: types.CodeType, names: dict[str, Any]) -> bool:
-    """Whether it names a function of `torch.autograd.functional`."""
     used = names_in(code)
     if {"autograd", "functional"} <= used and "torch" in used:
         return True

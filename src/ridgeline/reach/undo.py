@@ -262,8 +262,6 @@ def _has_place(tensor: Tensor) -> bool:
 
 
 class _Values:
-    """A tensor and its elements."""
-
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
         self._version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - no other way
@@ -278,7 +276,6 @@ class _Values:
             self._saved = tensor.detach().clone()
 
     def change(self) -> tuple[Tensor, Tensor] | None:
-        """The elements before and now, if they differ."""
         if self._saved is None or self._parts or not has_changed(self._saved, self._tensor):
             return None
         return self._saved, self._tensor
@@ -356,7 +353,6 @@ def _store(cell: Cell, value: Any) -> None:
 
 
 def _accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """What gives the state of a generator, and what sets it."""
     if isinstance(generator, torch.Generator | numpy.random.RandomState):
         return generator.get_state, generator.set_state
     if isinstance(generator, random.Random):

@@ -99,7 +99,7 @@ class Snapshot:
             if not keep_settings:
                 self._restore_groups()
             for parameter, saved in self._gradients:
-                parameter.grad = _put_back({"": parameter.grad}, {"": saved})[""]
+                parameter.grad = _put_back(parameter.grad, saved)
         # Gradients of the steps in between are of values that are no more.
         self._optimizer.zero_grad(set_to_none=True)
         if self._synchronizer is not None:
@@ -147,14 +147,15 @@ class Snapshot:
                 # would.
                 del state[parameter]
         for parameter, saved in self._state.items():
-            state[parameter] = _put_back(state.get(parameter, {}), saved)
+            now = state.get(parameter, {})
+            state[parameter] = {key: _put_back(now.get(key), v) for key, v in saved.items()}
 
     def _restore_groups(self) -> None:
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
             for key in [key for key in group if key != "params" and key not in saved]:
                 del group[key]
             for key, value in saved.items():
-                group[key] = _put_back({"": group.get(key)}, {"": value})[""]
+                group[key] = _put_back(group.get(key), value)
 
 
 def _networks(loss_fn: Callable[..., Any]) -> list[nn.Module]:
@@ -175,20 +176,11 @@ def _copy_leaf(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 
-def _put_back(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """The saved values, written into the present tensors where shape and dtype still fit."""
-    result = {}
-    for key, value in saved.items():
-        present = now.get(key)
-        if (
-            isinstance(value, Tensor)
-            and isinstance(present, Tensor)
-            and (present.shape, present.dtype, present.device)
-            == (value.shape, value.dtype, value.device)
-        ):
+def _put_back(present: Any, saved: Any) -> Any:
+    """The saved value, written into the present tensor where shape and dtype still fit."""
+    if isinstance(saved, Tensor) and isinstance(present, Tensor):
+        form = (present.shape, present.dtype, present.device)
+        if form == (saved.shape, saved.dtype, saved.device):
             # In place, for graphs and programs read the tensor where it lies.
-            present.copy_(value)
-            result[key] = present
-        else:
-            result[key] = _copy(value)
-    return result
+            return present.copy_(saved)
+    return _copy(saved)

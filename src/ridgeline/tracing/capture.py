@@ -132,7 +132,6 @@ def _add_variants(
 
 
 def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
-    """The workload without running the step, or else of a real one."""
     spare_looks()
     workload, doubt, error = fake_workload(step, name, may_fail=may_run)
     # An optimizer that calls the model (L-BFGS) is estimated in a real step as well, so that running it shows

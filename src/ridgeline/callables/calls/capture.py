@@ -147,7 +147,6 @@ def _dense(x: Tensor, target: Tensor, stride: tuple[int, ...]) -> Tensor:
 
 
 def _copying(targets: list[Tensor], replay: Callable[[], None]) -> Callable[..., None]:
-    """Launches after a copy of the inputs by torch."""
 
     def launch(*given: Tensor) -> None:
         copy_into(targets, given)

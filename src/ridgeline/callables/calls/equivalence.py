@@ -173,25 +173,17 @@ def perturbed_inputs(args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
         if tensor.is_floating_point():
             low, high = float(tensor.min()), float(tensor.max())
             # On the CPU, as generators of GPUs give other numbers on other models.
-            values = torch.rand(
-                tensor.shape, generator=generator, dtype=torch.float64, device="cpu"
-            )
-            return (low + (high - low) * values).to(tensor.device, tensor.dtype)
-        if tensor.dtype == torch.bool:
-            return (torch.rand(tensor.shape, generator=generator, device="cpu") < 0.5).to(
-                tensor.device
-            )
-        # Integers may be indices: outside of the range that the example has, they could point beyond a
-        # table.
-        bounds = int(tensor.min()), int(tensor.max()) + 1
-        return torch.randint(*bounds, tensor.shape, generator=generator, device="cpu").to(
-            tensor.device, tensor.dtype
-        )
+            share = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
+            drawn = low + (high - low) * share
+        elif tensor.dtype == torch.bool:
+            drawn = torch.rand(tensor.shape, generator=generator, device="cpu") < 0.5
+        else:
+            # They may be indices: outside of the range that the example has, they could point beyond a table.
+            bounds = int(tensor.min()), int(tensor.max()) + 1
+            drawn = torch.randint(*bounds, tensor.shape, generator=generator, device="cpu")
+        return drawn.to(tensor.device, tensor.dtype)
 
-    def changed(tensor: Tensor) -> Tensor:
-        return _laid_out_as(tensor, change(tensor))
-
-    return pytree.tree_map_only(Tensor, changed, args)
+    return pytree.tree_map_only(Tensor, lambda tensor: _laid_out_as(tensor, change(tensor)), args)
 
 
 def largest_difference(

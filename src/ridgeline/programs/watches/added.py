@@ -139,7 +139,6 @@ def _require_keys(builder: Any, guard: Guard) -> None:
 
 
 def _require_attributes(builder: Any, guard: Guard) -> None:
-    """A `Guard` on the names of an object's own attributes."""
     value = _value(builder, guard)
     if hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS):
         manager = builder.get_guard_manager(guard)
@@ -168,7 +167,6 @@ def _require_metaclass(builder: Any, guard: Guard) -> None:
 
 
 def _require_hooks(builder: Any, _: Guard) -> None:
-    """A `Guard` on the hooks of all modules, whatever it is about."""
     root, what = builder.guard_manager.root, "a hook of all modules"
     if hooks_of_all_modules():
         _compare(root, _hooks, None, what)
@@ -177,7 +175,6 @@ def _require_hooks(builder: Any, _: Guard) -> None:
 
 
 def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
-    """A `Guard` on settings that choose kernels, whatever it is about."""
     held = [(ask, ask()) for ask in settings]
 
     def is_same(_: Any) -> bool:
@@ -191,7 +188,6 @@ def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
 
 
 def _require_imports(imports: tuple[Import, ...], builder: Any, _: Guard) -> None:
-    """A `Guard` on which modules names mean that code imports, whatever it is about."""
 
     def is_same(_: Any) -> bool:
         return are_current(imports)
@@ -202,7 +198,6 @@ def _require_imports(imports: tuple[Import, ...], builder: Any, _: Guard) -> Non
 
 
 def _require_environment(builder: Any, guard: Guard) -> None:
-    """A `Guard` on the variables of the environment, whatever it is about."""
     _compare(builder.guard_manager.root, _environment, None, "a variable of the environment")
 
 

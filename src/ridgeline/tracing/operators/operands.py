@@ -132,7 +132,6 @@ def _signature(func: OpOverload) -> dict[str, tuple[int, Any]]:
 
 @cache
 def _overwritten(func: OpOverload) -> tuple[str, ...]:
-    """Names of the arguments that are written and not read before."""
     # What is given as `out` is filled, whatever was in it.
     filled = tuple(entry.name for entry in func._schema.arguments if entry.is_out)
     is_overwriting = func.overloadpacket in OVERWRITING and not filled

@@ -59,7 +59,11 @@ def apart(batch: Any) -> Any:
 
 def rebuilt(batch: Any) -> Any:
     """The batch in containers of its own, so that code may put entries into it or take some away."""
-    return pytree.tree_map(lambda leaf: leaf, batch)
+    return pytree.tree_map(_itself, batch)
+
+
+def _itself(leaf: Any) -> Any:
+    return leaf
 
 
 def num_samples(batch: Any) -> int:

@@ -183,7 +183,10 @@ def perturbed_inputs(args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
             drawn = torch.randint(*bounds, tensor.shape, generator=generator, device="cpu")
         return drawn.to(tensor.device, tensor.dtype)
 
-    return pytree.tree_map_only(Tensor, lambda tensor: _laid_out_as(tensor, change(tensor)), args)
+    def changed(tensor: Tensor) -> Tensor:
+        return _laid_out_as(tensor, change(tensor))
+
+    return pytree.tree_map_only(Tensor, changed, args)
 
 
 def largest_difference(

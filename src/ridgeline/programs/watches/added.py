@@ -60,7 +60,7 @@ def with_guards(compile_piece: Backend) -> Backend:
         named = {guard.name: guard.originating_source for guard in guards if guard.name}
         kinds, sources = [*_required(code)], [*named.values()]
         guards.update({Guard(source, kind) for source in sources for kind in kinds})
-        of_process = [_require_hooks]
+        of_process: list[Callable[[Any, Guard], None]] = [_require_hooks]
         if settings := settings_of(operators_of(graph)):
             of_process.append(functools.partial(_require_settings, settings))
         if imports := imports_of(code, output.import_sources, output.global_scope):

@@ -109,11 +109,6 @@ def clear_failed_capture(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.d
     back, and the random generator refuses to draw ("Offset increment outside graph capture encountered
     unexpectedly") until a capture ends well: one of nothing does.
 
-    Args:
-        graph: What was captured into.
-        pool: Memory of the capture.
-        device: It was captured there.
-
     Cost: Waits for the device.
     """
     try:

@@ -50,7 +50,7 @@ class Lines:
         An operator of the backward pass belongs to the line of its forward operator; where there is no
         line of the user's, the phase stands for it.
         """
-        node = _current_node()
+        node = torch._C._current_autograd_node()  # noqa: SLF001 - the only way to ask
         while frame is not None and frame is not self.outermost:
             # Further out stands the line that called `backward`, which is none of this operator's.
             if node is not None and frame.f_code is _ENGINE:
@@ -88,10 +88,6 @@ def _described(code: CodeType, line: int) -> str:
     path = Path(code.co_filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown}:{line} in {code.co_name}"
-
-
-def _current_node() -> Node | None:
-    return torch._C._current_autograd_node()  # noqa: SLF001 - the only way to ask
 
 
 def _metadata(node: Node) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class FunctionWatch(TorchFunctionMode):
         finally:
             seen.is_judged = False
         is_copy = name in COPIES_FROM_HOST and self._is_on_device(result)
-        if is_copy and not _given(args, seen.device):
+        if is_copy and not any(self._is_on_device(value) for value in args):
             op = f"{name}(..., device={result.device.type!r})"
             seen.report("unpinned-copy", op, frame)
         elif has_synced and seen.num_reports == reported and not rule:
@@ -286,10 +286,6 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: str) ->
 
 def _hosted(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor.device.type == "cpu"]
-
-
-def _given(args: Sequence[Any], device: str) -> bool:
-    return any(isinstance(value, Tensor) and value.device.type == device for value in args)
 
 
 def _has_host_index(index: Any) -> bool:

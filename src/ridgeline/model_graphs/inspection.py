@@ -104,7 +104,7 @@ def changed_by_loss(
             for _ in range(2):
                 found.clear()
                 python = Undo(model, values=False, arrays=True)
-                loss_fn(model, pytree.tree_map(_copied, batch))
+                loss_fn(model, pytree.tree_map_only(Tensor, own_copy, batch))
                 look()
     finally:
         before.restore()
@@ -128,7 +128,3 @@ def _check(model: nn.Module, given: Sequence[Tensor], outputs: Sequence[Tensor])
             "torch.utils.checkpoint with use_reentrant=True, which takes a backward pass of its own; give it "
             "use_reentrant=False, or use another execution mode"
         )
-
-
-def _copied(leaf: Any) -> Any:
-    return own_copy(leaf) if isinstance(leaf, Tensor) else leaf

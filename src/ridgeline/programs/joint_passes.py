@@ -68,8 +68,7 @@ def keep_zero_products(graph: fx.Graph) -> None:
             value = node.meta.get("val")
             # Whole numbers times 0.0 would be of another type, and there is no NaN among them.
             if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
-                node.args = tuple(0.0 if _is_zero(factor) else factor for factor in node.args)
-
-
-def _is_zero(factor: object) -> bool:
-    return isinstance(factor, int) and factor == 0
+                node.args = tuple(
+                    0.0 if isinstance(factor, int) and factor == 0 else factor
+                    for factor in node.args
+                )

@@ -72,7 +72,7 @@ def calls_in(code: types.CodeType) -> Iterator[CodeCall]:
         elif step.opname in ("PRECALL", "CALL"):
             num = step.arg or 0
             # In 3.11 the first of the two takes the arguments off.
-            if step.opname == "PRECALL" or not _has_precall():
+            if step.opname == "PRECALL" or "PRECALL" not in dis.opmap:
                 given = stack[len(stack) - num :][: num - len(names)]
                 for function in stack[: len(stack) - num][-2:]:
                     yield CodeCall(function, given, _by_name(names, stack))
@@ -91,10 +91,6 @@ def calls_in(code: types.CodeType) -> Iterator[CodeCall]:
 def _by_name(names: tuple[Any, ...], stack: list[Loaded]) -> dict[str, Loaded]:
     values = [_COMPUTED] * len(names) + stack
     return dict(zip(names, values[len(values) - len(names) :], strict=True))
-
-
-def _has_precall() -> bool:
-    return "PRECALL" in dis.opmap
 
 
 def _follow(step: dis.Instruction, stack: list[Loaded]) -> None:

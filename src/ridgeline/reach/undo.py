@@ -31,7 +31,7 @@ not write into such, and a note names one that does."""
 
 
 class StateChange(NamedTuple):
-    """Something that holds another object than before: what it is, in words, and both objects.
+    """Something that holds another object than before, or a tensor with other elements: what, and both.
 
     `put` puts an object there; None where that cannot be said of one place.
     """
@@ -40,14 +40,6 @@ class StateChange(NamedTuple):
     before: Any
     now: Any
     put: Callable[[Any], object] | None = None
-
-
-class ValueChange(NamedTuple):
-    """A tensor with other elements than before: what it is, in words, and both values."""
-
-    what: str
-    before: Tensor
-    now: Tensor
 
 
 class Undo:
@@ -125,7 +117,7 @@ class Undo:
             if repr(now) != repr(state):
                 yield StateChange(f"a {kind}", state, now)
 
-    def value_changes(self) -> "Iterator[ValueChange]":
+    def value_changes(self) -> "Iterator[StateChange]":
         """Tensors whose elements are kept here and are others now; sparse ones are not looked at.
 
         Cost: Waits for the device, once for each tensor.
@@ -134,7 +126,7 @@ class Undo:
             if (change := values.change()) is not None:
                 before, now = change
                 shape = tuple(before.shape)
-                yield ValueChange(
+                yield StateChange(
                     f"tensor {number} of shape {shape} outside the model", before, now
                 )
 

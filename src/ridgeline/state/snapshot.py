@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import CaptureError
 from ridgeline.reach.generators import Generators
 from ridgeline.reach.reach import Reach
-from ridgeline.reach.undo import ValueChange, has_changed
+from ridgeline.reach.undo import StateChange, has_changed
 from ridgeline.tensors.copies import overlaps
 from ridgeline.tensors.nests import tensors_in
 
@@ -69,7 +69,7 @@ class Snapshot:
         for state in self._optimizer.state.values():
             yield from tensors_in(state)
 
-    def changes_beside(self) -> Iterator[ValueChange]:
+    def changes_beside(self) -> Iterator[StateChange]:
         """Tensors with other values than they had, but for the model's parameters that the optimizer has.
 
         Of other networks all are looked at: a loss may be learned with the model.
@@ -82,7 +82,7 @@ class Snapshot:
             is_trained = not number and id(tensor) in held
             if saved is not None and not is_trained and has_changed(saved, tensor):
                 where = " of a network that the loss reads" if number else ""
-                yield ValueChange(f"{path}{where}", saved, tensor)
+                yield StateChange(f"{path}{where}", saved, tensor)
 
     def restore(self, *, keep_settings: bool = False) -> None:
         """Put everything back, in place wherever a tensor still exists; trained gradients become None.

@@ -30,7 +30,8 @@ class CallReads:
     """
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.settings = _settings()
+        modes = torch.is_inference_mode_enabled(), torch.get_default_dtype()
+        self.settings = (*operator_settings(), *modes)
         with torch.no_grad():
             self.guards = settled_guards(call_program, fn, args, name_of(fn))
         # Also those that this call does not read: they are put back, and a comparison perturbs them, like all
@@ -62,7 +63,3 @@ def check_shapes(fn: Callable[..., Any]) -> None:
                     f"wanted a model whose parameters have their shapes, got {name!r} of a "
                     f"{type(module).__name__} that has none yet; call the model once with an example before"
                 )
-
-
-def _settings() -> tuple[Any, ...]:
-    return (*operator_settings(), torch.is_inference_mode_enabled(), torch.get_default_dtype())

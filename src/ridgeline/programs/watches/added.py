@@ -125,8 +125,8 @@ def _require_same(builder: Any, guard: Guard) -> None:
         _compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
     if _holds_containers(value):
         # Below a tuple the compiler looks at nothing while its holder holds what it held.
-        held = functools.partial(_content_of_that, value)
-        _compare(builder.guard_manager.root, held, None, f"what is held by {guard.name}")
+        root, what = builder.guard_manager.root, f"what is held by {guard.name}"
+        _compare(root, lambda _: _content_of(value), None, what)
 
 
 def _require_keys(builder: Any, guard: Guard) -> None:
@@ -169,7 +169,7 @@ def _require_metaclass(builder: Any, guard: Guard) -> None:
 def _require_hooks(builder: Any, _: Guard) -> None:
     root, what = builder.guard_manager.root, "a hook of all modules"
     if hooks_of_all_modules():
-        _compare(root, _hooks, None, what)
+        _compare(root, lambda _: hooks_of_all_modules(), None, what)
     else:
         root.add_lambda_guard(no_module_has_hooks, [f"{what} changed"], None)
 
@@ -219,10 +219,6 @@ def _value(builder: Any, guard: Guard) -> Any:
         return _UNKNOWN
 
 
-def _content_of_that(value: Any, _: Any) -> Any:
-    return _content_of(value)
-
-
 def _own_names(value: Any) -> frozenset[str]:
     """Names of what an object holds itself; a module's parameters, buffers and children, too."""
     own = vars(value)
@@ -253,10 +249,6 @@ def _of_metaclass(value: type) -> dict[tuple[int, str], Any]:
         for name, held in vars(base).items()
         if name not in _OF_EVERY_CLASS
     }
-
-
-def _hooks(_: Any) -> Any:
-    return hooks_of_all_modules()
 
 
 def _environment(_: Any) -> dict[Any, Any]:

@@ -67,7 +67,7 @@ def operands(
 ) -> Operands:
     """The tensors of one call of an operator, sorted by what happens to them."""
     packet = func.overloadpacket
-    inputs = tuple(_distinct_objects(_tensors((*args, *kwargs.values()))))
+    inputs = tuple({id(t): t for t in _tensors((*args, *kwargs.values()))}.values())
     results = tuple(_tensors((result,)))
     overwritten_names = _overwritten(func)
     written = written_arguments(func, args, kwargs)
@@ -144,7 +144,3 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
-
-
-def _distinct_objects(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
-    return {id(tensor): tensor for tensor in tensors}.values()

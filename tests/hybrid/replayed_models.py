@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ridgeline.lint.kept import module_kept
 from ridgeline.model_graphs.form import ModelGraphForm
-from ridgeline.model_graphs.inspection import model_kept
 
 
 class Net(nn.Module):
@@ -46,7 +46,7 @@ class StandIn:
         self, model: nn.Module, run: Callable[..., Any], plain: Callable[..., Any], tensors: Any
     ) -> "Replaying":
         self.num_captures += 1
-        with model_kept(model):
+        with module_kept(model, parameters=False):
             run(*tensors)
         return Replaying(self, run)
 

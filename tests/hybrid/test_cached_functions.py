@@ -14,7 +14,7 @@ from ridgeline.errors import RidgelineError
 from ridgeline.guards.reading import UnreadableError, read_program
 from ridgeline.plan import Plan
 from ridgeline.programs.watches.added import with_guards
-from ridgeline.programs.watches.caches import is_pure
+from ridgeline.programs.watches.left_to_python import is_pure
 from ridgeline.runtime.steps.step import PlannedStep
 
 FACTOR = [1.0]

@@ -135,6 +135,16 @@ def test_regions_are_compiled_inside_active_only() -> None:
     assert torch._dynamo.config.recompile_limit == limit < MOST_VARIANTS
 
 
+def test_what_the_user_compiled_stays_compiled() -> None:
+    """A block of the user's own `compile` lost it when steps by region were made."""
+    model = make_model()
+    model[0].compile(backend="eager")
+    own = model[0]._compiled_call_impl
+    with CompiledRegions(model).active():
+        assert model[0]._compiled_call_impl is not own
+    assert model[0]._compiled_call_impl is own is not None
+
+
 @pytest.fixture(scope="module")
 def eager_losses() -> list[float]:
     """What the eager step's losses are, with dropout and an uneven batch."""

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from ridgeline.plan import Plan
-from ridgeline.programs.draws.full_dropout import drop_all_without_draws
+from ridgeline.programs.draws import drop_all_without_draws
 from ridgeline.runtime.steps.step import PlannedStep
 
 X = torch.tensor([1.0, float("nan"), 3.0])

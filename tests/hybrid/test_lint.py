@@ -240,3 +240,13 @@ def test_buffers_are_under_their_names_again() -> None:
     inspect_callable(module, torch.ones(3), device="cpu")
     assert module.scale is None
     assert module.second is module.first
+
+
+def test_a_sparse_tensor_on_the_host_is_looked_at() -> None:
+    """It has no memory of its own by which to know it again."""
+
+    def fn(x: Tensor) -> Tensor:
+        rows = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=False)
+        return x + len(rows)
+
+    assert inspect_callable(fn, torch.ones(3, device="meta"), device="meta") == Lint((), ())

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from ridgeline.plan import Plan
-from ridgeline.programs.draws.permutations import narrow_permutations
+from ridgeline.programs.draws import narrow_permutations
 from ridgeline.runtime.steps.step import PlannedStep
 
 STEPS = 4

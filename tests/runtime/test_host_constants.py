@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.guards.reading import read_program
 from ridgeline.lint.lint import Lint
-from ridgeline.lint.lint_rules import finding
+from ridgeline.lint.lint_rules import Finding
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.graphs import clearance
@@ -61,7 +61,7 @@ def cleared(
     monkeypatch: pytest.MonkeyPatch, execution: Execution, rules: list[str], takes_host: bool
 ) -> None:
     """Clear a step in which the linter found something, and the compiler reads something."""
-    found = tuple(finding(rule, "aten._to_copy", f"net.py:{i}") for i, rule in enumerate(rules))
+    found = tuple(Finding(rule, "aten._to_copy", f"net.py:{i}") for i, rule in enumerate(rules))
     monkeypatch.setattr(clearance, "inspect_step", lambda *_, **__: Lint(found, ()))
     monkeypatch.setattr(StepReads, "takes_host", takes_host)
     model = Scaled(torch.device("cpu"))

@@ -7,9 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ridgeline as rl
 from ridgeline.tracing.described import _op
-from ridgeline.tracing.module_path import ModulePath
-from ridgeline.tracing.recorder import TracingMode
-from ridgeline.tracing.storages import Storages
+from ridgeline.tracing.recorder import StepRecorder
+from ridgeline.tracing.subject import itself
 from ridgeline.workload import Op
 
 
@@ -55,7 +54,8 @@ def test_parts_of_one_tensor_are_told_apart_by_their_offset() -> None:
 
 def test_tensors_of_the_host_are_marked_in_a_step_on_a_gpu() -> None:
     """A counter on the CPU is the host's there; in a step on the CPU nothing is."""
-    recorder = TracingMode(ModulePath(mlp()), Storages(), alone=(0, 0))
+    model = mlp()
+    recorder = StepRecorder(itself(model, optim.SGD(model.parameters(), 0.1), rows))
     with FakeTensorMode(), recorder:
         torch.empty(3, device="cuda").relu()
         torch.zeros(()).add_(1)

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 import ridgeline as rl
 from ridgeline.errors import WorkloadError
 from ridgeline.machine import Setting
+from ridgeline.reach.loss import scalar_loss
 from ridgeline.tracing.opaque import opaque_timings
 from ridgeline.tracing.recorded_step import Step
+from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.running import real_workload
 from ridgeline.workload import Workload
 from strategies import make_machine
@@ -213,3 +215,12 @@ def test_errors_of_a_step_that_ran_are_its_own() -> None:
         rl.trace(model, lambda m, b: m(b[0]), sgd(model), rows, may_run=True)
     assert torch.equal(model.norm.running_mean, before)
     assert model.calls == 0
+
+
+def test_the_line_that_is_named_is_the_users() -> None:
+    """Code of this package outside of the tracer counted as the user's."""
+    with pytest.raises(WorkloadError) as caught:
+        scalar_loss(None)
+    assert obstacle(ValueError("no").with_traceback(caught.tb)).startswith(
+        "ValueError: no (test_running.py:"
+    )

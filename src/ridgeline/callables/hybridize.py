@@ -1,7 +1,7 @@
 """`rl.hybridize`: a function or module in its fastest equivalent form, with the same results."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,9 +145,7 @@ class Hybrid(Closing):
     def report(self) -> HybridReport:
         """Modes, times, differences, the choice and its reason, and what was counted so far."""
         return msgspec.structs.replace(
-            self._report,
-            notes=tuple(self._dispatch.notes),
-            counters=dict(self._dispatch.counters),
+            self._report, notes=tuple(self._dispatch.notes), counters=dict(self._dispatch.counters)
         )
 
     def save(self, path: str | Path) -> Path:
@@ -185,11 +183,10 @@ def _asked_for(
     device = device_of(dispatch.fn, dispatch.args)
     check_offered(mode, "callable", device.type)
     dispatch.mode = mode
-    row = ModeRow(mode=mode, status="measured", reason="not timed")
+    row = _untimed(mode)
     if mode != "eager":
-        refuse_streams(
-            dispatch.fn, dispatch.args
-        )  # first: the compiler draws from counters as it reads
+        # First, as the compiler draws from counters while it reads.
+        refuse_streams(dispatch.fn, dispatch.args)
         reads, refusal = _read(dispatch, until_made)
         if reads is not None:
             entry = dispatch.make(dispatch.args, reads)
@@ -208,15 +205,7 @@ def _asked_for(
         dispatch.use_unread(entry) if reads is None else dispatch.use(entry, reads)
     else:
         dispatch.use_eager()
-    report = HybridReport(
-        subject=name_of(dispatch.fn),
-        device=device.type,
-        chosen=mode,
-        reason="requested by name",
-        rows=(row,),
-        calls=calls,
-    )
-    return Hybrid(dispatch, report)
+    return _reported(dispatch, "requested by name", (row,), calls=calls)
 
 
 def _read(
@@ -230,7 +219,7 @@ def _read(
     nothing = CaptureError("nothing is in the way")
     try:
         try:
-            return dispatch.read(dispatch.args), nothing
+            return CallReads(dispatch.fn, dispatch.args), nothing
         except WritingError:
             if dispatch.static_io:
                 raise
@@ -238,7 +227,7 @@ def _read(
             # Left only when the form is made, since captures and comparisons call the function with its cache
             # filled.
             until_made.enter_context(filled(dispatch.fn, dispatch.args))
-        return dispatch.read(dispatch.args), nothing
+        return CallReads(dispatch.fn, dispatch.args), nothing
     except CaptureError as error:
         return None, error
 
@@ -256,28 +245,9 @@ def _searched(
         reads, refusal = _read(dispatch, until_made)
         return _fastest(dispatch, reads, refusal, calls, budget_s)
     except SideEffectError as error:
-        return _as_written(dispatch, f"no call of it can be taken back: {error}", calls)
-
-
-@contextlib.contextmanager
-def _taken_back(dispatch: CallDispatch) -> Iterator[None]:
-    """Code that was not read may change anything, each time that it is called."""
-    with undone(dispatch.fn, dispatch.args), refusing_writes():
-        yield
-
-
-def _as_written(dispatch: CallDispatch, reason: str, calls: int | None) -> Hybrid:
-    """The callable as it is, since nothing could be measured."""
-    dispatch.use_eager()
-    report = HybridReport(
-        subject=name_of(dispatch.fn),
-        device=device_of(dispatch.fn, dispatch.args).type,
-        chosen="eager",
-        reason=reason,
-        rows=(ModeRow(mode="eager", status="measured", reason="not timed"),),
-        calls=calls,
-    )
-    return Hybrid(dispatch, report)
+        dispatch.use_eager()
+        reason = f"no call of it can be taken back: {error}"
+        return _reported(dispatch, reason, (_untimed("eager"),), calls=calls)
 
 
 def _fastest(
@@ -287,15 +257,16 @@ def _fastest(
     calls: int | None,
     budget_s: float,
 ) -> Hybrid:
-    device = device_of(dispatch.fn, dispatch.args)
-    kept = contextlib.nullcontext() if reads is not None else _taken_back(dispatch)
-    with capturing(), kept:
+    with capturing(), contextlib.ExitStack() as kept:
+        if reads is None:  # code that was not read may change anything, each time that it is called
+            kept.enter_context(undone(dispatch.fn, dispatch.args))
+            kept.enter_context(refusing_writes())
         found = search(
             dispatch.fn,
             dispatch.eager,
             dispatch.args,
             reads,
-            device,
+            device_of(dispatch.fn, dispatch.args),
             refusal=str(refusal),
             is_left_to_compiler=_is_left_to_compiler(refusal, dispatch),
             calls=calls,
@@ -307,12 +278,27 @@ def _fastest(
         dispatch.use_unread(found.entry) if reads is None else dispatch.use(found.entry, reads)
     else:
         dispatch.use_eager()
+    return _reported(dispatch, found.decision.reason, found.rows, calls=calls, budget_s=budget_s)
+
+
+def _untimed(mode: Execution) -> ModeRow:
+    return ModeRow(mode=mode, status="measured", reason="not timed")
+
+
+def _reported(
+    dispatch: CallDispatch,
+    reason: str,
+    rows: tuple[ModeRow, ...],
+    *,
+    calls: int | None,
+    budget_s: float | None = None,
+) -> Hybrid:
     report = HybridReport(
         subject=name_of(dispatch.fn),
-        device=device.type,
-        chosen=found.decision.mode,
-        reason=found.decision.reason,
-        rows=found.rows,
+        device=device_of(dispatch.fn, dispatch.args).type,
+        chosen=dispatch.mode,
+        reason=reason,
+        rows=rows,
         calls=calls,
         budget_s=budget_s,
     )

@@ -109,11 +109,6 @@ def clear_failed_capture(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.d
     back, and the random generator refuses to draw ("Offset increment outside graph capture encountered
     unexpectedly") until a capture ends well: one of nothing does.
 
-    Args:
-        graph: What was captured into.
-        pool: Memory of the capture.
-        device: It was captured there.
-
     Cost: Waits for the device.
     """
     try:
@@ -184,6 +179,18 @@ def release(graphs: list[torch.cuda.CUDAGraph]) -> None:
     for graph in graphs:
         graph.reset()
     graphs.clear()
+
+
+def lost_device() -> RuntimeError | None:
+    """What the GPU answers where it works for this process no more; None where it does.
+
+    Cost: Waits for the device.
+    """
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def _yes() -> bool:

@@ -23,6 +23,11 @@ def fresh_casts() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+def operator_settings() -> tuple[Any, ...]:
+    """What torch's operators look at besides their arguments."""
+    return (*casting(), torch.are_deterministic_algorithms_enabled())
+
+
 def casting() -> tuple[Any, ...]:
     """What autocast computes in on each kind of device; False where it is off."""
     return tuple(

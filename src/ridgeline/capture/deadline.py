@@ -123,7 +123,6 @@ class _Alarm:
         self._waiting = threading.Thread(target=self._wait, name="ridgeline-limit", daemon=True)
 
     def start(self) -> None:
-        """Begin to wait."""
         _here.alarms.append(self)
         before = signal.getsignal(signal.SIGURG)
         # Python runs handlers in the main thread only; None is one that C code has set, which cannot be put
@@ -163,7 +162,6 @@ class _Alarm:
 
 
 def _arrive(number: int, frame: FrameType | None) -> None:
-    """The signal, in the main thread."""
     _here.raise_late()
 
 

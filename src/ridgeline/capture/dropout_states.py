@@ -113,7 +113,6 @@ class HeldState:
 
 
 def _place(device: torch.device) -> tuple[int, int]:
-    """Seed and offset of a GPU's generator."""
     generator = torch.cuda.default_generators[device.index]
     return generator.initial_seed(), generator.get_offset()
 
@@ -188,11 +187,7 @@ def dropout_state(device: torch.device) -> Tensor | None:
     # The layer's weights lie in one piece of memory, without which torch warns; they need no values.
     layer = nn.LSTM(1, 1, bias=False, device="meta", dtype=torch.float32).to_empty(device=device)
     weights: list[Tensor] = [*layer.parameters()]
-    with (
-        DropoutStateSeen() as seen,
-        torch.no_grad(),
-        torch.autocast(device.type, enabled=False),
-    ):
+    with DropoutStateSeen() as seen, torch.no_grad(), torch.autocast(device.type, enabled=False):
         # The smallest layer that makes the state: torch shows it to operators alone.
         torch.lstm(begin, (begin, begin), weights, False, 1, 0.5, True, False, False)
     return seen.state

@@ -6,7 +6,6 @@ update would be missed without a word; so all of it becomes inputs of the progra
 """
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -29,7 +28,7 @@ from ridgeline.capture.stand_ins import (
     used_tensors,
 )
 from ridgeline.errors import CaptureError, first_line
-from ridgeline.reach.owners import is_machinery
+from ridgeline.reach.owners import innermost_outside
 from ridgeline.tensors.copies import strided_copy
 
 Constant = None | bool | int | float | str
@@ -78,11 +77,7 @@ def as_arguments(example_inputs: Any) -> tuple[Any, ...]:
 
 
 def flatten_program(
-    fn: Callable[..., Any],
-    example_inputs: Any,
-    *,
-    gradients: bool = False,
-    one_device: bool = True,
+    fn: Callable[..., Any], example_inputs: Any, *, gradients: bool = False, one_device: bool = True
 ) -> FlatProgram:
     """Trace a function or module, for inputs like these.
 
@@ -241,9 +236,11 @@ def _plain(constants: dict[int, Any], fn: Callable[..., Any]) -> dict[int, Const
 
 
 def _refusal(fn: Callable[..., Any], error: RuntimeError) -> CaptureError:
+    line = innermost_outside(error.__traceback__)
+    where = f"{Path(line.filename).name}:{line.lineno} in {line.name}" if line else "inside torch"
     return CaptureError(
         f"wanted to trace {name_of(fn)} into a program, got {type(error).__name__}: {first_line(error)} "
-        f"({_user_line(error)}); shapes and control flow must not depend on the values of tensors "
+        f"({where}); shapes and control flow must not depend on the values of tensors "
         "(.item(), if tensor: ..., x[mask])"
     )
 
@@ -251,12 +248,3 @@ def _refusal(fn: Callable[..., Any], error: RuntimeError) -> CaptureError:
 def name_of(fn: Callable[..., Any]) -> str:
     """What messages and reports call a function."""
     return getattr(fn, "__name__", type(fn).__name__)
-
-
-def _user_line(error: BaseException) -> str:
-    """The innermost line of the traceback that is neither torch's nor ours."""
-    torchs = str(Path(torch.__file__).parent)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not (frame.filename.startswith(torchs) or is_machinery(frame.filename)):
-            return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
-    return "inside torch"

@@ -60,13 +60,7 @@ def place(
 ) -> Tensor:
     """Memory for the next result: where its receiver wants it, if that is laid out so, else fresh.
 
-    Args:
-        program: As for `note`.
-        shape: Of the result.
-        strides: Of the result.
-        like: On its device.
-        dtype: Of the result.
-        ahead: Results that are noted before it.
+    `ahead` results are noted before it; the memory is on the device of `like`. See `note`.
     """
     # By number, since a captured program makes its results in the same order each time.
     wanted = _places.get((len(_results) + ahead, program))

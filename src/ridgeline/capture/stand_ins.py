@@ -28,11 +28,7 @@ class StandIns(TorchDispatchMode):
         self.used = used
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _MAKES_CONSTANT:
             return func(*args, **(kwargs or {}))

@@ -14,12 +14,12 @@ from ridgeline.guards.sparse import address
 from ridgeline.guards.unguarded import require_unguarded
 from ridgeline.programs.watches.classes import class_variables, require_classes
 from ridgeline.programs.watches.conditions import Conditions, reader
+from ridgeline.programs.watches.left_to_python import is_plain_value
 from ridgeline.reach.sparse import is_sparse, strides_of
 from ridgeline.tensors.copies import is_noted
 
 MISSING = (LookupError, AttributeError, TypeError)
 """What an expression raises where something that it names is there no longer."""
-_PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 _MODES = "torch_function_mode_stack"
 """In expressions of modes that a caller has entered: they come and go, and are no objects of the program."""
 _CHECKS = "._validate_args"
@@ -161,7 +161,7 @@ class Guards:
             now = self._values(arguments)
         except MISSING:
             return False
-        plain = [*map(is_plain, now)] == [*map(is_plain, self._before)]
+        plain = [*map(is_plain_value, now)] == [*map(is_plain_value, self._before)]
         return (
             plain
             and self._classes({})
@@ -199,14 +199,7 @@ def _require_no_interception(conditions: Conditions) -> None:
 def _is_same(now: Any, before: Any) -> bool:
     """Whether it is the same object, or a plain value; each look at a method makes a new object."""
     is_method = isinstance(now, types.MethodType) and now == before
-    return now is before or is_method or is_plain(now)
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value cannot change and is compared by what it is: a number, text, None, tuples of those."""
-    if isinstance(value, (tuple, frozenset)):
-        return all(map(is_plain, value))
-    return isinstance(value, _PLAIN)
+    return now is before or is_method or is_plain_value(now)
 
 
 def _code_text(code: types.CodeType) -> Iterator[str]:

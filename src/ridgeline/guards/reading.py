@@ -30,9 +30,8 @@ from torch._guards import TracingContext
 from ridgeline.capture.mask_looks import reading
 from ridgeline.capture.unchecked import without_checks
 from ridgeline.errors import CaptureError, first_line
-from ridgeline.guards.leaves import new_leaves_read
-from ridgeline.guards.sparse import leave_out_strides, sparse_tensors_read
-from ridgeline.guards.static_sizes import sizes_read_as_they_are
+from ridgeline.guards.lenient import read_leniently
+from ridgeline.guards.sparse import leave_out_strides
 from ridgeline.programs.distinct_results import memory_number
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.added import with_guards
@@ -143,18 +142,9 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
     settings["reorderable_logging_functions"] = _Unordered((warnings.warn,))
-    before = (
-        HostGenerators.now()
-    )  # what a program draws of Python is drawn before its graph would run
-    with (
-        _lock,
-        config.patch(settings),
-        without_checks(),
-        reading(),
-        sparse_tensors_read(),
-        new_leaves_read(),
-        sizes_read_as_they_are(),
-    ):
+    # What a program draws of Python is drawn before its graph would run.
+    before = HostGenerators.now()
+    with _lock, config.patch(settings), without_checks(), reading(), read_leniently():
         try:
             torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)(**arguments)
         except _Read:

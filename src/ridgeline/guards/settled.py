@@ -36,12 +36,7 @@ def settled_guards(
 ) -> Guards:
     """The guards of `program(fn, args)`, which is read only.
 
-    Args:
-        program: Calls `fn(*args)`.
-        fn: The callable.
-        args: Its arguments.
-        name: What people call it.
-        allows: Says of a write that a captured program makes it as well.
+    `allows` says of a write that a captured program makes it as well, `name` what people call the callable.
 
     Raises:
         UnreadableError: torch's compiler cannot read the call in one piece.

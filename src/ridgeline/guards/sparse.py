@@ -1,33 +1,12 @@
-"""Sparse tensors that a program reads: how the compiler comes to read them, and where they lie."""
+"""Sparse tensors that a program reads: what of their layout is compared, and where they lie."""
 
-import contextlib
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._dynamo.variables import builder
 
 from ridgeline.reach.sparse import is_sparse, parts
-
-_REFUSING = ("wrap_tensor", "handle_traced_output")
-"""Functions of TorchDynamo that refuse a sparse tensor since what is compiled has no guards for its elements.
-Nothing is compiled of a reading. Where others ask, it is about strides, which a sparse tensor has not."""
-_is_sparse_any = builder.is_sparse_any
-
-
-@contextlib.contextmanager
-def sparse_tensors_read() -> Iterator[None]:
-    """Inside, TorchDynamo takes sparse tensors as it takes others: by shape, dtype and layout."""
-
-    def is_refused(value: Any) -> bool:
-        asking = sys._getframe(1).f_code.co_name  # noqa: SLF001 - the documented way
-        return asking not in _REFUSING and bool(_is_sparse_any(value))
-
-    with mock.patch.object(builder, "is_sparse_any", is_refused):
-        yield
 
 
 def leave_out_strides(shapes: Mapping[Any, Any]) -> None:

@@ -46,11 +46,6 @@ def require_unguarded(
 ) -> None:
     """Require all of that to stay as it is now.
 
-    Args:
-        conditions: Receives the comparisons.
-        reading: Of the program.
-        arguments: As they are now.
-
     Raises:
         UnreadableError: there is an array with more elements than can be compared.
     """

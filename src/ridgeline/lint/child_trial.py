@@ -99,7 +99,9 @@ def try_in_child(
         directory = Path(name)
         status, text = _prepare(directory, payload)
         if status == "ok":
-            status, text = _run(directory, _reference(program), limit_s)
+            if not isinstance(program, str):
+                program = f"{program.__module__}:{program.__qualname__}"
+            status, text = _run(directory, program, limit_s)
     return TrialOutcome(status, text, time.perf_counter() - begin)
 
 
@@ -240,9 +242,3 @@ def child_environment() -> dict[str, str]:
     # The empty entry means the directory of whoever reads it.
     places = [place or str(Path.cwd()) for place in sys.path]
     return environment | {"PYTHONPATH": os.pathsep.join(places), TRIAL_VARIABLE: "1"}
-
-
-def _reference(program: str | Callable[..., Any]) -> str:
-    if isinstance(program, str):
-        return program
-    return f"{program.__module__}:{program.__qualname__}"

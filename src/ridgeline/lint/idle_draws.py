@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.lint.lint_judge import CalledOperator
+from ridgeline.programs.distinct_results import memory_number
 
 _LEAST = 1e-30
 """Limits that are nearer to zero are zero in single precision."""
@@ -48,7 +49,7 @@ class IdleDraws:
 
     def __init__(self, refuted: Callable[[str], None]) -> None:
         self.refuted = refuted
-        self._draws: dict[int, tuple[Tensor, IdleDraw, str]] = {}
+        self._draws: dict[int | None, tuple[Tensor, IdleDraw, str]] = {}
 
     @property
     def draws(self) -> tuple[IdleDraw, ...]:
@@ -57,7 +58,7 @@ class IdleDraws:
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
         """Whether a tensor is such a draw."""
-        return any(_memory(tensor) in self._draws for tensor in tensors)
+        return any(memory_number(tensor) in self._draws for tensor in tensors)
 
     def take(self, operation: CalledOperator, line: Callable[[], str]) -> bool:
         """Whether an operator is such a draw, or a comparison of one that decides nothing.
@@ -69,13 +70,10 @@ class IdleDraws:
         if _is_draw(operation):
             tensor = operation.outputs[0]
             draw = IdleDraw(tuple(tensor.shape), tensor.dtype)
-            self._draws[_memory(tensor)] = (
-                tensor,
-                draw,
-                line(),
-            )  # kept, so that its memory stays its own
+            # The tensor is kept, so that its memory stays its own.
+            self._draws[memory_number(tensor)] = (tensor, draw, line())
             return True
-        read = dict.fromkeys(map(_memory, operation.inputs)).keys() & self._draws.keys()
+        read = dict.fromkeys(map(memory_number, operation.inputs)).keys() & self._draws.keys()
         if not read:
             return False
         # Checked as it runs, since the same draw may decide nothing here and something in the next line.
@@ -102,9 +100,3 @@ def _is_decided(operation: CalledOperator) -> bool:
     decided = _COMPARISONS.get(operation.name)
     limit = operation.args[1] if len(operation.args) == 2 else None
     return decided is not None and isinstance(limit, int | float) and decided(float(limit))
-
-
-def _memory(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided:
-        return 0
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 - what views of one memory share

@@ -1,39 +1,29 @@
 """Running a program without a trace: random state, parameters and buffers are put back afterwards."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ridgeline.tensors.copies import overlaps
-
-
-@contextlib.contextmanager
-def state_kept(module: Any) -> Iterator[None]:
-    """Parameters and buffers of a module as before, at the end; nothing for what is no module."""
-    if not isinstance(module, nn.Module):
-        yield
-        return
-    with tensors_kept(module, (*module.parameters(), *module.buffers())):
-        yield
+from ridgeline.state.saved_state import preserved
 
 
 @contextlib.contextmanager
-def tensors_kept(module: nn.Module, tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Values of some tensors of a module as before, at the end, and its buffers under their names.
+def module_kept(module: Any, *, parameters: bool = True) -> Iterator[None]:
+    """Random state, parameters and buffers of a module as before, at the end.
 
-    Tensors whose elements share memory are not written.
+    Args:
+        module: Of what is none, random state alone is kept.
+        parameters: Without, parameters are not looked at.
     """
-    before = [(t, t.detach().clone()) for t in tensors if not overlaps(t)]
-    try:
-        with buffers_attached(module):
+    if not isinstance(module, nn.Module):
+        with preserved([]):
             yield
-    finally:
-        with torch.no_grad():
-            for tensor, saved in before:
-                tensor.copy_(saved)
+        return
+    tensors = [*module.buffers(), *(module.parameters() if parameters else ())]
+    with preserved(tensors), buffers_attached(module):
+        yield
 
 
 @contextlib.contextmanager

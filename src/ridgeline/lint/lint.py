@@ -20,14 +20,11 @@ from ridgeline.capture.capturing import told_of_capture
 from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.lint.child_worker import is_trial
 from ridgeline.lint.idle_draws import IdleDraw
-from ridgeline.lint.kept import (
-    buffers_attached,
-    state_kept,
-)
+from ridgeline.lint.kept import buffers_attached, module_kept
 from ridgeline.lint.lint_lines import changing_lines
 from ridgeline.lint.lint_observer import Doubt, Observation, watching
 from ridgeline.lint.lint_optimizer import optimizer_findings
-from ridgeline.lint.lint_rules import FROM_HOST, Finding, finding
+from ridgeline.lint.lint_rules import FROM_HOST, Finding
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.optimizers.capturable import make_capturable
@@ -40,18 +37,6 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.state.snapshot import Snapshot
 from ridgeline.tensors.batch import split
 from ridgeline.tensors.copies import own_copy
-
-__all__ = [
-    "FROM_HOST",
-    "Doubt",
-    "Finding",
-    "Lint",
-    "check_capturable",
-    "inspect_callable",
-    "inspect_step",
-    "is_doubtful",
-    "optimizer_findings",
-]
 
 
 class Lint(NamedTuple):
@@ -164,7 +149,7 @@ def inspect_callable(fn: Callable[..., Any], inputs: Any, *, device: str | torch
     module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
     try:
-        with torch.no_grad(), random_state_kept(), state_kept(module):
+        with torch.no_grad(), module_kept(module):
             for watch in (contextlib.nullcontext(), watching(seen)):
                 copied = _copied(given, kind)
                 with watch:
@@ -265,9 +250,8 @@ def _copied(batch: Any, device: str) -> Any:
 
 
 def _sparse_findings(model: nn.Module) -> tuple[Finding, ...]:
-    """Gradients that no captured step of an optimizer takes."""
     return tuple(
-        finding("sparse", "a sparse gradient", f"the weight of {name or 'the model'}")
+        Finding("sparse", "a sparse gradient", f"the weight of {name or 'the model'}")
         for name in sparse_modules(model)
     )
 

@@ -8,7 +8,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -68,12 +68,7 @@ class CallWatch:
         sys.setprofile(self._see)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.setprofile(self._before)
         if _numpy_state() != self._numpy:
             self._report("host-randomness", "numpy.random", None)

@@ -50,13 +50,13 @@ class Lines:
         An operator of the backward pass belongs to the line of its forward operator; where there is no
         line of the user's, the phase stands for it.
         """
-        node = _current_node()
+        node = torch._C._current_autograd_node()  # noqa: SLF001 - the only way to ask
         while frame is not None and frame is not self.outermost:
             # Further out stands the line that called `backward`, which is none of this operator's.
             if node is not None and frame.f_code is _ENGINE:
                 break
             if is_users(frame.f_code):
-                return _describe(frame)
+                return _described(frame.f_code, frame.f_lineno)
             frame = frame.f_back
         if node is not None:
             line = _metadata(node).get(_LINE)
@@ -84,14 +84,10 @@ def is_users(code: CodeType) -> bool:
     return not name.startswith(_STANDARD) or "site-packages" in name or "dist-packages" in name
 
 
-def _describe(frame: FrameType) -> str:
-    path = Path(frame.f_code.co_filename)
+def _described(code: CodeType, line: int) -> str:
+    path = Path(code.co_filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _current_node() -> Node | None:
-    return torch._C._current_autograd_node()  # noqa: SLF001 - the only way to ask
+    return f"{shown}:{line} in {code.co_name}"
 
 
 def _metadata(node: Node) -> dict[str, Any]:
@@ -137,10 +133,5 @@ def _changes(what: str, code: CodeType) -> Iterator[str]:
                 step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval in _GROWING
             )
         if is_it:
-            yield f"{_shown(code.co_filename)}:{line} in {code.co_name}"
+            yield _described(code, line)
         before = step
-
-
-def _shown(filename: str) -> str:
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

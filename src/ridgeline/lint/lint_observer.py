@@ -14,19 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.lint.idle_draws import IdleDraws
 from ridgeline.lint.lint_calls import CallWatch
 from ridgeline.lint.lint_judge import CalledOperator, judge
 from ridgeline.lint.lint_lines import UNKNOWN, Lines
-from ridgeline.lint.lint_rules import (
-    COPIES_FROM_HOST,
-    HOST_READS,
-    Finding,
-    finding,
-)
+from ridgeline.lint.lint_rules import COPIES_FROM_HOST, HOST_READS, Finding
+from ridgeline.programs.distinct_results import memory_number
+from ridgeline.tensors.nests import tensors_in
 
 KNOWN_NAMESPACES = frozenset(
     (
@@ -87,7 +83,7 @@ class Observation:
         self._findings: dict[tuple[str, str], Finding] = {}
         self._doubts: dict[Doubt, None] = {}
         self._constants: dict[int, Tensor] = {}
-        self._read: set[int] = set()
+        self._read: set[int | None] = set()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -114,7 +110,7 @@ class Observation:
 
     def report_at(self, rule: str, op: str, line: str) -> None:
         """Keep a finding at a line of the user's."""
-        self._findings.setdefault((rule, line), finding(rule, op, line))
+        self._findings.setdefault((rule, line), Finding(rule, op, line))
 
     def take_idle_draws(self) -> None:
         """Draws on the host that decide nothing are no findings from now on."""
@@ -122,25 +118,26 @@ class Observation:
 
     def note_read(self, tensors: Sequence[Tensor]) -> None:
         """An operator has read these."""
-        self._read.update(_storage(t) for t in tensors if t.layout is torch.strided)
+        self._read.update({*map(memory_number, tensors)} - {None})
 
     def forget_read(self, tensors: Sequence[Tensor]) -> None:
         """Count the memory of these as not read."""
-        self._read.difference_update(_storage(t) for t in tensors if t.layout is torch.strided)
+        self._read.difference_update(map(memory_number, tensors))
 
     def has_read(self, tensor: Tensor) -> bool:
         """Whether an operator has read that memory, for a tensor that lived all the while."""
-        return tensor.layout is torch.strided and _storage(tensor) in self._read
+        return memory_number(tensor) in self._read
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor on the host holds what the step itself made from Python numbers."""
-        return tensor.layout is torch.strided and _storage(tensor) in self._constants
+        return memory_number(tensor) in self._constants
 
     def hold_constant(self, tensor: Tensor) -> None:
         """Count a tensor on the host as made by the step; it is kept, so its address stays its own."""
         if self.device == "cpu":
             return  # there the host stands for the device
-        self._constants[_storage(tensor)] = tensor
+        if (number := memory_number(tensor)) is not None:  # a sparse one has none of its own
+            self._constants[number] = tensor
 
 
 class FunctionWatch(TorchFunctionMode):
@@ -169,11 +166,8 @@ class FunctionWatch(TorchFunctionMode):
             result, has_synced = _run(func, args, kwargs or {}, seen.device)
         finally:
             seen.is_judged = False
-        if (
-            name in COPIES_FROM_HOST
-            and self._is_on_device(result)
-            and not _given(args, seen.device)
-        ):
+        is_copy = name in COPIES_FROM_HOST and self._is_on_device(result)
+        if is_copy and not any(self._is_on_device(value) for value in args):
             op = f"{name}(..., device={result.device.type!r})"
             seen.report("unpinned-copy", op, frame)
         elif has_synced and seen.num_reports == reported and not rule:
@@ -187,14 +181,13 @@ class FunctionWatch(TorchFunctionMode):
         first = args[0] if args else None
         if not isinstance(first, Tensor):
             return "", ""
-        if name in HOST_READS or (name == "torch.Tensor.cpu"):
-            op = HOST_READS.get(name, "tensor.cpu()")
+        if name == "torch.Tensor.cpu" and self._is_on_device(first, even_cpu=True):
+            return "host-copy", "tensor.cpu()"
+        if name in HOST_READS:
             if self._is_on_device(first, even_cpu=True):
-                return ("host-copy" if name == "torch.Tensor.cpu" else "host-sync"), op
-            is_read = first.device.type == "cpu" and name in HOST_READS
-            return (
-                ("host-tensor", op) if is_read and not self._seen.is_constant(first) else ("", "")
-            )
+                return "host-sync", HOST_READS[name]
+            is_read = first.device.type == "cpu" and not self._seen.is_constant(first)
+            return ("host-tensor", HOST_READS[name]) if is_read else ("", "")
         if name == "torch.Tensor.grad.__set__":
             # Clearing an absent gradient changes nothing.
             is_cleared = args[1] is None and first.is_leaf and first.grad is not None
@@ -231,8 +224,8 @@ class OperatorWatch(TorchDispatchMode):
         kwargs = kwargs or {}
         name = f"{func.namespace}.{func._schema.name.partition('::')[2]}"  # noqa: SLF001 - its name
         result, has_synced = _run(func, args, kwargs, seen.device)
-        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        inputs = tensors_in((args, kwargs))
+        outputs = tensors_in(result)
         # Of operators and not of functions: a function may take a tensor and never look into it.
         seen.note_read(inputs)
         operation = CalledOperator(
@@ -281,33 +274,18 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: str) ->
             result = func(*args, **kwargs)
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-    others = [warning for warning in caught if not _is_about_sync(warning)]
-    synced = [warning for warning in caught if _SYNC_WARNING in str(warning.message)]
-    for warning in others:
-        warnings.warn_explicit(
-            warning.message,
-            warning.category,
-            warning.filename,
-            warning.lineno,
-            source=warning.source,
-        )
-    return result, bool(synced)
-
-
-def _is_about_sync(warning: warnings.WarningMessage) -> bool:
-    return any(text in str(warning.message) for text in (_SYNC_WARNING, _MODE_WARNING))
+    has_synced = False
+    for one in caught:
+        has_synced |= _SYNC_WARNING in str(one.message)
+        if not any(text in str(one.message) for text in (_SYNC_WARNING, _MODE_WARNING)):
+            warnings.warn_explicit(
+                one.message, one.category, one.filename, one.lineno, source=one.source
+            )
+    return result, has_synced
 
 
 def _hosted(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor.device.type == "cpu"]
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 - what views of one memory share
-
-
-def _given(args: Sequence[Any], device: str) -> bool:
-    return any(isinstance(value, Tensor) and value.device.type == device for value in args)
 
 
 def _has_host_index(index: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ridgeline.lint.lint_rules import Finding, finding
+from ridgeline.lint.lint_rules import Finding
 from ridgeline.optimizer_forms import has_device_form, has_step_of_torch, reads_rate
 from ridgeline.optimizers.fused_limits import why_not_fused
 
@@ -24,24 +24,23 @@ def optimizer_findings(optimizer: Optimizer) -> tuple[Finding, ...]:
     """
     name = type(optimizer).__name__
     if not has_step_of_torch(optimizer):
-        return (finding("own-step", name, f"{type(optimizer).__module__}.{name}.step"),)
+        return (Finding("own-step", name, f"{type(optimizer).__module__}.{name}.step"),)
     found: list[Finding] = []
     for number, group in enumerate(optimizer.param_groups):
         line = f"param_groups[{number}] of the optimizer"
         # The first that applies: with no form for the device, the others follow from it.
         if not has_device_form(name, group):
-            found.append(finding("optimizer", _with_settings(name, group), line))
+            found.append(Finding("optimizer", _with_settings(name, group), line))
             if "lr" in group and not isinstance(group["lr"], Tensor):
-                found.append(finding("learning-rate", f"lr={group['lr']!r} of {name}", line))
+                found.append(Finding("learning-rate", f"lr={group['lr']!r} of {name}", line))
         elif "capturable" not in group and (why := why_not_fused(optimizer, group)) is not None:
-            found.append(finding("optimizer", f"{_with_settings(name, group)}, where {why}", line))
+            found.append(Finding("optimizer", f"{_with_settings(name, group)}, where {why}", line))
         elif reads_rate(name, group):
-            found.append(finding("rate-read", _with_settings(name, group), line))
+            found.append(Finding("rate-read", _with_settings(name, group), line))
     return tuple(found)
 
 
 def _with_settings(name: str, group: dict[str, Any]) -> str:
-    """The class with those settings that decide here."""
     decisive = {key: group.get(key, usual) for key, usual in SILENT.items()}
     shown = [f"{key}={value}" for key, value in decisive.items() if value != SILENT[key]]
     return f"{name}({', '.join(shown)})" if shown else name

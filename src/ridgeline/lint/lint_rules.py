@@ -118,27 +118,18 @@ class Finding(NamedTuple):
     """Something in a program that a CUDA graph cannot hold; `str()` gives the whole message.
 
     Attributes:
-        rule: Name in `RULES`.
+        rule: Name in `RULES`, which say why it cannot be captured, and what to write instead.
         op: The operator or Python call, e.g. `tensor.item()` or `aten.nonzero`.
         line: Where the user's code does it: `net.py:12 in forward`.
-        reason: Why it cannot be captured.
-        remedy: What to write instead.
     """
 
     rule: str
     op: str
     line: str
-    reason: str
-    remedy: str
 
     def __str__(self) -> str:
-        wanted = RULES[self.rule].wanted
-        return f"wanted {wanted}, got {self.op} at {self.line}: {self.reason}; {self.remedy}"
-
-
-def finding(rule: str, op: str, line: str) -> Finding:
-    """The finding that `op` breaks a rule."""
-    return Finding(rule, op, line, RULES[rule].reason, RULES[rule].remedy)
+        wanted, reason, remedy = RULES[self.rule]
+        return f"wanted {wanted}, got {self.op} at {self.line}: {reason}; {remedy}"
 
 
 HOST_READS: dict[str, str] = {
@@ -166,42 +157,21 @@ COPIES_FROM_HOST = ("torch.tensor", "torch.as_tensor", "torch.asarray", "torch.T
 FROM_HOST = frozenset(("unpinned-copy", "host-tensor"))
 """Rules that a program breaks by what lies on the host; the compiler may make that on the device."""
 
+_BY_RULE = {
+    "host-sync": (
+        "_local_scalar_dense item is_nonzero equal allclose _linalg_check_errors _linalg_eigvals linalg_eig "
+        "linalg_eigvals _linalg_svd linalg_lstsq linalg_matrix_exp _ctc_loss _pack_padded_sequence "
+        "embedding_renorm_"
+    ),
+    "pinning": "_pin_memory pin_memory",
+    "dynamic-shape": (
+        "nonzero argwhere masked_select _unique _unique2 unique_dim unique_consecutive bincount "
+        "unique_dim_consecutive repeat_interleave index index_put index_put_ _index_put_impl_"
+    ),
+    "sparse": "_sparse_coo_tensor_with_dims_and_tensors sparse_coo_tensor _coalesce _to_sparse",
+}
 OPERATORS: dict[str, str] = {
-    "aten._local_scalar_dense": "host-sync",
-    "aten.item": "host-sync",
-    "aten.is_nonzero": "host-sync",
-    "aten.equal": "host-sync",
-    "aten.allclose": "host-sync",
-    "aten._linalg_check_errors": "host-sync",
-    "aten._linalg_eigvals": "host-sync",
-    "aten.linalg_eig": "host-sync",
-    "aten.linalg_eigvals": "host-sync",
-    "aten._linalg_svd": "host-sync",
-    "aten.linalg_lstsq": "host-sync",
-    "aten.linalg_matrix_exp": "host-sync",
-    "aten._ctc_loss": "host-sync",
-    "aten._pack_padded_sequence": "host-sync",
-    "aten.embedding_renorm_": "host-sync",
-    "aten._pin_memory": "pinning",
-    "aten.pin_memory": "pinning",
-    "aten.nonzero": "dynamic-shape",
-    "aten.argwhere": "dynamic-shape",
-    "aten.masked_select": "dynamic-shape",
-    "aten._unique": "dynamic-shape",
-    "aten._unique2": "dynamic-shape",
-    "aten.unique_dim": "dynamic-shape",
-    "aten.unique_consecutive": "dynamic-shape",
-    "aten.unique_dim_consecutive": "dynamic-shape",
-    "aten.bincount": "dynamic-shape",
-    "aten.repeat_interleave": "dynamic-shape",
-    "aten.index": "dynamic-shape",
-    "aten.index_put": "dynamic-shape",
-    "aten.index_put_": "dynamic-shape",
-    "aten._index_put_impl_": "dynamic-shape",
+    **{f"aten.{name}": rule for rule, names in _BY_RULE.items() for name in names.split()},
     "torchvision.nms": "dynamic-shape",
-    "aten._sparse_coo_tensor_with_dims_and_tensors": "sparse",
-    "aten.sparse_coo_tensor": "sparse",
-    "aten._coalesce": "sparse",
-    "aten._to_sparse": "sparse",
 }
 """Operator to rule. Some break their rule only in one form: see `CONDITIONS` of `lint_judge`."""

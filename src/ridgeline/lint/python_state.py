@@ -11,12 +11,7 @@ from typing import Any
 import numpy
 from torch import Tensor
 
-from ridgeline.reach.differences import (
-    differences,
-    have_same_places,
-    members_of,
-    parts_of,
-)
+from ridgeline.reach.differences import differences, have_same_places, members_of, parts_of
 from ridgeline.reach.reach import BUFFERS, Reach
 from ridgeline.reach.renewals import can_be_renewed
 from ridgeline.reach.undo import Undo

@@ -161,7 +161,6 @@ class CapturedModel:
     def _backward_of(
         self, outputs: Sequence[Tensor], seeds: Sequence[Tensor] | None = None
     ) -> tuple[Tensor | None, ...]:
-        """Gradients of arguments and parameters that require them."""
         trained = [out for out in outputs if out.requires_grad]
         if seeds is None:
             # Warm-up only: zeros add nothing, whatever follows.

@@ -18,14 +18,16 @@ from ridgeline.capture.casts import fresh_casts
 from ridgeline.capture.dropout_states import left_as_found
 from ridgeline.capture.mask_looks import sparing
 from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.lint.kept import module_kept
 from ridgeline.lint.lint import check_capturable
 from ridgeline.model_graphs.captured import CapturedModel
-from ridgeline.model_graphs.inspection import changed_by_loss, inspect_model, model_kept
+from ridgeline.model_graphs.inspection import changed_by_loss, inspect_model
 from ridgeline.model_graphs.known_call import Captured, KnownCall
 from ridgeline.model_graphs.written_parameters import written_parameters
-from ridgeline.programs.compiling import Form, LossFunction, many_variants
+from ridgeline.programs.compiling import Form, LossFunction, called_by, many_variants
 from ridgeline.programs.watches.class_watch import ClassWatch
 from ridgeline.reach.undo import Undo
+from ridgeline.tensors.nests import tensors_in
 
 OTHER_CALLS = (
     "calls of the model in another shape or setting than the captured one ran as they were written"
@@ -102,13 +104,8 @@ class ModelGraphForm(Form):
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Calls of the model inside are replayed."""
-        before = self._model._compiled_call_impl  # noqa: SLF001 - what `Module.compile` sets
-        self._model._compiled_call_impl = self._replayed  # noqa: SLF001
-        try:
-            with many_variants(), sparing():
-                yield
-        finally:
-            self._model._compiled_call_impl = before  # noqa: SLF001
+        with called_by([(self._model, self._replayed)]), many_variants(), sparing():
+            yield
 
     def close(self) -> None:
         """Drop the graphs."""
@@ -197,7 +194,7 @@ class ModelGraphForm(Form):
 
         self._is_waiting = True  # a model that calls itself does so inside of the capture
         captured = self._capture(
-            self._model, of_tensors(self._call), of_tensors(self._plain), known.tensors(leaves)
+            self._model, of_tensors(self._call), of_tensors(self._plain), tensors_in(leaves)
         )
         if captured is None:
             return None
@@ -234,7 +231,10 @@ def capture_on_gpu(
             return None
         # The backward pass is compiled by the first call as well: its own threads cannot be stopped.
         before = Undo(model, spared=(*model.parameters(), *model.buffers()))
-        with model_kept(model), autograd_config.patch(force_non_lazy_backward_lowering=True):
+        with (
+            module_kept(model, parameters=False),
+            autograd_config.patch(force_non_lazy_backward_lowering=True),
+        ):
             try:
                 captured = CapturedModel(run, tensors, before, model.modules())
             except BaseException:

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,16 +10,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
-from ridgeline.lint.kept import tensors_kept
-from ridgeline.lint.lint import (
-    Lint,
-    as_if_capturing,
-    judge_python,
-)
+from ridgeline.lint.kept import module_kept
+from ridgeline.lint.lint import Lint, as_if_capturing, judge_python
 from ridgeline.lint.lint_observer import Observation, watching
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.model_graphs.captured import gradients_of, nodes_behind
-from ridgeline.reach.generators import random_state_kept
+from ridgeline.programs.compiling import called_by
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.copies import own_copy
 
@@ -52,7 +48,7 @@ def inspect_model(
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
     before = Undo(model, spared=(*model.parameters(), *model.buffers()))
     try:
-        with model_kept(model):
+        with module_kept(model, parameters=False):
             # The first call may fill caches, which no later one does.
             for watch in (contextlib.nullcontext(), watching(seen)):
                 given = [own_copy(tensor) for tensor in tensors]
@@ -102,26 +98,17 @@ def changed_by_loss(
         python = Undo(model, values=False, arrays=True)
         return result
 
-    before, calling = Undo(model, loss_fn, batch), model._compiled_call_impl  # noqa: SLF001
-    model._compiled_call_impl = call  # noqa: SLF001 - what `Module.compile` sets
+    before = Undo(model, loss_fn, batch)
     try:
-        with model_kept(model):
+        with called_by([(model, call)]), module_kept(model, parameters=False):
             for _ in range(2):
                 found.clear()
                 python = Undo(model, values=False, arrays=True)
-                loss_fn(model, pytree.tree_map(_copied, batch))
+                loss_fn(model, pytree.tree_map_only(Tensor, own_copy, batch))
                 look()
     finally:
-        model._compiled_call_impl = calling  # noqa: SLF001
         before.restore()
     return found[0] if found else ""
-
-
-@contextlib.contextmanager
-def model_kept(model: nn.Module) -> Iterator[None]:
-    """Buffers and random state as before, at the end; parameters are not looked at."""
-    with tensors_kept(model, model.buffers()), random_state_kept():
-        yield
 
 
 def _check(model: nn.Module, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -141,7 +128,3 @@ def _check(model: nn.Module, given: Sequence[Tensor], outputs: Sequence[Tensor])
             "torch.utils.checkpoint with use_reentrant=True, which takes a backward pass of its own; give it "
             "use_reentrant=False, or use another execution mode"
         )
-
-
-def _copied(leaf: Any) -> Any:
-    return own_copy(leaf) if isinstance(leaf, Tensor) else leaf

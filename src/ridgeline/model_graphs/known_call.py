@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ridgeline.capture.casts import casting
+from ridgeline.capture.casts import operator_settings
 from ridgeline.errors import ObstacleError
 from ridgeline.guards.layouts import LayoutReads, refused_unread
 from ridgeline.guards.model_guard import ModelGuard
 from ridgeline.model_graphs.captured import CapturedModel
 from ridgeline.tensors.copies import own_copy
+from ridgeline.tensors.nests import tensors_in
 
 Captured = Callable[..., tuple[Tensor, ...]]
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -49,11 +50,11 @@ class KnownCall:
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._key = _key(leaves)
-        self._setting = _setting()
+        self._setting = operator_settings()
         self._result: tuple[list[Any], list[tuple[int, int]], pytree.TreeSpec] | None = None
         self._dataclass: Any = None
         device = next(model.parameters()).device.type
-        if any(leaf.device.type != device for leaf in self.tensors(leaves)):
+        if any(leaf.device.type != device for leaf in tensors_in(leaves)):
             raise ObstacleError(
                 f"wanted arguments of {self._name} on the device, got a tensor on the host, whose values a "
                 "graph would keep; move it before the call"
@@ -70,7 +71,7 @@ class KnownCall:
         """
         why = self._guard.changed()
         # Guards were made in the modes of the capture, and fail in others for that alone.
-        if why is None and _setting() == self._setting:
+        if why is None and operator_settings() == self._setting:
             why = self._reads.broken()
         return why
 
@@ -79,14 +80,10 @@ class KnownCall:
         return (
             structure == self._structure
             and _key(leaves) == self._key
-            and _setting() == self._setting
+            and operator_settings() == self._setting
             and self._guard.changed() is None
             and self._reads.fit(_brought(leaves, structure))
         )
-
-    def tensors(self, leaves: list[Any]) -> list[Tensor]:
-        """The tensors among the leaves of arguments."""
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def arguments(self, tensors: tuple[Tensor, ...]) -> Any:
         """Positional arguments and keywords of the model's call."""
@@ -126,7 +123,7 @@ class KnownCall:
 
     def result(self, leaves: list[Any]) -> Any:
         """What a replay gives for arguments, as the model returns it."""
-        outputs = self.call(*self.tensors(leaves))
+        outputs = self.call(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
         assert self._result is not None
         rest, places, structure = self._result
         filled = list(rest)
@@ -173,8 +170,3 @@ def _key(leaves: list[Any]) -> list[Any]:
         else (type(leaf), leaf)
         for leaf in leaves
     ]
-
-
-def _setting() -> tuple[Any, ...]:
-    """What torch's operators look at besides their arguments."""
-    return (*casting(), torch.are_deterministic_algorithms_enabled())

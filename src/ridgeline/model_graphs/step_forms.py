@@ -1,8 +1,5 @@
 """The form that a step's forward pass takes: as written, compiled whole or by region, or a replayed model."""
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import nn
 
 from ridgeline.model_graphs.form import ModelGraphForm, capture_on_gpu
@@ -13,6 +10,7 @@ from ridgeline.programs.compiling import (
     LossFunction,
     RegionalForm,
     WholeForm,
+    compiled_call,
 )
 
 
@@ -54,7 +52,7 @@ def make_form(
         owns_random=owns_random, bucket_bytes=bucket_bytes, notes=notes
     )
     if replays_model:
-        call = _compiled_call(model, arguments) if kind == "compiled" else None
+        call = compiled_call(model, arguments) if kind == "compiled" else None
         return ModelGraphForm(loss_fn, model, call, notes=notes, capture=capture_on_gpu)
     is_special = is_replayed and (announces or combines)
     if is_special:
@@ -73,14 +71,3 @@ def make_form(
         notes.append(form.regions.note)
         return form
     return Form(loss_fn)
-
-
-def _compiled_call(model: nn.Module, arguments: dict[str, Any]) -> Callable[..., Any]:
-    """Calls the model in compiled form; it stays as it is."""
-    inductor.ignore_advice()
-    before = model._compiled_call_impl  # noqa: SLF001 - what `Module.compile` sets
-    model.compile(**arguments)
-    call = model._compiled_call_impl  # noqa: SLF001
-    model._compiled_call_impl = before  # noqa: SLF001
-    assert call is not None
-    return call

@@ -16,11 +16,7 @@ _Parameters = dict[str, tuple[int, Tensor]]
 
 
 class WrittenParameters:
-    """What two calls of a model have left in its parameters.
-
-    Args:
-        model: Its parameters are copied.
-    """
+    """What two calls of a model have left in its parameters, of which it keeps copies."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

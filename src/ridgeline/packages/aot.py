@@ -14,18 +14,18 @@ from torch._inductor import aoti_compile_and_package
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.packages import kept_programs
 from ridgeline.packages.compilers import working_compiler
-from ridgeline.programs.draws.permutations import narrow_permutations
+from ridgeline.programs.draws import narrow_permutations
 from ridgeline.programs.extremes import rounding_options
 from ridgeline.programs.inductor import FAILURES, ignore_advice, require_written
+from ridgeline.programs.joint_passes import keep_zero_products
 from ridgeline.programs.reshaping import reshaping
 from ridgeline.programs.watches.hooks_of_all import no_hooks_of_all_modules
-from ridgeline.programs.zero_products import keep_zero_products
 from ridgeline.reach.generators import random_state_kept
+from ridgeline.tensors.nests import tensors_in
 
 SETTINGS: dict[str, str | int | bool] = {
     # The compiler's own random numbers differ from torch's: with these a program drops out what the
@@ -102,7 +102,6 @@ def _exported(program: ExportedProgram | GraphModule, inputs: Sequence[Tensor]) 
 
 
 def _settings_for(program: ExportedProgram) -> dict[str, Any]:
-    """The compiler's settings for a program."""
     settings = {**SETTINGS, **rounding_options(program.graph_module)}
     if not _is_small(program):
         return settings
@@ -118,9 +117,7 @@ def _is_small(program: ExportedProgram) -> bool:
     has_row = False
     for node in program.graph.nodes:
         name = node.target.__name__ if isinstance(node.target, OpOverload) else ""
-        values = [
-            value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)
-        ]
+        values = tensors_in(node.meta.get("val"))
         if any(value.is_cuda or value.numel() > LARGEST_IN_LOOP for value in values):
             return False
         if name.startswith(("mm.", "addmm.", "linear.")):

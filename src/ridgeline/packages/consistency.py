@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.packages.metadata import Metadata, TensorMetadata
+from ridgeline.tensors.copies import lie_on_each_other
 
 
 def objection(metadata: Metadata) -> str | None:
@@ -46,16 +47,8 @@ def _impossible(spec: TensorMetadata) -> str | None:
     if spec.stride is None:
         return None
     is_laid_out = len(spec.stride) == len(spec.shape) and all(step >= 0 for step in spec.stride)
-    if not is_laid_out or (math.prod(spec.shape) and _overlaps(spec.shape, spec.stride)):
+    # In dimensions of stride 0 one element is repeated.
+    shape = [n if step else 1 for n, step in zip(spec.shape, spec.stride, strict=False)]
+    if not is_laid_out or (math.prod(spec.shape) and lie_on_each_other(shape, spec.stride)):
         return f"stride {spec.stride} for shape {spec.shape}"
     return None
-
-
-def _overlaps(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether different elements may lie at one place; in dimensions of stride 0 one is repeated."""
-    extent = 1
-    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if s and n > 1):
-        if step < extent:
-            return True
-        extent = step * (size - 1) + extent
-    return False

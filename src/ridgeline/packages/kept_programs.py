@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.codec import cache_directory, write_atomically
 from ridgeline.packages.host import describe_host
+from ridgeline.tensors.nests import tensors_in
 
 MOST_BYTES = 1 << 30
 """Of all kept programs; the longest unused go first."""
@@ -101,7 +102,8 @@ def _forget_oldest(directory: Path) -> None:
 
 def _identity(program: ExportedProgram, settings: Mapping[str, Any]) -> Iterator[str]:
     """Everything but the constants, as texts."""
-    device = next((t.device for t in _values(program.graph_module)), torch.device("cpu"))
+    values = (t for node in program.graph.nodes for t in tensors_in(node.meta.get("val")))
+    device = next((t.device for t in values), torch.device("cpu"))
     yield repr(describe_host(device))
     yield repr(torch.version.git_version)
     yield repr(torch.cuda.get_device_name(device) if device.type == "cuda" else "")
@@ -113,11 +115,6 @@ def _identity(program: ExportedProgram, settings: Mapping[str, Any]) -> Iterator
     yield repr((program.call_spec.in_spec, program.call_spec.out_spec))
     for node in program.graph.nodes:
         yield f"{node.format_node()} {pytree.tree_map_only(Tensor, _form, node.meta.get('val'))!r}"
-
-
-def _values(graph: fx.GraphModule) -> Iterator[Tensor]:
-    for node in graph.graph.nodes:
-        yield from (v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor))
 
 
 def _form(tensor: Tensor) -> str:

@@ -24,13 +24,7 @@ from ridgeline import codec
 from ridgeline.errors import FileFormatError, PackageError, first_line
 from ridgeline.lint.child_trial import try_in_child
 from ridgeline.lint.child_worker import is_trial
-from ridgeline.packages.archive import (
-    METADATA,
-    SEAL,
-    STATE,
-    ArchiveReader,
-    write_archive,
-)
+from ridgeline.packages.archive import METADATA, SEAL, STATE, ArchiveReader, write_archive
 from ridgeline.packages.consistency import difference, objection
 from ridgeline.packages.host import describe_host, unmet
 from ridgeline.packages.metadata import Metadata, TensorMetadata
@@ -72,12 +66,10 @@ class Package:
         try:
             tensors = safetensors.torch.load(content)
         except safetensors.SafetensorError as error:
-            raise PackageError(
-                _misdescribed(self.path, f"tensors that cannot be read: {error}")
-            ) from error
+            raise _misdescribed(self.path, f"tensors that cannot be read: {error}") from error
         differs = difference(self.metadata, tensors)
         if differs:
-            raise PackageError(_misdescribed(self.path, differs))
+            raise _misdescribed(self.path, differs)
         try:
             return {
                 name: spec.restore(tensors[name], self.device)
@@ -267,12 +259,12 @@ def _read(source: Path, device: str | None) -> Package:
         identity = os.fstat(file.fileno())
     impossible = objection(metadata)
     if impossible:
-        raise PackageError(_misdescribed(source, impossible))
+        raise _misdescribed(source, impossible)
     return Package(source, metadata, _fitting_device(metadata, device, source), identity)
 
 
-def _misdescribed(path: Path, what: str) -> str:
-    return (
+def _misdescribed(path: Path, what: str) -> PackageError:
+    return PackageError(
         f"wanted a description of the tensors that fits a saved program, got {what}, in {path}; save the "
         "program again with this release"
     )

@@ -72,11 +72,8 @@ def programs_tried_first(notes: list[str]) -> Iterator[None]:
             # program.
             key = id(program), _shapes(inputs)
             if key not in met and set(program.device_types) <= {"cpu"}:
-                mark = _mark(program.source_code, inputs)
-                if not mark.exists():
-                    asked = {"source": program.source_code, "constants": program.constants or {}}
-                    if _ran_well(child, asked, inputs, notes):
-                        _remember(mark)
+                asked = {"source": program.source_code, "constants": program.constants or {}}
+                _try_once(child, program.source_code, asked, inputs, notes)
                 met[key] = program
             return plain(program, inputs)
 
@@ -97,11 +94,19 @@ def try_package(path: Path, inputs: Sequence[Tensor]) -> None:
     """
     if _trying and all(tensor.device.type == "cpu" for tensor in inputs):
         child, notes = _trying[-1]
-        mark = _mark(hashlib.sha256(path.read_bytes()).hexdigest(), inputs)
-        if mark.exists():
-            return
-        if _ran_well(child, {"package": str(path), "constants": {}}, inputs, notes):
-            _remember(mark)
+        code = hashlib.sha256(path.read_bytes()).hexdigest()
+        _try_once(child, code, {"package": str(path), "constants": {}}, inputs, notes)
+
+
+def _try_once(
+    child: "_Child", code: str, asked: dict[str, Any], inputs: Sequence[Any], notes: list[str]
+) -> None:
+    """Have the child run a program that is not known to run well, and remember it if it did."""
+    mark = _mark(code, inputs)
+    if not mark.exists() and _ran_well(child, asked, inputs, notes):
+        with contextlib.suppress(OSError):  # then it is tried again next time
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
 
 
 def _ran_well(
@@ -139,12 +144,6 @@ def _ran_well(
     return not error
 
 
-def _remember(mark: Path) -> None:
-    with contextlib.suppress(OSError):  # then it is tried again next time
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-
-
 def _is_plain(value: Any) -> bool:
     if isinstance(value, Tensor):
         is_own = type(value) in (Tensor, torch.nn.Parameter)
@@ -156,13 +155,7 @@ def _mark(code: str, inputs: Sequence[Any]) -> Path:
     """The file that says that a program ran well on such inputs: its source, or a digest of a package."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    known = (
-        _FORMAT,
-        torch.__version__,
-        torch.get_num_threads(),
-        code,
-        _shapes(inputs),
-    )
+    known = (_FORMAT, torch.__version__, torch.get_num_threads(), code, _shapes(inputs))
     return Path(cache_dir()) / "ridgeline-ran" / hashlib.sha256(repr(known).encode()).hexdigest()
 
 

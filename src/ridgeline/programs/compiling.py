@@ -11,7 +11,8 @@ model as it was.
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,6 @@ from torch._functorch import config as autograd_config
 
 from ridgeline.capture.capturing import told_of_capture
 from ridgeline.capture.deadline import deadline
-from ridgeline.capture.step_findings import StepFindings
 from ridgeline.errors import CaptureError
 from ridgeline.programs import inductor
 from ridgeline.programs.watches.class_watch import ClassWatch
@@ -162,29 +162,58 @@ class CompiledRegions:
                 "in which no composite module occurs twice; compile it whole ('compiled')"
             )
         self.names = tuple(name for name, _ in found)
-        self._blocks = tuple(block for _, block in found)
-        inductor.ignore_advice()
-        calls = []
-        for block in self._blocks:
-            block.compile(**arguments)
-            # Taken away again: evaluation and the user's own calls must see the block as it was.
-            calls.append(block._compiled_call_impl)  # noqa: SLF001 - what `Module.compile` sets
-            block._compiled_call_impl = None  # noqa: SLF001
-        self._calls = tuple(calls)
-        kinds = Counter(type(block).__name__ for block in self._blocks)
+        self._calls = [(block, compiled_call(block, arguments)) for _, block in found]
+        kinds = Counter(type(block).__name__ for _, block in found)
         words = ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
         self.note = f"compiled by region: {words}"
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> contextlib.AbstractContextManager[None]:
         """Calls of the blocks inside go to their compiled form."""
-        for block, call in zip(self._blocks, self._calls, strict=True):
-            block._compiled_call_impl = call  # noqa: SLF001
-        try:
-            yield
-        finally:
-            for block in self._blocks:
-                block._compiled_call_impl = None  # noqa: SLF001
+        return called_by(self._calls)
+
+
+def compiled_call(module: nn.Module, arguments: dict[str, Any]) -> Callable[..., Any]:
+    """The call of a module compiled with such arguments of `Module.compile`; the module stays as it is."""
+    inductor.ignore_advice()
+    before = module._compiled_call_impl  # noqa: SLF001 - what `Module.compile` sets
+    module.compile(**arguments)
+    call = module._compiled_call_impl  # noqa: SLF001
+    # Taken away again: evaluation and the user's own calls must see the module as it was.
+    module._compiled_call_impl = before  # noqa: SLF001
+    assert call is not None
+    return call
+
+
+@contextlib.contextmanager
+def called_by(calls: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Calls of modules inside go to what stands beside each of them."""
+    before = [module._compiled_call_impl for module, _ in calls]  # noqa: SLF001
+    for module, call in calls:
+        module._compiled_call_impl = call  # noqa: SLF001
+    try:
+        yield
+    finally:
+        for (module, _), own in zip(calls, before, strict=True):
+            module._compiled_call_impl = own  # noqa: SLF001
+
+
+@dataclass
+class StepFindings:
+    """Shared by the steps of one model, loss function and optimizer; what was read holds a batch.
+
+    Attributes:
+        readings: Guards of model and loss function; see `StepReads`.
+        cleared: Steps that were captured; see `runtime.cleared`.
+        value_shapes: Operators whose shapes depend on values; see `runtime.checked`.
+        digests: Of steps that were captured; see `runtime.cleared`.
+        earlier_digests: Of those that an earlier process captured.
+    """
+
+    readings: list[Any] = field(default_factory=list)
+    cleared: list[Any] = field(default_factory=list)
+    value_shapes: list[str] = field(default_factory=list)
+    digests: set[str] = field(default_factory=set)
+    earlier_digests: frozenset[str] = frozenset()
 
 
 class CompiledForms:
@@ -258,7 +287,8 @@ def _class_key(module: nn.Module) -> Any:
         return None
     is_own = not kind.__module__.startswith("torch.nn.")
     has_children = next(module.children(), None) is not None
-    return kind if has_children or (is_own and _has_parameters(module)) else None
+    has_parameters = next(module.parameters(), None) is not None
+    return kind if has_children or (is_own and has_parameters) else None
 
 
 def _sequence_key(module: nn.Module) -> Any:
@@ -266,10 +296,6 @@ def _sequence_key(module: nn.Module) -> Any:
     if type(module) is not nn.Sequential or len(module) < 2:
         return None
     return tuple(type(child) for child in module)
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 _limits = torch._dynamo.config  # noqa: SLF001 - the documented home of the compiler's settings

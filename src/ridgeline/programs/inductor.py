@@ -12,8 +12,7 @@ from torch._functorch import config as autograd_config
 from ridgeline.capture.interception import has_functions
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.programs.distinct_results import kept_distinct, memory_of_results
-from ridgeline.programs.draws.full_dropout import drop_all_without_draws
-from ridgeline.programs.draws.permutations import narrow_permutations
+from ridgeline.programs.draws import drop_all_without_draws, narrow_permutations
 from ridgeline.programs.extremes import rounding_options
 from ridgeline.programs.masks import use_causal_attention
 from ridgeline.programs.parts import compile_in_parts
@@ -47,7 +46,7 @@ NOTED = (
 def plain_options(*, owns_random: bool = False) -> Options:
     """The compiler's defaults, but that gradients are right where forward writes what backward reads.
 
-    And that products with 0 are what they are as written, see `zero_products`.
+    And that products with 0 are what they are as written, see `joint_passes`.
 
     What `resizing` puts into programs may be cached.
 
@@ -56,8 +55,7 @@ def plain_options(*, owns_random: bool = False) -> Options:
             program drops out what the eager one would, so that its results can be compared.
     """
     # It imports the compiler, which takes a second.
-    from ridgeline.programs.forward_writes import SaveWrites
-    from ridgeline.programs.zero_products import KeepZeroProducts
+    from ridgeline.programs.joint_passes import KeepZeroProducts, SaveWrites
 
     options: Options = {
         "joint_custom_pre_pass": KeepZeroProducts(),
@@ -133,10 +131,7 @@ def replayed_arguments(
 ) -> dict[str, Any]:
     """Arguments of `torch.compile` and `Module.compile` for programs that a GPU replays as a CUDA graph.
 
-    Args:
-        notes: Receives what was done differently, and why.
-        announces: See `replayed_options`.
-        combines: See `replayed_options`.
+    `notes` receives what was done differently, and why; all else as for `replayed_options`.
     """
     backend = functools.partial(
         compile_replayed, notes=notes, announces=announces, combines=combines
@@ -159,48 +154,26 @@ def compile_replayed(
     The options are young in the compiler. Where it fails, nothing has run yet, so that the plain options
     simply take over.
 
-    Args:
-        graph: The graph.
-        inputs: Examples of its inputs.
-        notes: Notified of a failure.
-        announces: See `replayed_options`.
-        combines: See `replayed_options`.
-        settings: More options, for both attempts.
+    `notes` is notified of a failure; `announces` and `combines` as for `replayed_options`; `settings` are
+    more options, for both attempts.
 
     Cost: Compiles, twice after a failure.
     """
-    from torch._inductor.compile_fx import compile_fx
-
-    ignore_advice()
-    _require_no_functions(graph)
-    if any(map(_is_noted, inputs)):
+    if not _is_readable(graph, inputs):
         notes.append(NOTED)
         return by_operators(graph)
     _rewrite(graph)
     again = copy_of(graph)  # the compiler changes the graph that it is given
-    # Before it is compiled, since values without data are gone from the graph afterwards.
-    memory = memory_of_results(graph)
-    # Later ones win: what a graph's operators need comes before what the machine likes, and a caller's wish
-    # last.
-    options = {
-        **replayed_options(announces=announces, combines=combines),
-        **rounding_options(graph),
-        **(settings or {}),
-    }
+    options = replayed_options(announces=announces, combines=combines)
     try:
-        with (
-            autograd_config.patch(force_non_lazy_backward_lowering=True),
-            no_hooks_of_all_modules(),  # hooks of tensors are modules of TorchDynamo's
-        ):
-            compiled: Any = compile_fx(graph, inputs, config_patches=options)
+        with autograd_config.patch(force_non_lazy_backward_lowering=True):
+            return _compiled(graph, inputs, options, settings)
     except FAILURES as error:
-        reason = first_line(error)
         notes.append(
             "compiled with plain options, since with those for replays it failed: "
-            f"{type(error).__name__}: {reason}"
+            f"{type(error).__name__}: {first_line(error)}"
         )
         return compile_plain(again, inputs, settings=settings)
-    return kept_distinct(compiled, memory)
 
 
 def compile_plain(
@@ -210,32 +183,39 @@ def compile_plain(
     owns_random: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph with the plain options and `settings`; as it is where `NOTED` says so.
-
-    Args:
-        graph: The graph; changed.
-        inputs: Examples of its inputs.
-        owns_random: See `plain_options`.
-        settings: More options.
+    """Compile a graph, which changes, with the plain options and `settings`; as it is where `NOTED` says so.
 
     Cost: Compiles.
     """
-    from torch._inductor.compile_fx import compile_fx
-
-    ignore_advice()
-    _require_no_functions(graph)
-    if any(map(_is_noted, inputs)):
+    if not _is_readable(graph, inputs):
         warnings.warn(NOTED, stacklevel=2)
         return by_operators(graph)
     _rewrite(graph)
+    return _compiled(graph, inputs, plain_options(owns_random=owns_random), settings)
+
+
+def _is_readable(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> bool:
+    """Whether the compiler reads the inputs as they count; its advice is ignored from now on."""
+    ignore_advice()
+    _require_no_functions(graph)
+    return not any(map(_is_noted, inputs))
+
+
+def _compiled(
+    graph: fx.GraphModule,
+    inputs: Sequence[Tensor],
+    options: Options,
+    settings: Mapping[str, Any] | None,
+) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx
+
+    # Before it is compiled, since values without data are gone from the graph afterwards.
     memory = memory_of_results(graph)
-    options = {
-        **plain_options(owns_random=owns_random),
-        **rounding_options(graph),
-        **(settings or {}),
-    }
-    with no_hooks_of_all_modules():
-        compiled: Any = compile_fx(graph, inputs, config_patches=options)
+    # Later ones win: what a graph's operators need comes before what the machine likes, and a caller's wish
+    # last.
+    patches = {**options, **rounding_options(graph), **(settings or {})}
+    with no_hooks_of_all_modules():  # hooks of tensors are modules of TorchDynamo's
+        compiled: Any = compile_fx(graph, inputs, config_patches=patches)
     return kept_distinct(compiled, memory)
 
 

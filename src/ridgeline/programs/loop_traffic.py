@@ -88,13 +88,7 @@ def triton_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> l
 
 
 def cpp_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> list[LoopTraffic]:
-    """What a C++ kernel moves of each tensor: all that it reads, all that it writes.
-
-    Args:
-        source: Of the kernel.
-        names: Its tensors as it calls them.
-        sizes: Elements of each.
-    """
+    """What a C++ kernel moves of each tensor: all that it reads, all that it writes; see `triton_traffic`."""
     found = []
     for name, size in zip(names, sizes, strict=True):
         # C++ kernels take what they only read as constant; what they write may be read as well.

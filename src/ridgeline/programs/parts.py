@@ -76,9 +76,7 @@ def parts_of(graph: fx.GraphModule, bucket_bytes: Sequence[int]) -> dict[fx.Node
     order = sorted(first_used, key=first_used.__getitem__, reverse=True)
     if not order:
         return {}
-    sizes = [
-        (_bytes(parameter), str(parameter.dtype).removeprefix("torch.")) for parameter in order
-    ]
+    sizes = [(p.nbytes, str(p.dtype).removeprefix("torch.")) for p in order]
     begins = sorted(
         {
             # The smallest place: only with the backward of that operator is the bucket complete.
@@ -107,7 +105,3 @@ def _first_used(graph: fx.GraphModule) -> dict[nn.Parameter, int]:
             if isinstance(value, nn.Parameter) and value.requires_grad:
                 found.setdefault(value, place)
     return found
-
-
-def _bytes(parameter: nn.Parameter) -> int:
-    return parameter.numel() * parameter.element_size()

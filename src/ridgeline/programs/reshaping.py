@@ -9,8 +9,8 @@ import operator
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
+from ridgeline.capture.operator_writes import written_nodes
 from ridgeline.programs.inductor import copy_of
 
 _aten = torch.ops.aten
@@ -24,25 +24,12 @@ def reshaping(module: fx.GraphModule) -> fx.GraphModule:
     """
     copied = copy_of(module)
     # All writes of the program, earlier or later: a view taken before a write has to show it as well.
-    written = {_owner(value) for node in copied.graph.nodes for value in _written(node)}
+    written = {_owner(value) for node in copied.graph.nodes for value in written_nodes(node)}
     for node in copied.graph.nodes:
         if node.target in _VIEWS and _owner(node) not in written:
             node.target = _aten.reshape.default
     copied.recompile()
     return copied
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    """What an operator writes to."""
-    if not isinstance(node.target, OpOverload):
-        return []
-    arguments = node.target._schema.arguments  # noqa: SLF001 - torch has no public name for it
-    values = {one.name: value for one, value in zip(arguments, node.args, strict=False)}
-    values |= node.kwargs
-    changed = [
-        values.get(one.name) for one in arguments if one.alias_info and one.alias_info.is_write
-    ]
-    return [leaf for leaf in pytree.tree_leaves(changed) if isinstance(leaf, fx.Node)]
 
 
 def _owner(node: fx.Node) -> fx.Node:

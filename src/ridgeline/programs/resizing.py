@@ -23,9 +23,7 @@ _BACKWARD = {
     "bicubic": torch.ops.aten.upsample_bicubic2d_backward.default,
     "trilinear": torch.ops.aten.upsample_trilinear3d_backward.default,
 }
-CACHEABLE = {
-    f"{__name__}.interpolated": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-}
+CACHEABLE = {f"{__name__}.interpolated": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}
 """What the compiler may keep programs with in its cache, and its version; those of another are not taken."""
 _NAMES = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
 

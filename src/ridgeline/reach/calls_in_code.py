@@ -21,10 +21,17 @@ class Loaded(NamedTuple):
 
 
 class CodeCall(NamedTuple):
-    """A call: what is called, and its positional arguments; None where they are unpacked (`*args`)."""
+    """A call, or a dictionary of keywords for one.
+
+    Attributes:
+        function: What is called.
+        arguments: The positional ones; None where they are unpacked (`*args`).
+        keywords: Keyword arguments by name, those that are not unpacked.
+    """
 
     function: Loaded
     arguments: list[Loaded] | None
+    keywords: dict[str, Loaded] = {}
 
 
 _COMPUTED = Loaded()
@@ -46,7 +53,8 @@ def calls_in(code: types.CodeType) -> Iterator[CodeCall]:
     stack: list[Loaded] = []
     at_targets: dict[int, list[Loaded]] = {}
     variables: dict[str, Loaded] = {}
-    num_keywords, is_cut = 0, False
+    names: tuple[str, ...] = ()
+    is_cut = False
     for step in dis.get_instructions(code):
         if step.offset in at_targets:
             before = at_targets.pop(step.offset)
@@ -54,7 +62,9 @@ def calls_in(code: types.CodeType) -> Iterator[CodeCall]:
             stack = before if is_cut else [*stack[:-1], *[_COMPUTED][: len(stack)]]
         is_cut = step.opname in _ENDS
         if step.opname == "KW_NAMES":
-            num_keywords = len(code.co_consts[step.arg or 0])
+            names = code.co_consts[step.arg or 0]  # which Python 3.11 does not resolve
+        elif step.opname == "BUILD_CONST_KEY_MAP":
+            yield CodeCall(_COMPUTED, None, _by_name(stack[-1].constant[0], stack[:-1]))
         elif step.opname == "CALL_FUNCTION_EX":
             below = 2 + ((step.arg or 0) & 1)
             for function in stack[-below - 1 : 1 - below or None]:
@@ -62,11 +72,11 @@ def calls_in(code: types.CodeType) -> Iterator[CodeCall]:
         elif step.opname in ("PRECALL", "CALL"):
             num = step.arg or 0
             # In 3.11 the first of the two takes the arguments off.
-            if step.opname == "PRECALL" or not _has_precall():
-                given = stack[len(stack) - num :][: num - num_keywords]
+            if step.opname == "PRECALL" or "PRECALL" not in dis.opmap:
+                given = stack[len(stack) - num :][: num - len(names)]
                 for function in stack[: len(stack) - num][-2:]:
-                    yield CodeCall(function, given)
-                num_keywords = 0
+                    yield CodeCall(function, given, _by_name(names, stack))
+                names = ()
         if step.opname == "STORE_FAST" and stack:
             variables[str(step.argval)] = stack[-1]
         _follow(step, stack)
@@ -78,8 +88,9 @@ def calls_in(code: types.CodeType) -> Iterator[CodeCall]:
             at_targets.setdefault(step.argval, [*stack])
 
 
-def _has_precall() -> bool:
-    return "PRECALL" in dis.opmap
+def _by_name(names: tuple[Any, ...], stack: list[Loaded]) -> dict[str, Loaded]:
+    values = [_COMPUTED] * len(names) + stack
+    return dict(zip(names, values[len(values) - len(names) :], strict=True))
 
 
 def _follow(step: dis.Instruction, stack: list[Loaded]) -> None:

@@ -15,12 +15,7 @@ _WHOLE = (Tensor, nn.Module, type, types.FunctionType, types.ModuleType)
 
 
 def differences(before: Any, now: Any) -> Iterator[tuple[Any, Any]]:
-    """What stands at the same place in two values and is not the same object, from them to their parts.
-
-    Args:
-        before: One value.
-        now: Another.
-    """
+    """What stands at the same place in two values and is not the same object, from them to their parts."""
     seen: set[tuple[int, int]] = set()
     pairs = [(before, now)]
     while pairs:

@@ -34,7 +34,8 @@ class HostArrays:
                 yield f"an array of NumPy of shape {tuple(array.shape)}", saved, array
         for buffer, saved in self._buffers:
             if bytes(buffer) != bytes(saved):
-                yield f"{_named(buffer)} of {len(buffer)}", saved, buffer
+                kind = "a bytearray" if isinstance(buffer, bytearray) else "an array of Python"
+                yield f"{kind} of {len(buffer)}", saved, buffer
 
     def restore(self) -> None:
         """Put the elements back."""
@@ -54,7 +55,3 @@ def _has_same_elements(array: "numpy.ndarray[Any, Any]", saved: "numpy.ndarray[A
         return array.tobytes() == saved.tobytes()
     now, before = (one.reshape(-1).view(numpy.uint8) for one in (array, saved))
     return numpy.array_equal(now, before)
-
-
-def _named(buffer: Any) -> str:
-    return "a bytearray" if isinstance(buffer, bytearray) else "an array of Python"

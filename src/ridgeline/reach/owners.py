@@ -3,10 +3,15 @@
 import os
 import sys
 import sysconfig
+import traceback
 from functools import cache
 from pathlib import Path
+from types import TracebackType
+
+import torch
 
 _OWN_PACKAGE = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 _MODELS = tuple(f"{_OWN_PACKAGE}{os.sep}{name}{os.sep}" for name in ("tasks", "experiments"))
 _LIBRARY_PATHS = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -25,6 +30,14 @@ def is_users(filename: str) -> bool:
 def is_machinery(filename: str) -> bool:
     """Whether code from this file is what this package runs models with; its own models are not."""
     return filename.startswith(_OWN_PACKAGE + os.sep) and not filename.startswith(_MODELS)
+
+
+def innermost_outside(trace: TracebackType | None) -> traceback.FrameSummary | None:
+    """The innermost frame of a traceback that is neither torch's nor this package's; None where none is."""
+    for frame in reversed(traceback.extract_tb(trace)):
+        if not (frame.filename.startswith(_TORCH) or is_machinery(frame.filename)):
+            return frame
+    return None
 
 
 def is_users_class(kind: type) -> bool:

@@ -227,15 +227,13 @@ class Reach:
                 self._add_cell(vars(module), name, vars(module)[name])
 
     def _add_class(self, kind: type) -> None:
-        """Variables and methods of a user's class."""
         if not is_users_class(kind):
             return
         self.classes.append(kind)
         self._open.append(type(kind))
         for name, value in [*vars(kind).items()]:
             if not (name.startswith("__") and isinstance(value, (*_ATOMS, dict, list, tuple))):
-                function = value.fget if isinstance(value, property) else value
-                function = getattr(function, "__func__", function)
+                function = underlying(value)
                 if isinstance(function, types.FunctionType):
                     self._methods.add(id(function))
                     self._open.append(function)
@@ -265,15 +263,18 @@ def _hooks(leaf: Tensor) -> list[Any]:
     return found
 
 
-def methods_of(kind: type) -> list[tuple[str, types.CodeType]]:
-    """Names and code of what a class defines, properties included."""
-    found = []
-    for name, value in vars(kind).items():
-        function = value.fget if isinstance(value, property) else value
-        code = getattr(getattr(function, "__func__", function), "__code__", None)
-        if isinstance(code, types.CodeType):
-            found.append((name, code))
-    return found
+def underlying(value: Any) -> Any:
+    """The function of a property, static method, class method or bound method; anything else itself."""
+    value = value.fget if isinstance(value, property) else value
+    return getattr(value, "__func__", value)
+
+
+def methods_of(kind: type) -> list[tuple[str, Any]]:
+    """Names and functions of what a class defines, properties included."""
+    found = [(name, underlying(value)) for name, value in vars(kind).items()]
+    return [
+        pair for pair in found if isinstance(getattr(pair[1], "__code__", None), types.CodeType)
+    ]
 
 
 def names_in(code: types.CodeType) -> frozenset[str]:

@@ -94,13 +94,7 @@ def _renew(shown: Sequence[StateChange], tensors: Sequence[Tensor], before: Undo
 
 
 def _copied(value: Any, copies: dict[int, Any], before: Undo) -> Any:
-    """The value with objects of its own, but for those that were there before.
-
-    Args:
-        value: To be copied.
-        copies: What stands in the place of an object, by its number; receives what is copied.
-        before: The state before the step.
-    """
+    """The value with objects of its own, but for those that were there before; `copies` receives them."""
     return copy.deepcopy(value, ChainMap(copies, before.reached))  # type: ignore[arg-type] - a dict in all but name
 
 

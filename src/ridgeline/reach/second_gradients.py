@@ -4,7 +4,6 @@ A step may do so every k-th time only (the lazy penalty of StyleGAN2), so no tri
 code says. It is followed by name, from the loss function and `forward` of the modules through what they call.
 """
 
-import dis
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +21,7 @@ _PLACES = {
 """The places of both among the positional arguments of torch's functions."""
 _FUNCTIONAL = "torch.autograd.functional"
 """Its functions compute most of their results by a backward pass through another."""
+_OFF = ((False,), (None,))
 _ROOTS = frozenset({"forward", "__call__"})
 
 
@@ -77,15 +77,10 @@ def _methods(reach: Reach) -> dict[str, list[tuple[types.CodeType, dict[str, Any
     for kind in {*kinds, *reach.classes}:
         if _is_torchs(kind.__module__) or kind is object:
             continue
-        for name, code in methods_of(kind):
-            names = getattr(_function(vars(kind)[name]), "__globals__", {})
-            found.setdefault(name, []).append((code, names))
+        for name, function in methods_of(kind):
+            names = getattr(function, "__globals__", {})
+            found.setdefault(name, []).append((function.__code__, names))
     return found
-
-
-def _function(value: Any) -> Any:
-    value = value.fget if isinstance(value, property) else value
-    return getattr(value, "__func__", value)
 
 
 def _is_torchs(module: str | None) -> bool:
@@ -110,7 +105,8 @@ def _called(
 def _asks(keyword: str, code: types.CodeType, names: dict[str, Any]) -> str:
     """Where code, or a function written inside of it, asks for them."""
     is_named = keyword == "create_graph" and _names_functional(code, names)
-    if is_named or _passes_keyword(keyword, code) or _passes_position(keyword, code, names):
+    # In constants it stands as a key of a dictionary, which may be unpacked.
+    if is_named or keyword in code.co_consts or _passes(keyword, code, names):
         return f"{code.co_name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
     inner = (
         _asks(keyword, part, names) for part in code.co_consts if isinstance(part, types.CodeType)
@@ -118,9 +114,12 @@ def _asks(keyword: str, code: types.CodeType, names: dict[str, Any]) -> str:
     return next(filter(None, inner), "")
 
 
-def _passes_position(keyword: str, code: types.CodeType, names: dict[str, Any]) -> bool:
-    """Whether a call of torch's functions may pass it by its place, as anything but `False` or `None`."""
+def _passes(keyword: str, code: types.CodeType, names: dict[str, Any]) -> bool:
+    """Whether a call may pass it, by name or by its place among torch's, as else than `False` or `None`."""
     for call in calls_in(code):
+        passed = call.keywords.get(keyword)
+        if passed is not None and passed.constant not in _OFF:
+            return True
         name, owner, _ = call.function
         name = "grad" if names.get(name) is torch.autograd.grad else name
         is_function = owner == "autograd" or names.get(name) is torch.autograd.backward
@@ -131,34 +130,12 @@ def _passes_position(keyword: str, code: types.CodeType, names: dict[str, Any]) 
             continue
         if call.arguments is None:  # it may be among what is unpacked
             return True
-        passed = call.arguments[place : place + 1]
-        if passed and passed[0].constant not in ((False,), (None,)):
+        if any(argument.constant not in _OFF for argument in call.arguments[place : place + 1]):
             return True
     return False
 
 
-def _passes_keyword(keyword: str, code: types.CodeType) -> bool:
-    """Whether a call passes the keyword, as anything but `False`, or a dictionary has it as a key."""
-    if keyword in code.co_consts:
-        return True
-    before: list[dis.Instruction] = []
-    for step in dis.get_instructions(code):
-        # Python 3.11 does not resolve the names of a call.
-        keywords = code.co_consts[step.arg or 0] if step.opname == "KW_NAMES" else step.argval
-        if isinstance(keywords, tuple) and keyword in keywords:
-            # Values of keywords are pushed last, in their order: counted from the call backwards.
-            value = before[keywords.index(keyword) - len(keywords)]
-            values = before[keywords.index(keyword) - len(keywords) :]
-            # Other values than constants and variables take several instructions: then it is not known.
-            is_simple = all(each.opname.startswith(("LOAD_CONST", "LOAD_FAST")) for each in values)
-            if not (is_simple and value.opname == "LOAD_CONST" and value.argval is False):
-                return True
-        before.append(step)
-    return False
-
-
 def _names_functional(code: types.CodeType, names: dict[str, Any]) -> bool:
-    """Whether it names a function of `torch.autograd.functional`."""
     used = names_in(code)
     if {"autograd", "functional"} <= used and "torch" in used:
         return True

@@ -16,7 +16,7 @@ from typing import Any
 
 from ridgeline.errors import SideEffectError
 from ridgeline.reach.owners import is_standard, is_users
-from ridgeline.reach.reach import Reach, methods_of, names_in
+from ridgeline.reach.reach import Reach, methods_of, names_in, underlying
 from ridgeline.reach.undo import load
 
 _WRITES = frozenset((
@@ -88,15 +88,14 @@ def streams(*roots: Any) -> list[str]:
 
 def _used_names(reach: Reach, roots: tuple[Any, ...]) -> set[str]:
     """Names and texts in code that a step may call: its functions, and the methods that these name."""
-    functions = [getattr(root, "__func__", root) for root in roots]
-    codes = [code for root in functions if (code := getattr(root, "__code__", None)) is not None]
+    codes = [underlying(root).__code__ for root in roots if hasattr(underlying(root), "__code__")]
     codes += [function.__code__ for function in reach.functions]
     methods = [item for kind in reach.classes for item in methods_of(kind)]
     used: set[str] = set()
     while codes:
         used = used.union(*map(names_in, codes))
         called = [m for m in methods if m[0] in used or m[0] in _CALLED or _is_implicit(m[0])]
-        codes = [code for _, code in called]
+        codes = [function.__code__ for _, function in called]
         methods = [m for m in methods if m not in called]
     return used
 

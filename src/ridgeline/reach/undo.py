@@ -31,7 +31,7 @@ not write into such, and a note names one that does."""
 
 
 class StateChange(NamedTuple):
-    """Something that holds another object than before: what it is, in words, and both objects.
+    """Something that holds another object than before, or a tensor with other elements: what, and both.
 
     `put` puts an object there; None where that cannot be said of one place.
     """
@@ -40,14 +40,6 @@ class StateChange(NamedTuple):
     before: Any
     now: Any
     put: Callable[[Any], object] | None = None
-
-
-class ValueChange(NamedTuple):
-    """A tensor with other elements than before: what it is, in words, and both values."""
-
-    what: str
-    before: Tensor
-    now: Tensor
 
 
 class Undo:
@@ -69,11 +61,7 @@ class Undo:
     """
 
     def __init__(
-        self,
-        *roots: Any,
-        values: bool = True,
-        arrays: bool = False,
-        spared: Iterable[Tensor] = (),
+        self, *roots: Any, values: bool = True, arrays: bool = False, spared: Iterable[Tensor] = ()
     ) -> None:
         self.notes: list[str] = []
         others = [*spared]
@@ -90,10 +78,11 @@ class Undo:
         self._tensors = [_Values(tensor) for tensor in copied]
         is_whole = values or arrays
         self._arrays = HostArrays(reach, most_bytes=math.inf if is_whole else MOST_COMPARED_BYTES)
-        self._generators = [(_setter(g), _state(g)) for g in reach.generators]
+        accessors = [(g, *_accessors(g)) for g in reach.generators]
+        self._generators = [(put, ask()) for _, ask, put in accessors]
         self._host_generators = [
-            (type(g).__name__, _state(g), partial(_state, g))
-            for g in reach.generators
+            (type(g).__name__, ask(), ask)
+            for g, ask, _ in accessors
             if not isinstance(g, torch.Generator) and g not in _GLOBAL_GENERATORS
         ]
         self._random = Generators()
@@ -128,7 +117,7 @@ class Undo:
             if repr(now) != repr(state):
                 yield StateChange(f"a {kind}", state, now)
 
-    def value_changes(self) -> "Iterator[ValueChange]":
+    def value_changes(self) -> "Iterator[StateChange]":
         """Tensors whose elements are kept here and are others now; sparse ones are not looked at.
 
         Cost: Waits for the device, once for each tensor.
@@ -137,7 +126,7 @@ class Undo:
             if (change := values.change()) is not None:
                 before, now = change
                 shape = tuple(before.shape)
-                yield ValueChange(
+                yield StateChange(
                     f"tensor {number} of shape {shape} outside the model", before, now
                 )
 
@@ -265,8 +254,6 @@ def _has_place(tensor: Tensor) -> bool:
 
 
 class _Values:
-    """A tensor and its elements."""
-
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
         self._version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - no other way
@@ -281,7 +268,6 @@ class _Values:
             self._saved = tensor.detach().clone()
 
     def change(self) -> tuple[Tensor, Tensor] | None:
-        """The elements before and now, if they differ."""
         if self._saved is None or self._parts or not has_changed(self._saved, self._tensor):
             return None
         return self._saved, self._tensor
@@ -358,21 +344,10 @@ def _store(cell: Cell, value: Any) -> None:
         setattr(cell.owner, cell.name, value)
 
 
-def _state(generator: Any) -> Any:
+def _accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     if isinstance(generator, torch.Generator | numpy.random.RandomState):
-        return generator.get_state()
+        return generator.get_state, generator.set_state
     if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.bit_generator.state
-
-
-def _setter(generator: Any) -> Callable[[Any], Any]:
-    if isinstance(generator, torch.Generator | numpy.random.RandomState):
-        return generator.set_state
-    if isinstance(generator, random.Random):
-        return generator.setstate
-
-    def put(state: Any) -> None:
-        generator.bit_generator.state = state
-
-    return put
+        return generator.getstate, generator.setstate
+    bits = generator.bit_generator
+    return partial(getattr, bits, "state"), partial(setattr, bits, "state")

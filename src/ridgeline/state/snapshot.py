@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import CaptureError
 from ridgeline.reach.generators import Generators
 from ridgeline.reach.reach import Reach
-from ridgeline.reach.undo import ValueChange, has_changed
+from ridgeline.reach.undo import StateChange, has_changed
 from ridgeline.tensors.copies import overlaps
+from ridgeline.tensors.nests import tensors_in
 
 Name = tuple[int, str]
 """The number of a network, the model first, and a path in it."""
@@ -75,9 +76,9 @@ class Snapshot:
         """The tensors whose values are kept, as they are now."""
         yield from (tensor for _, tensor in self._named())
         for state in self._optimizer.state.values():
-            yield from (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
+            yield from tensors_in(state)
 
-    def changes_beside(self) -> Iterator[ValueChange]:
+    def changes_beside(self) -> Iterator[StateChange]:
         """Tensors with other values than they had, but for the model's parameters that the optimizer has.
 
         Of other networks all are looked at: a loss may be learned with the model.
@@ -90,7 +91,7 @@ class Snapshot:
             is_trained = not number and id(tensor) in held
             if saved is not None and not is_trained and has_changed(saved, tensor):
                 where = " of a network that the loss reads" if number else ""
-                yield ValueChange(f"{path}{where}", saved, tensor)
+                yield StateChange(f"{path}{where}", saved, tensor)
 
     def restore(self, *, keep_settings: bool = False) -> None:
         """Put everything back, in place wherever a tensor still exists; trained gradients become None.
@@ -107,7 +108,7 @@ class Snapshot:
             if not keep_settings:
                 self._restore_groups()
             for parameter, saved in self._gradients:
-                parameter.grad = _put_back({"": parameter.grad}, {"": saved})[""]
+                parameter.grad = _put_back(parameter.grad, saved)
         # Gradients of the steps in between are of values that are no more.
         self._optimizer.zero_grad(set_to_none=True)
         if self._synchronizer is not None:
@@ -155,14 +156,15 @@ class Snapshot:
                 # would.
                 del state[parameter]
         for parameter, saved in self._state.items():
-            state[parameter] = _put_back(state.get(parameter, {}), saved)
+            now = state.get(parameter, {})
+            state[parameter] = {key: _put_back(now.get(key), v) for key, v in saved.items()}
 
     def _restore_groups(self) -> None:
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
             for key in [key for key in group if key != "params" and key not in saved]:
                 del group[key]
             for key, value in saved.items():
-                group[key] = _put_back({"": group.get(key)}, {"": value})[""]
+                group[key] = _put_back(group.get(key), value)
 
 
 def _networks(loss_fn: Callable[..., Any]) -> list[nn.Module]:
@@ -183,20 +185,11 @@ def _copy_leaf(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 
-def _put_back(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """The saved values, written into the present tensors where shape and dtype still fit."""
-    result = {}
-    for key, value in saved.items():
-        present = now.get(key)
-        if (
-            isinstance(value, Tensor)
-            and isinstance(present, Tensor)
-            and (present.shape, present.dtype, present.device)
-            == (value.shape, value.dtype, value.device)
-        ):
+def _put_back(present: Any, saved: Any) -> Any:
+    """The saved value, written into the present tensor where shape and dtype still fit."""
+    if isinstance(saved, Tensor) and isinstance(present, Tensor):
+        form = (present.shape, present.dtype, present.device)
+        if form == (saved.shape, saved.dtype, saved.device):
             # In place, for graphs and programs read the tensor where it lies.
-            present.copy_(value)
-            result[key] = present
-        else:
-            result[key] = _copy(value)
-    return result
+            return present.copy_(saved)
+    return _copy(saved)

@@ -57,9 +57,14 @@ def strided_copy(tensor: Tensor) -> Tensor:
 
 def overlaps(tensor: Tensor) -> bool:
     """Whether elements share memory, as in an expanded or unfolded tensor."""
+    return lie_on_each_other(tensor.shape, tensor.stride())
+
+
+def lie_on_each_other(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether different elements of a tensor so laid out share memory."""
     extent = 1
     # From the innermost dimension out: each must step over all that lies within it.
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1:
             if stride < extent:
                 return True

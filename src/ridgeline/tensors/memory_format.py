@@ -63,7 +63,6 @@ class ChannelsLast:
 
 
 def _lay_out(tensor: Tensor, strides: Strides) -> None:
-    """Give a tensor memory of these strides, with its values."""
     tensor.data = tensor.data.new_empty_strided(tensor.shape, strides).copy_(tensor.data)
 
 

@@ -1,4 +1,4 @@
-"""Results as nests of tensors: a `torch.Size`, which torch's trees give back as a plain tuple, stays one."""
+"""Nests of tensors: a `torch.Size`, which torch's trees give back as a plain tuple, stays one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,23 +8,19 @@ from torch.utils import _pytree as pytree
 
 
 def builder(tree: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
-    """A function from the leaves of a nest to the nest; `pytree.tree_unflatten`, but for sizes.
-
-    Args:
-        tree: The structure, of `pytree.tree_flatten`.
-    """
+    """A function from the leaves of a nest to the nest; `pytree.tree_unflatten`, but for sizes."""
     if not _has_sizes(tree):
         return lambda leaves: pytree.tree_unflatten(leaves, tree)
     return lambda leaves: _built(tree, iter(leaves))
 
 
-def map_tensors(change: Callable[[torch.Tensor], Any], nest: Any) -> Any:
-    """The nest with each tensor changed, and all else as it is.
+def tensors_in(nest: Any) -> list[torch.Tensor]:
+    """The tensors in a nest of tuples, lists and dictionaries, in order."""
+    return [leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, torch.Tensor)]
 
-    Args:
-        change: Gives what stands in its place.
-        nest: Of tensors and constants.
-    """
+
+def map_tensors(change: Callable[[torch.Tensor], Any], nest: Any) -> Any:
+    """The nest, of tensors and constants, with each tensor changed, and all else as it is."""
     leaves, tree = pytree.tree_flatten(nest)
     new = [change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     return builder(tree)(new)

@@ -19,11 +19,11 @@ from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Precision
 from ridgeline.reach.side_effects import refusing_writes
+from ridgeline.tensors.nests import tensors_in
 from ridgeline.tracing.fakes.faking import fake_workload
 from ridgeline.tracing.recorded_step import AUTOCAST, LossFn, Step
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.running import real_workload
-from ridgeline.tracing.subject import tensors_of
 from ridgeline.workload import Workload
 
 
@@ -83,7 +83,7 @@ def trace(
             f"wanted precisions out of {', '.join(get_args(Precision))}, got {', '.join(sorted(unknown))}; "
             "correct the name"
         )
-    _check(model, optimizer, batch, may_run=may_run)
+    _check(model, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
     with refusing_writes(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
@@ -132,7 +132,6 @@ def _add_variants(
 
 
 def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
-    """The workload without running the step, or else of a real one."""
     spare_looks()
     workload, doubt, error = fake_workload(step, name, may_fail=may_run)
     # An optimizer that calls the model (L-BFGS) is estimated in a real step as well, so that running it shows
@@ -145,7 +144,7 @@ def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
     return real_workload(step, name, doubt)
 
 
-def _check(model: nn.Module, optimizer: Optimizer, batch: Any, *, may_run: bool) -> None:
+def _check(model: nn.Module, batch: Any, *, may_run: bool) -> None:
     """Raise unless there is something to train and something to train on."""
     # First, since the device of the workload is that of the first parameter.
     if next(model.parameters(), None) is None:
@@ -165,7 +164,7 @@ def _check(model: nn.Module, optimizer: Optimizer, batch: Any, *, may_run: bool)
             )
     if may_run:
         return
-    if not any(tensor.dim() for tensor in tensors_of(batch)):
+    if not any(tensor.dim() for tensor in tensors_in(batch)):
         raise WorkloadError(
             "wanted a batch of nested tuples, lists or dicts with at least one tensor that has "
             f"dimensions, got {type(batch).__name__} with none; pass what a data loader yields"

@@ -8,30 +8,20 @@ from torch import Tensor, nn
 
 from ridgeline.errors import WorkloadError
 from ridgeline.optimizer_forms import fits_graph
+from ridgeline.tensors.nests import tensors_in
 from ridgeline.tracing.dependencies import dependencies
 from ridgeline.tracing.memory import memory_points
 from ridgeline.tracing.operators.arguments import dtype_name
 from ridgeline.tracing.recorded_step import Recording, Step
 from ridgeline.tracing.recorder import Record, Use
 from ridgeline.tracing.storages import Storages
-from ridgeline.tracing.subject import tensors_of
 from ridgeline.workload import MemoryPoint, Op, Parameter, Role, TensorSpec, Workload
 
 
 def recorded_workload(
-    step: Step,
-    name: str,
-    run: Recording,
-    notes: tuple[str, ...] = (),
+    step: Step, name: str, run: Recording, notes: tuple[str, ...] = ()
 ) -> Workload:
-    """The workload of a recording.
-
-    Args:
-        step: What was recorded.
-        name: For reports.
-        run: The recording.
-        notes: What is to be said first.
-    """
+    """The workload of a recording of a step; `notes` are what is to be said first."""
     records, storages = run.recorder.records, run.recorder.storages
     ops = tuple(
         _op(record, before, storages, _device(step.model))
@@ -63,7 +53,7 @@ def make_workload(
         name=name,
         device=_device(step.model),
         samples=_samples(step.batch),
-        batch=tuple(spec_of(tensor, "batch") for tensor in tensors_of(step.batch)),
+        batch=tuple(spec_of(tensor, "batch") for tensor in tensors_in(step.batch)),
         ops=ops,
         parameters=_parameters(step.model, ready),
         ready_order=tuple(ready),
@@ -138,7 +128,7 @@ def _spec(use: Use, role: Role, *, on_host: bool) -> TensorSpec:
 
 def _samples(batch: Any) -> int:
     """The leading dimension of the first tensor that has any; 1 where no tensor shows."""
-    return next((tensor.size(0) for tensor in tensors_of(batch) if tensor.dim()), 1)
+    return next((tensor.size(0) for tensor in tensors_in(batch) if tensor.dim()), 1)
 
 
 def _device(model: nn.Module) -> Literal["cpu", "cuda"]:

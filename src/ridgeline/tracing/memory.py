@@ -21,10 +21,6 @@ def memory_points(lifetimes: Sequence[Lifetime], num_ops: int) -> tuple[MemoryPo
     A storage counts from the op that made it to the last op before it was freed. Buffers count with
     the parameters (both are the model), the batch with the activations; a gradient counts as such
     from the op that made it, though it reaches `.grad` some ops later.
-
-    Args:
-        lifetimes: The storages of the step.
-        num_ops: Ops of the step.
     """
     changes = [[0, 0, 0, 0] for _ in range(num_ops + 1)]
     for lifetime in lifetimes:

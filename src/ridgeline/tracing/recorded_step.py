@@ -9,15 +9,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.plan import MemoryFormat, Precision
-from ridgeline.tracing.recorder import TracingMode
+from ridgeline.tracing.recorder import StepRecorder
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16}
 """Precisions in which a step has other operators; `tf32` only runs the same ones faster."""
-
-
-def unlimited() -> None:
-    """Lets a trace go on."""
 
 
 class Step(NamedTuple):
@@ -29,7 +25,7 @@ class Step(NamedTuple):
     batch: Any
     precision: Precision = "as-is"
     memory_format: MemoryFormat = "as-is"
-    check: Callable[[], None] = unlimited
+    check: Callable[[], None] = lambda: None
     clip_norm: float | None = None
 
 
@@ -40,7 +36,7 @@ class Recording:
     `is_estimated` says that the optimizer's ops were not recorded.
     """
 
-    recorder: TracingMode
+    recorder: StepRecorder
     ready: dict[str, int]
     fused_optimizer_bytes: int
     is_estimated: bool

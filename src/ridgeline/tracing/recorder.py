@@ -2,8 +2,9 @@
 # ruff: noqa: SLF001 - dispatch state and operators that torch keeps under underscores
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
+from ridgeline.tensors.nests import tensors_in
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operators.accumulation import (
-    References,
+    lone_references,
     may_add_in_place,
     runs_python_backward,
 )
@@ -26,6 +29,7 @@ from ridgeline.tracing.operators.operands import Operands, operands
 from ridgeline.tracing.operators.sparse_fakes import with_entries
 from ridgeline.tracing.operators.traffic import traffic
 from ridgeline.tracing.storages import Storages
+from ridgeline.tracing.subject import Subject, trained_parameters
 from ridgeline.workload import Family, Phase
 
 aten = torch.ops.aten
@@ -37,12 +41,7 @@ _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 """Namespaces of what is sent between workers: a plan's own affair, and no operator of the step."""
 
 _WITH_WORKSPACE = frozenset(
-    {
-        aten.mkldnn_rnn_layer,
-        aten._cudnn_rnn,
-        aten.cudnn_batch_norm,
-        aten._batch_norm_with_update,
-    }
+    {aten.mkldnn_rnn_layer, aten._cudnn_rnn, aten.cudnn_batch_norm, aten._batch_norm_with_update}
 )
 """Operators that also return bytes for their backward, as many as their library likes. They are recorded as
 none, as a fake operator makes none: only the operator itself can fill them."""
@@ -82,12 +81,20 @@ class Record:
     bytes_written: int
 
 
-class TracingMode(TorchDispatchMode):
+class StepRecorder(TorchDispatchMode):
     """Dispatch mode that records operators while it is active; goes on top of the fake mode.
+
+    It knows the tensors of the step, and the order in which gradients become ready.
+
+    Args:
+        subject: What is followed, by hooks, until the recorder is closed. Gradients of fake tensors may reach
+            no others.
+        check: Called before every operator; what it raises ends the recording.
 
     Attributes:
         records: What was issued so far.
         storages: The storages seen so far.
+        ready: Parameters with the index of the operator that completed their gradient, in that order.
         phase: Entered in the records; set by the caller.
         is_paused: Operators pass by unrecorded.
         scalar_of: Called for `.item()`; returns the number to continue with, or None to ask the tensor. A
@@ -96,49 +103,42 @@ class TracingMode(TorchDispatchMode):
         collectives: Names of collectives that passed by unrecorded.
     """
 
-    def __init__(
-        self,
-        path: ModulePath,
-        storages: Storages,
-        *,
-        alone: References,
-        is_fake: bool = True,
-        originals: Mapping[int, str] = MappingProxyType({}),
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        """A recorder with no records.
-
-        Args:
-            path: Knows the running module.
-            storages: Knows the tensors of the model and the batch.
-            alone: References to a gradient that only autograd holds, see `lone_references`.
-            is_fake: Whether the step's tensors are fake; gradients may then reach no others.
-            originals: Names of the parameters that fake ones stand for, by their `id`.
-            check: Called before every operator; what it raises ends the recording.
-        """
+    def __init__(self, subject: Subject, check: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._check = check
-        self._alone = alone
+        self._path = ModulePath(subject.model)
+        self._alone = lone_references(subject.mode, subject.device)
+        self._is_fake = subject.is_fake
+        self._originals = subject.originals
+        self._foreign = ForeignWrites()
         self._makers: dict[int, int] = {}
+        self._workspaces: set[int] = set()
         self.records: list[Record] = []
-        self.storages = storages
+        self.storages = Storages()
         self.phase: Phase = "forward"
         self.is_paused = False
         self.scalar_of: Callable[[Tensor], float | None] | None = None
-        self._workspaces: set[int] = set()
         self.uncounted: dict[str, None] = {}
         self.collectives: dict[str, None] = {}
-        self._is_fake = is_fake
-        self._originals = originals
-        self._foreign = ForeignWrites()
-        self._path = path
+        # Before the first operator: what is not known by then counts as made by the step.
+        for parameter in (*trained_parameters(subject.optimizer), *subject.model.parameters()):
+            self.storages.assign(parameter, "parameter")
+        for buffer in subject.model.buffers():
+            self.storages.assign(buffer, "buffer")
+        for tensor in tensors_in(subject.batch):
+            self.storages.assign(tensor, "batch")
+        self.ready: dict[str, int] = {}
+        self._handles: list[RemovableHandle] = []
+        with ExitStack() as undoing:
+            undoing.callback(self.close)
+            for name, parameter in subject.parameters.items():
+                if parameter.requires_grad:
+                    hook = partial(self._completed, name)
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            undoing.pop_all()
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Issue the operator below and record it."""
         kwargs = kwargs or {}
@@ -176,17 +176,21 @@ class TracingMode(TorchDispatchMode):
         return self._path.current()
 
     def close(self) -> None:
-        """Take the hooks off the model and what was written elsewhere back, and stop following storages."""
+        """Take all hooks off and what was written elsewhere back, and stop following storages."""
+        for handle in self._handles:
+            handle.remove()
         self._foreign.take_back()
         self._path.close()
         self.storages.close()
 
+    def _completed(self, name: str, tensor: Tensor) -> None:
+        self.ready.pop(name, None)  # accumulated again: what counts is the last time
+        self.ready[name] = len(self.records) - 1
+        assert tensor.grad is not None
+        self.storages.assign(tensor.grad, "gradient")
+
     def _record(
-        self,
-        func: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: Any,
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         # Only here: what is not recorded has to run all the same.
         if self.is_paused:
@@ -249,17 +253,22 @@ class TracingMode(TorchDispatchMode):
         return is_waiting or _hands_two_to_one(node)
 
     def _use(self, tensor: Tensor) -> Use:
-        is_strided = tensor.layout is torch.strided
-        number = self.storages.number(tensor)
-        is_workspace = number in self._workspaces
-        return Use(
-            shape=(0,) if is_workspace else tuple(tensor.shape),
-            stride=(1,) if is_workspace else tuple(tensor.stride()) if is_strided else (),
-            offset=int(tensor.storage_offset()) if is_strided else 0,
-            dtype=dtype_name(tensor.dtype),
-            storage=number,
-            on_cpu=tensor.device.type == "cpu",
-        )
+        use = use_of(tensor, self.storages)
+        is_workspace = use.storage in self._workspaces
+        return replace(use, shape=(0,), stride=(1,)) if is_workspace else use
+
+
+def use_of(tensor: Tensor, storages: Storages) -> Use:
+    """What an op uses of a tensor whose storage is numbered by `storages`."""
+    is_strided = tensor.layout is torch.strided
+    return Use(
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()) if is_strided else (),
+        offset=int(tensor.storage_offset()) if is_strided else 0,
+        dtype=dtype_name(tensor.dtype),
+        storage=storages.number(tensor),
+        on_cpu=tensor.device.type == "cpu",
+    )
 
 
 def _is_bookkeeping(func: OpOverload) -> bool:

@@ -1,10 +1,8 @@
 """Why a step cannot be traced, said in terms of the user's code."""
 
-import traceback
 from pathlib import Path
 from types import TracebackType
 
-import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -12,21 +10,14 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ridgeline.errors import WorkloadError
-from ridgeline.tracing.recorder import TracingMode
-
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-
+from ridgeline.reach.owners import innermost_outside
+from ridgeline.tracing.recorder import StepRecorder
 
 WAY_OUT = "; or trace with may_run=True, which records a real step and takes back what it did"
 
 
-def refusal(error: RuntimeError, recorder: TracingMode) -> WorkloadError | None:
-    """The error to raise instead of one of fake execution; None for errors of the step itself.
-
-    Args:
-        error: What the step raised on fake tensors.
-        recorder: Knows the phase and the module.
-    """
+def refusal(error: RuntimeError, recorder: StepRecorder) -> WorkloadError | None:
+    """The error to raise instead of one of fake tensors; None for errors of the step itself."""
     where = f"{_module(recorder)}{_place(error.__traceback__)} during {recorder.phase}"
     if isinstance(error, DataDependentOutputException):
         return WorkloadError(
@@ -58,14 +49,12 @@ def obstacle(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}{_place(error.__traceback__)}"
 
 
-def _module(recorder: TracingMode) -> str:
+def _module(recorder: StepRecorder) -> str:
     path = recorder.module
     return f"in module {path!r}" if path else "in loss_fn"
 
 
 def _place(trace: TracebackType | None) -> str:
     """File and line of the innermost frame that belongs to neither torch nor this package."""
-    frames = [
-        frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_LIBRARIES)
-    ]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    frame = innermost_outside(trace)
+    return f" ({Path(frame.filename).name}:{frame.lineno})" if frame else ""

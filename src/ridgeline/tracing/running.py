@@ -56,7 +56,6 @@ def real_workload(step: Step, name: str, why: str) -> Workload:
 
 
 def _opaque(subject: Subject, step: Step, name: str, why: str) -> Workload:
-    """The workload of a step that cannot be recorded."""
     ready: dict[str, None] = {}
 
     def follow(parameter_name: str) -> object:

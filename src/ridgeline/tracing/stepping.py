@@ -13,7 +13,7 @@ from ridgeline.optimizer_forms import takes_fused_form
 from ridgeline.tracing.operators.arguments import dtype_name
 from ridgeline.tracing.operators.operands import storage_address
 from ridgeline.tracing.operators.traffic import tensor_bytes
-from ridgeline.tracing.recorder import Record, TracingMode, Use
+from ridgeline.tracing.recorder import Record, StepRecorder, use_of
 from ridgeline.tracing.storages import Storages
 from ridgeline.tracing.subject import Subject
 
@@ -34,7 +34,7 @@ class Stepping:
     note: str = ""
 
 
-def record_optimizer(subject: Subject, recorder: TracingMode, users: Optimizer) -> Stepping:
+def record_optimizer(subject: Subject, recorder: StepRecorder, users: Optimizer) -> Stepping:
     """Record `optimizer.step()` as it runs once its state exists, that is from the second step on.
 
     Where an optimizer cannot run without data, each of its parameter groups is entered as one op
@@ -142,13 +142,9 @@ class _Operands(NamedTuple):
 
 def _operands(optimizer: Optimizer, group: dict[str, Any]) -> _Operands:
     parameters = tuple(p for p in group["params"] if p.grad is not None)
-    state = [
-        value
-        for p in parameters
-        for value in optimizer.state.get(p, {}).values()
-        if isinstance(value, Tensor)
-    ]
-    return _Operands(parameters, tuple(p.grad for p in parameters), tuple(state))
+    values = [value for p in parameters for value in optimizer.state.get(p, {}).values()]
+    state = tuple(value for value in values if isinstance(value, Tensor))
+    return _Operands(parameters, tuple(p.grad for p in parameters), state)
 
 
 def fused_bytes(optimizer: Optimizer, users: Optimizer) -> int:
@@ -170,7 +166,7 @@ def fused_bytes(optimizer: Optimizer, users: Optimizer) -> int:
     return sum(each.bytes_read + each.bytes_written for each in operands)
 
 
-def _estimate(optimizer: Optimizer, recorder: TracingMode) -> None:
+def _estimate(optimizer: Optimizer, recorder: StepRecorder) -> None:
     """One op for each parameter group."""
     for group in optimizer.param_groups:
         operands = _operands(optimizer, group)
@@ -185,7 +181,9 @@ def _estimate(optimizer: Optimizer, recorder: TracingMode) -> None:
                 module="",
                 family="elementwise",
                 dtype=dtype_name(parameters[0].dtype),
-                inputs=tuple(_use(t, recorder.storages) for t in (*parameters, *gradients, *state)),
+                inputs=tuple(
+                    use_of(t, recorder.storages) for t in (*parameters, *gradients, *state)
+                ),
                 outputs=(),
                 written=tuple(recorder.storages.number(t) for t in (*parameters, *state)),
                 is_view=False,
@@ -195,13 +193,3 @@ def _estimate(optimizer: Optimizer, recorder: TracingMode) -> None:
                 bytes_written=operands.bytes_written,
             )
         )
-
-
-def _use(tensor: Any, storages: Storages) -> Use:
-    return Use(
-        shape=tuple(tensor.shape),
-        stride=tuple(tensor.stride()) if tensor.layout is torch.strided else (),
-        offset=0,
-        dtype=dtype_name(tensor.dtype),
-        storage=storages.number(tensor),
-    )

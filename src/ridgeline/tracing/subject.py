@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
+
+from ridgeline.tensors.batch import to_device
 
 
 @dataclass(frozen=True)
@@ -39,33 +39,17 @@ class Subject:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def batch_tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of the batch, in the order of its structure."""
-        return tensors_of(self.batch)
-
 
 def itself(model: nn.Module, optimizer: Optimizer, batch: Any) -> Subject:
     """The step on the user's own objects; the batch is moved to the model as training moves it."""
-    device = next(model.parameters()).device
-    if any(tensor.device != device for tensor in tensors_of(batch)):
-        batch = pytree.tree_map_only(Tensor, partial(_to, device), batch)
     return Subject(
         mode=nullcontext(),
         model=model,
         optimizer=optimizer,
-        batch=batch,
+        batch=to_device(batch, next(model.parameters()).device),
         parameters=dict(model.named_parameters()),
         is_fake=False,
     )
-
-
-def _to(device: torch.device, tensor: Tensor) -> Tensor:
-    return tensor.to(device)
-
-
-def tensors_of(batch: Any) -> tuple[Tensor, ...]:
-    """The tensors in a nested structure of tuples, lists and dicts, in order."""
-    return tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def trained_parameters(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -6,7 +6,7 @@ two halves of a buffer that are written by two operators are kept in order, whic
 """
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,16 +14,10 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from ridgeline.capture.operator_writes import written_nodes
+
 Memory = int
 """A storage, by a number of its own."""
-
-_HIDDEN_WRITES: dict[str, tuple[int, ...]] = {
-    "aten.native_batch_norm.default": (3, 4),
-    "aten.cudnn_batch_norm.default": (3, 4),
-    "aten.miopen_batch_norm.default": (3, 4),
-}
-"""Operators that write running statistics although their schema does not say so: positions of those
-arguments. They do so only while training, at position 5."""
 
 
 class Accesses:
@@ -57,7 +51,7 @@ class Accesses:
 
     def written(self, node: fx.Node) -> frozenset[Memory]:
         """The memory of arguments that an operator writes in place."""
-        return frozenset().union(*(self._of[argument] for argument in _written_arguments(node)))
+        return frozenset().union(*(self._of[argument] for argument in written_nodes(node)))
 
     def read(self, node: fx.Node) -> frozenset[Memory]:
         """The memory of all arguments; what is written in place counts as read, too."""
@@ -82,7 +76,7 @@ class Accesses:
 
 def writes(node: fx.Node) -> bool:
     """Whether an operator writes into one of its arguments."""
-    return bool(_written_arguments(node))
+    return bool(written_nodes(node))
 
 
 def is_random(node: fx.Node) -> bool:
@@ -101,26 +95,6 @@ def must_stay(node: fx.Node) -> bool:
 def num_bytes(node: fx.Node) -> int:
     """Size of a value: of its elements, not of the storage behind a view."""
     return sum(value.numel() * value.element_size() for value in tensors_in(node.meta.get("val")))
-
-
-def _written_arguments(node: fx.Node) -> list[fx.Node]:
-    if not isinstance(node.target, OpOverload):
-        return []
-    found: list[fx.Node] = []
-    for index, argument in enumerate(node.target._schema.arguments):  # noqa: SLF001
-        info = argument.alias_info
-        if info is not None and info.is_write:
-            given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-            found += _nodes(given)
-    hidden = _HIDDEN_WRITES.get(str(node.target))
-    # In evaluation the statistics are only read, and calls need not be kept in order.
-    if hidden is not None and node.args[5]:
-        found += _nodes([node.args[index] for index in hidden])
-    return found
-
-
-def _nodes(argument: Any) -> Iterator[fx.Node]:
-    return (leaf for leaf in pytree.tree_leaves(argument) if isinstance(leaf, fx.Node))
 
 
 def tensors_in(nest: Any) -> list[Tensor]:

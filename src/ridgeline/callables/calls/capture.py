@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.callables.calls.sources import can_redirect, redirections
 from ridgeline.capture.capturing import capturing
 from ridgeline.tensors.copies import copy_into, is_noted
-from ridgeline.tensors.nests import builder
+from ridgeline.tensors.nests import builder, tensors_in
 
 _num_holders = torch._C._storage_Use_Count  # noqa: SLF001 - what torch's own graph trees use
 
@@ -47,7 +47,7 @@ class CallCapture:
         *,
         copies: bool,
     ) -> None:
-        targets = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        targets = tensors_in(inputs)
         # Either the graph copies all inputs or torch does: a mixture would have both costs in each call.
         copied = targets if copies and can_redirect(targets) else []
         sources = [torch.empty_like(target) for target in copied]
@@ -106,9 +106,7 @@ class CallCapture:
 
 
 def _redirecting(
-    redirects: list[Callable[[int], None]],
-    targets: list[Tensor],
-    replay: Callable[[], None],
+    redirects: list[Callable[[int], None]], targets: list[Tensor], replay: Callable[[], None]
 ) -> Callable[..., None]:
     """Launches that let the graph copy its inputs from where they are."""
     strides = [target.stride() for target in targets]
@@ -149,7 +147,6 @@ def _dense(x: Tensor, target: Tensor, stride: tuple[int, ...]) -> Tensor:
 
 
 def _copying(targets: list[Tensor], replay: Callable[[], None]) -> Callable[..., None]:
-    """Launches after a copy of the inputs by torch."""
 
     def launch(*given: Tensor) -> None:
         copy_into(targets, given)

@@ -120,7 +120,8 @@ class TracedFunction:
         Cost: Seconds to minutes.
         """
         require_written(self.example)
-        settings = {key: value for key, value in SETTINGS.items() if key in _known_settings()}
+        known = inductor_config.get_config_copy()
+        settings = {key: value for key, value in SETTINGS.items() if key in known}
         if _num_elements(self.graph) < SERIAL_ELEMENTS:
             settings["cpp.threads"] = 1
         output = next(iter(reversed(self.graph.graph.nodes)))
@@ -174,38 +175,31 @@ def _single(run: Callable[[list[Tensor]], Any], state: list[Tensor]) -> Callable
     return call
 
 
-def _matrix_vector(
-    original: Callable[..., Any] | None, bias: Tensor | None, row: Tensor, weight: Tensor
-) -> Any:
-    """`bias + row @ weight` for a single row, as a product and a sum.
+def _row_product(row: Tensor, weight: Tensor) -> Tensor | None:
+    """`row @ weight` for a single row, as products and a sum; None for other matrices.
 
     A matrix library needs microseconds to start for what is one pass over the weight. Written out, the
     compiler fuses it with its neighbours, and all layers of a small network become one kernel.
     """
     if row.dim() == 2 and row.shape[0] == 1 and weight.stride(0) == 1 and row.is_floating_point():
-        product = (row.unsqueeze(1) * weight.t().unsqueeze(0)).sum(-1)
-        return product if bias is None else bias + product
-    return NotImplemented if original is None else original()
+        return (row.unsqueeze(1) * weight.t().unsqueeze(0)).sum(-1)
+    return None
 
 
 def _addmm(bias: Tensor, row: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    aten = torch.ops.aten.addmm.default
-    table = select_decomp_table()
-    original = table.get(aten)
-
-    def otherwise() -> Any:
-        return original(bias, row, weight, beta=beta, alpha=alpha) if original else NotImplemented
-
-    if beta != 1 or alpha != 1:
-        return otherwise()
-    return _matrix_vector(otherwise, bias, row, weight)
+    product = _row_product(row, weight) if beta == alpha == 1 else None
+    if product is not None:
+        return bias + product
+    original = select_decomp_table().get(torch.ops.aten.addmm.default)
+    return original(bias, row, weight, beta=beta, alpha=alpha) if original else NotImplemented
 
 
 def _mm(row: Tensor, weight: Tensor) -> Any:
+    product = _row_product(row, weight)
+    if product is not None:
+        return product
     original = select_decomp_table().get(torch.ops.aten.mm.default)
-    return _matrix_vector(
-        lambda: original(row, weight) if original else NotImplemented, None, row, weight
-    )
+    return original(row, weight) if original else NotImplemented
 
 
 MATRIX_VECTOR = {torch.ops.aten.addmm.default: _addmm, torch.ops.aten.mm.default: _mm}
@@ -224,7 +218,3 @@ def _num_elements(graph: GraphModule) -> int:
 def _is_view(operator: Any) -> bool:
     schema = getattr(operator, "_schema", None)
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
-
-
-def _known_settings() -> set[str]:
-    return set(inductor_config.get_config_copy())

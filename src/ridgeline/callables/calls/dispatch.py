@@ -30,6 +30,7 @@ from ridgeline.guards.settled import WritingError, tensors_of
 from ridgeline.plan import Execution
 from ridgeline.reach.undo import undone
 from ridgeline.tensors.batch import signature
+from ridgeline.tensors.nests import tensors_in
 
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
 OTHER_KIND = "calls with arguments of another structure or dtype than the example ran eagerly"
@@ -99,14 +100,6 @@ class CallDispatch:
         """With `static_io`: what the next call reads."""
         entries = [self._only, *(item.entry for item in self._captured)]
         return next(entry.inputs for entry in entries if entry is not None)
-
-    def read(self, args: tuple[Any, ...]) -> CallReads:
-        """What a call with such arguments reads, and takes for granted.
-
-        Raises:
-            CaptureError: see `CallReads`.
-        """
-        return CallReads(self.fn, args)
 
     def make(self, args: tuple[Any, ...], reads: CallReads) -> Entry:
         """A captured program for such arguments; not yet used.
@@ -239,7 +232,7 @@ class CallDispatch:
         # A program without gradients reads the same whether an argument requires some.
         args = map_each(torch.detach, inputs)
         try:
-            reads = self.read(args)
+            reads = CallReads(self.fn, args)
         except WritingError as error:
             if kind in self._writing:  # it has filled what it wanted to, and continues
                 self._unread.add(kind)
@@ -257,7 +250,8 @@ class CallDispatch:
             item = Captured(same, reads, same.run)
         elif len({id(item.entry) for item in self._captured}) >= self._max_shapes:
             self._unread.add(kind)
-            self._count_eager(self._most_shapes())
+            most = f"max_shapes={self._max_shapes} are captured"
+            self._count_eager(f"calls with further shapes or settings ran eagerly: {most}")
             return None
         else:
             item = self._entered(args, reads)
@@ -320,12 +314,6 @@ class CallDispatch:
         settings = casting(), torch.is_inference_mode_enabled()
         return signature(inputs), strides, repeats_of(inputs), *settings
 
-    def _most_shapes(self) -> str:
-        return (
-            "calls with further shapes or settings ran eagerly: "
-            f"max_shapes={self._max_shapes} are captured"
-        )
-
     def _count_eager(self, note: str) -> None:
         self.counters["eager_calls"] += 1
         self._note(note)
@@ -366,7 +354,7 @@ def _requires_gradients(inputs: tuple[Any, ...]) -> bool:
     # The common call without a nest, which is in each eager call's way.
     if len(inputs) == 1 and isinstance(inputs[0], Tensor):
         return inputs[0].requires_grad
-    return any(isinstance(x, Tensor) and x.requires_grad for x in pytree.tree_leaves(inputs))
+    return any(x.requires_grad for x in tensors_in(inputs))
 
 
 def _closed(*_: Any) -> Any:

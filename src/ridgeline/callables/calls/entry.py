@@ -205,11 +205,7 @@ def _inspected(
     What cannot be judged by looking is tried in a child process first.
     """
     from ridgeline.lint.child_trial import check_trial, try_in_child
-    from ridgeline.lint.lint import (
-        check_capturable,
-        inspect_callable,
-        is_doubtful,
-    )
+    from ridgeline.lint.lint import check_capturable, inspect_callable, is_doubtful
 
     lint = inspect_callable(fn, args, device=device)
     check_capturable(lint.findings)

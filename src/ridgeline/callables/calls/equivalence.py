@@ -19,7 +19,7 @@ from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
 from ridgeline.tensors.copies import strided_copy
-from ridgeline.tensors.nests import map_tensors
+from ridgeline.tensors.nests import map_tensors, tensors_in
 
 TOLERANCES = {
     torch.float64: 1e-9,
@@ -144,10 +144,10 @@ def _outcome(
     seed_all(index)
     # Each gets copies of its own: what one writes into its arguments must not reach the other.
     given = pytree.tree_map_only(Tensor, strided_copy, args)
-    versions = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
+    versions = [tensor._version for tensor in tensors_in(given)]  # noqa: SLF001
     # A captured graph returns its own memory, which the next replay overwrites.
     result = map_tensors(torch.clone, run(*given))
-    after = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
+    after = [tensor._version for tensor in tensors_in(given)]  # noqa: SLF001
     if versions != after:
         raise CaptureError(
             "wanted a function that leaves its arguments as they are, got one that writes into argument "
@@ -173,20 +173,15 @@ def perturbed_inputs(args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
         if tensor.is_floating_point():
             low, high = float(tensor.min()), float(tensor.max())
             # On the CPU, as generators of GPUs give other numbers on other models.
-            values = torch.rand(
-                tensor.shape, generator=generator, dtype=torch.float64, device="cpu"
-            )
-            return (low + (high - low) * values).to(tensor.device, tensor.dtype)
-        if tensor.dtype == torch.bool:
-            return (torch.rand(tensor.shape, generator=generator, device="cpu") < 0.5).to(
-                tensor.device
-            )
-        # Integers may be indices: outside of the range that the example has, they could point beyond a
-        # table.
-        bounds = int(tensor.min()), int(tensor.max()) + 1
-        return torch.randint(*bounds, tensor.shape, generator=generator, device="cpu").to(
-            tensor.device, tensor.dtype
-        )
+            share = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
+            drawn = low + (high - low) * share
+        elif tensor.dtype == torch.bool:
+            drawn = torch.rand(tensor.shape, generator=generator, device="cpu") < 0.5
+        else:
+            # They may be indices: outside of the range that the example has, they could point beyond a table.
+            bounds = int(tensor.min()), int(tensor.max()) + 1
+            drawn = torch.randint(*bounds, tensor.shape, generator=generator, device="cpu")
+        return drawn.to(tensor.device, tensor.dtype)
 
     def changed(tensor: Tensor) -> Tensor:
         return _laid_out_as(tensor, change(tensor))

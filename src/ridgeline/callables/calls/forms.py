@@ -48,15 +48,10 @@ def make_form(form: Form, fn: Callable[..., Any], args: tuple[Any, ...]) -> Call
 
     Cost: Compiles; the first call may compile as well.
     """
-    if form == "script":
-        return _script(fn, args)
-    if form == "compiled":
-        return _compiled(fn, args)
-    if form == "regional":
-        return _regional(fn, args)
-    if form == "packaged":
-        return _packaged(fn, args)
-    return CallableForm(without_gradients(fn))
+    makers = {
+        "script": _script, "compiled": _compiled, "regional": _regional, "packaged": _packaged,
+    }  # fmt: skip
+    return makers[form](fn, args) if form in makers else CallableForm(without_gradients(fn))
 
 
 def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,10 +160,7 @@ def _compiled(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
 def compiled_with_guards(fn: Callable[..., Any], args: tuple[Any, ...], why: str) -> CallableForm:
     """By `torch.compile`, which compares its guards at every call, and may read in several pieces.
 
-    Args:
-        fn: The callable.
-        args: Example arguments.
-        why: Why it is not compiled as one graph.
+    The notes say `why` it is not compiled as one graph.
 
     Raises:
         CaptureError: the compiler cannot take it.

@@ -18,6 +18,7 @@ from ridgeline.callables.calls.capture import CallCapture
 from ridgeline.capture.capturing import on_stream, release
 from ridgeline.programs.distinct_results import memory_number
 from ridgeline.tensors.copies import strided_copy
+from ridgeline.tensors.nests import tensors_in
 
 WARM_UP_CALLS = 3
 """Eager calls on the capture stream: libraries make their workspaces, kernels are loaded and tuned."""
@@ -90,7 +91,7 @@ class CallGraph:
         # Raw numbers: a stream object made by torch in each call would cost the host more.
         if stream != self._last_stream:
             self._follow(stream)
-        given = args if self._is_flat else _tensors_in(args)
+        given = args if self._is_flat else tensors_in(args)
         for capture in self._turns:
             if capture.is_free():
                 capture.launch(*given)
@@ -138,10 +139,6 @@ def capture_once(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         graph = CallGraph(fn, args)
         graph(*args)
         graph.close()
-
-
-def _tensors_in(args: tuple[Any, ...]) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
 
 
 def _device_of(tensors: list[Tensor]) -> torch.device:

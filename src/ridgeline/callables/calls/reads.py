@@ -6,21 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from ridgeline.callables.calls.forms import name_of
 from ridgeline.callables.calls.front import call_program
-from ridgeline.capture.casts import casting
+from ridgeline.capture.casts import operator_settings
 from ridgeline.errors import CaptureError
 from ridgeline.guards.settled import settled_guards, tensors_of
+from ridgeline.tensors.nests import tensors_in
 
 
 class CallReads:
-    """The guards of a call, its tensors and its device.
-
-    Args:
-        fn: The callable as written.
-        args: Arguments of the call.
+    """The guards of a call, its tensors and its device; for the callable as written.
 
     Attributes:
         guards: Of `call_program`, in the modes of now but without gradients.
@@ -34,25 +30,24 @@ class CallReads:
     """
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-        self.settings = _settings()
+        modes = torch.is_inference_mode_enabled(), torch.get_default_dtype()
+        self.settings = (*operator_settings(), *modes)
         with torch.no_grad():
             self.guards = settled_guards(call_program, fn, args, name_of(fn))
         # Also those that this call does not read: they are put back, and a comparison perturbs them, like all
         # others.
         own = (*fn.parameters(), *fn.buffers()) if isinstance(fn, nn.Module) else ()
         self.tensors = [*{id(t): t for t in (*self.guards.tensors, *own)}.values()]
-        self.device = _first_gpu([*given, *self.tensors])
+        self.device = _first_gpu([*tensors_in(args), *self.tensors])
 
 
 def device_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.device:
     """The first GPU that an argument, or a tensor that the callable can get at, lies on; or the CPU."""
-    return _first_gpu([*pytree.tree_leaves(args), *tensors_of(fn)])
+    return _first_gpu([*tensors_in(args), *tensors_of(fn)])
 
 
-def _first_gpu(values: list[Any]) -> torch.device:
-    devices = [value.device for value in values if isinstance(value, Tensor)]
-    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+def _first_gpu(tensors: list[Tensor]) -> torch.device:
+    return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
 
 
 def check_shapes(fn: Callable[..., Any]) -> None:
@@ -68,12 +63,3 @@ def check_shapes(fn: Callable[..., Any]) -> None:
                     f"wanted a model whose parameters have their shapes, got {name!r} of a "
                     f"{type(module).__name__} that has none yet; call the model once with an example before"
                 )
-
-
-def _settings() -> tuple[Any, ...]:
-    return (
-        *casting(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-    )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from ridgeline.callables.calls.forms import CallableForm, compiled_with_guards
 from ridgeline.callables.calls.front import front_of
 from ridgeline.callables.calls.reads import CallReads
 from ridgeline.callables.calls.repeated import repeats_of
-from ridgeline.callables.calls.report import ModeRow
+from ridgeline.callables.calls.report import ModeRow, Status
 from ridgeline.callables.calls.selection import (
     ModeDecision,
     ModeTiming,
@@ -47,14 +48,6 @@ STEADY = 0.2
 on a machine that does other things as well, a few turns say nothing."""
 BLOCK_S = 1e-3
 """One turn calls a mode for about this long."""
-
-
-class Timing(NamedTuple):
-    """Seconds of one call over the turns: median and quartiles."""
-
-    median_s: float
-    low_s: float
-    high_s: float
 
 
 class Search(NamedTuple):
@@ -105,7 +98,7 @@ def search(
     why = refusal if reads is None else None
     tensors = tensors_of(fn) if reads is None else reads.tensors
     # Eager first: what all calls take as written bounds what compiling may cost.
-    best_s = _time(runs, tensors, device)["eager"].median_s
+    best_s = _time(runs, tensors, device)["eager"].call_s
     for mode in ORDER:
         if mode == "eager" or mode not in offered("callable", device.type):
             continue
@@ -120,9 +113,9 @@ def search(
         if entry is not None:
             entries[mode] = entry
             runs[mode] = entry.replay if static_io else _as_called(fn, entry, args, reads)
-            best_s = min(best_s, _time({mode: runs[mode]}, tensors, device)[mode].median_s)
+            best_s = min(best_s, _time({mode: runs[mode]}, tensors, device)[mode].call_s)
     timings = _time(runs, tensors, device)
-    decision = decide([ModeTiming(mode, *timing) for mode, timing in timings.items()], calls)
+    decision = decide([*timings.values()])
     kept = entries.pop(decision.mode, None)
     # Graphs only: forms are shared, and the one that is kept may hold the form of one that is not.
     for entry in entries.values():
@@ -166,30 +159,23 @@ def _try(
     except (CaptureError, PackageError) as error:
         spent_s = time.perf_counter() - begin
         return ModeRow(mode=mode, status="refused", compile_s=spent_s, reason=str(error)), None
-    difference = entry.comparison.difference
-    if entry.comparison.is_equal:
-        note = "; ".join(entry.notes)
-        row = ModeRow(
-            mode=mode,
-            status="measured",
-            compile_s=entry.compile_s,
-            difference=difference,
-            reason=note,
+    found, reason = entry.comparison, "; ".join(entry.notes)
+    status: Status = "measured"
+    if not found.is_equal:
+        entry.close_graph()
+        status = "different"
+        reason = (
+            f"not equivalent: differs from eager by {found.difference:.3g} in {found.where}, accepted are "
+            f"{found.tolerance:.0e}"
         )
-        return row, entry
-    entry.close_graph()
-    reason = (
-        f"not equivalent: differs from eager by {difference:.3g} in {entry.comparison.where}, accepted "
-        f"are {entry.comparison.tolerance:.0e}"
-    )
     row = ModeRow(
         mode=mode,
-        status="different",
+        status=status,
         compile_s=entry.compile_s,
-        difference=difference,
+        difference=found.difference,
         reason=reason,
     )
-    return row, None
+    return row, entry if found.is_equal else None
 
 
 def _expected_s(mode: Execution, forms: Mapping[Form, CallableForm]) -> float:
@@ -200,7 +186,7 @@ def _expected_s(mode: Execution, forms: Mapping[Form, CallableForm]) -> float:
 
 def _time(
     runs: Mapping[Execution, Callable[[], Any]], tensors: list[Tensor], device: torch.device
-) -> dict[Execution, Timing]:
+) -> dict[Execution, ModeTiming]:
     """Time calls of several modes in turns, so that a change of the machine's speed meets all alike.
 
     Cost: `TURNS` to `MOST_ROUNDS * TURNS` blocks a mode, each of `BLOCK_S` or one call; waits for the device
@@ -209,7 +195,7 @@ def _time(
     with preserved(tensors):
         counts = {mode: _calls_in_a_block(run, device) for mode, run in runs.items()}
         samples: dict[Execution, list[float]] = {mode: [] for mode in runs}
-        timings: dict[Execution, Timing] = {}
+        timings: dict[Execution, ModeTiming] = {}
         for _ in range(MOST_ROUNDS):
             # Turn by turn and not mode by mode, for a machine whose clock or load changes meanwhile.
             for mode in [mode for _ in range(TURNS) for mode in runs]:
@@ -217,8 +203,8 @@ def _time(
                 samples[mode].append(seconds)
             for mode, taken in samples.items():
                 low, median, high = statistics.quantiles(taken, n=4)
-                timings[mode] = Timing(median, low, high)
-            if all(t.high_s - t.low_s <= STEADY * t.median_s for t in timings.values()):
+                timings[mode] = ModeTiming(mode, median, low, high)
+            if all(t.high_s - t.low_s <= STEADY * t.call_s for t in timings.values()):
                 break
     return timings
 
@@ -241,30 +227,22 @@ def _block_s(run: Callable[[], Any], count: int, device: torch.device) -> float:
 
 
 def _timed(
-    rows: Mapping[Execution, ModeRow], timings: Mapping[Execution, Timing]
+    rows: Mapping[Execution, ModeRow], timings: Mapping[Execution, ModeTiming]
 ) -> tuple[ModeRow, ...]:
     """The rows with their times, and after how many calls each mode has earned its compilation back."""
-    eager_s = timings["eager"].median_s
-    result = []
-    for mode, row in rows.items():
-        timing = timings.get(mode)
-        if timing is None:
-            result.append(row)
-            continue
-        result.append(
-            ModeRow(
-                mode=mode,
-                status=row.status,
-                call_s=timing.median_s,
-                low_s=timing.low_s,
-                high_s=timing.high_s,
-                compile_s=row.compile_s,
-                difference=row.difference,
-                break_even=break_even_calls(eager_s, timing.median_s, row.compile_s),
-                reason=row.reason,
-            )
+    eager_s = timings["eager"].call_s
+    return tuple(
+        msgspec.structs.replace(
+            row,
+            call_s=timing.call_s,
+            low_s=timing.low_s,
+            high_s=timing.high_s,
+            break_even=break_even_calls(eager_s, timing.call_s, row.compile_s),
         )
-    return tuple(result)
+        if (timing := timings.get(mode)) is not None
+        else row
+        for mode, row in rows.items()
+    )
 
 
 def _as_called(

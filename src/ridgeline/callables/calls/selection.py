@@ -1,7 +1,7 @@
 """Which mode to keep: a pure decision over measured times.
 
-The fastest measured mode wins, if its gain is more than noise. Where the number of calls is known, what
-counts is the whole bill: `total = compile time still to pay + calls x time of one call`.
+The fastest measured mode wins, if its gain is more than noise: what was compiled is paid by then. Where the
+number of calls is known, that is weighed before, against what compiling is expected to take.
 """
 
 import math
@@ -14,16 +14,12 @@ from ridgeline.plan import Execution
 
 
 class ModeTiming(NamedTuple):
-    """Time of one call in a mode, in seconds: median and quartiles; only of modes that are equivalent.
-
-    `to_pay_s` is compile time that choosing the mode would still cost; what is compiled already is free.
-    """
+    """Time of one call in a mode, in seconds: median and quartiles; only of modes that are equivalent."""
 
     mode: Execution
     call_s: float
     low_s: float
     high_s: float
-    to_pay_s: float = 0.0
 
 
 class ModeDecision(NamedTuple):
@@ -33,12 +29,11 @@ class ModeDecision(NamedTuple):
     reason: str
 
 
-def decide(measurements: Sequence[ModeTiming], calls: int | None = None) -> ModeDecision:
+def decide(measurements: Sequence[ModeTiming]) -> ModeDecision:
     """The fastest mode whose gain is real; among those that noise cannot distinguish the simplest.
 
     Args:
         measurements: Simplest mode first; the first one is the program as written (eager).
-        calls: How often the program will be called; None where that is unknown.
 
     Returns:
         A mode whose median is never above that of the first.
@@ -48,17 +43,16 @@ def decide(measurements: Sequence[ModeTiming], calls: int | None = None) -> Mode
     """
     if not measurements:
         raise PlanError("wanted at least one measured mode to decide on, got none; measure eager")
-    totals = [_total(m, calls) for m in measurements]
-    plain = totals[0]
-    best = min(totals, key=lambda total: total.call_s)
+    plain = measurements[0]
+    best = min(measurements, key=lambda one: one.call_s)
     # Simplest first: so the first that noise cannot tell from the best is the simplest of these.
     chosen = next(
-        total
-        for total in totals
+        one
+        for one in measurements
         # Never one slower than eager in the median, even within the spread: `auto` must not lose.
-        if total is best or (total.call_s <= plain.call_s and not _is_slower(total, best))
+        if one is best or (one.call_s <= plain.call_s and not _is_slower(one, best))
     )
-    return ModeDecision(chosen.mode, _reason(chosen, best, plain, measurements, calls))
+    return ModeDecision(chosen.mode, _reason(chosen, best, plain, len(measurements)))
 
 
 def break_even_calls(eager_s: float, call_s: float, compile_s: float) -> int | None:
@@ -100,38 +94,18 @@ def _is_slower(measurement: ModeTiming, best: ModeTiming) -> bool:
     return measurement.call_s > best.high_s or measurement.low_s > best.call_s
 
 
-def _total(measurement: ModeTiming, calls: int | None) -> ModeTiming:
-    """The measurement itself, or what all calls cost with it."""
-    if calls is None:
-        return measurement
-    pay = measurement.to_pay_s
-    return ModeTiming(
-        measurement.mode,
-        pay + calls * measurement.call_s,
-        pay + calls * measurement.low_s,
-        pay + calls * measurement.high_s,
-    )
-
-
-def _reason(
-    chosen: ModeTiming,
-    best: ModeTiming,
-    plain: ModeTiming,
-    measurements: Sequence[ModeTiming],
-    calls: int | None,
-) -> str:
-    what = "a call" if calls is None else f"{calls} calls with the compile time still to pay"
+def _reason(chosen: ModeTiming, best: ModeTiming, plain: ModeTiming, num_measured: int) -> str:
     if chosen is plain and best is plain:
-        if len(measurements) == 1:
+        if num_measured == 1:
             return "nothing else is offered, equivalent and inside the budget"
-        return f"no other mode is faster: {what} {units.seconds(plain.call_s)}"
+        return f"no other mode is faster: a call {units.seconds(plain.call_s)}"
     if chosen is best:
         gain = plain.call_s / best.call_s if best.call_s else math.inf
         return (
-            f"fastest of {len(measurements)} measured: {what} {units.seconds(best.call_s)}, "
+            f"fastest of {num_measured} measured: a call {units.seconds(best.call_s)}, "
             f"{gain:.2f} x {plain.mode} ({units.seconds(plain.call_s)})"
         )
     return (
-        f"{best.mode} ({units.seconds(best.call_s)} for {what}) is faster than {chosen.mode} "
+        f"{best.mode} ({units.seconds(best.call_s)} for a call) is faster than {chosen.mode} "
         f"({units.seconds(chosen.call_s)}) by less than the spread of the measurement: the simpler is kept"
     )

@@ -7,7 +7,7 @@ be tried in it, nor trained. What the step does as it was written is the user's 
 from pathlib import Path
 from typing import ClassVar
 
-from ridgeline.capture.device_state import lost_device
+from ridgeline.capture.capturing import lost_device
 from ridgeline.codec import Noun
 from ridgeline.errors import DeviceLostError, FileFormatError, PlanError, first_line
 from ridgeline.plan import Plan

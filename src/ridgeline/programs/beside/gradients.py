@@ -146,7 +146,6 @@ class _Beside:
         return sum(_num_bytes(x.meta["val"]) for x in _read_by(self._made))
 
     def put(self, node: fx.Node, *, converts: bool) -> None:
-        """Replace an operator by ours."""
         new = _put_beside(self._graph, node, self._program)
         self._made.append(new)
         conversion = _conversion(new) if converts else None
@@ -213,7 +212,6 @@ def _may_move(node: fx.Node, devices: tuple[str, ...]) -> bool:
 
 
 def _values(node: fx.Node) -> list[Any]:
-    """The tensors that an operator computes with, without data."""
     return [x.meta.get("val") for x in node.args[:3] if isinstance(x, fx.Node)]
 
 

@@ -23,11 +23,9 @@ from torch._dynamo import polyfills
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
-from ridgeline.programs.watches.assertions import leaves_assertions_alone
-from ridgeline.programs.watches.caches import leaves_caches_alone
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
 from ridgeline.programs.watches.imports import Import, are_current, follow_imports, imports_of
-from ridgeline.programs.watches.own_draws import leaves_draws_alone
+from ridgeline.programs.watches.left_to_python import leave_to_python
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 from ridgeline.reach.owners import is_users_class
 
@@ -62,21 +60,18 @@ def with_guards(compile_piece: Backend) -> Backend:
         named = {guard.name: guard.originating_source for guard in guards if guard.name}
         kinds, sources = [*_required(code)], [*named.values()]
         guards.update({Guard(source, kind) for source in sources for kind in kinds})
-        # For what is about the process and no object, one guard is enough, at whichever object.
-        guards.update({Guard(source, _require_hooks) for source in sources[:1]})
+        of_process: list[Callable[[Any, Guard], None]] = [_require_hooks]
         if settings := settings_of(operators_of(graph)):
-            require = functools.partial(_require_settings, settings)
-            guards.update({Guard(source, require) for source in sources[:1]})
+            of_process.append(functools.partial(_require_settings, settings))
         if imports := imports_of(code, output.import_sources, output.global_scope):
-            current = functools.partial(_require_imports, imports)
-            guards.update({Guard(source, current) for source in sources[:1]})
+            of_process.append(functools.partial(_require_imports, imports))
         if _has_names(code, _ENVIRONMENT):
-            guards.update({Guard(source, _require_environment) for source in sources[:1]})
+            of_process.append(_require_environment)
+        # For what is about the process and no object, one guard is enough, at whichever object.
+        guards.update({Guard(source, kind) for source in sources[:1] for kind in of_process})
         return compile_piece(graph, inputs)
 
-    leaves_caches_alone(backend)
-    leaves_draws_alone(backend)
-    leaves_assertions_alone(backend)
+    leave_to_python(backend)
     follow_imports()
     return backend
 
@@ -130,8 +125,8 @@ def _require_same(builder: Any, guard: Guard) -> None:
         _compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
     if _holds_containers(value):
         # Below a tuple the compiler looks at nothing while its holder holds what it held.
-        held = functools.partial(_content_of_that, value)
-        _compare(builder.guard_manager.root, held, None, f"what is held by {guard.name}")
+        root, what = builder.guard_manager.root, f"what is held by {guard.name}"
+        _compare(root, lambda _: _content_of(value), None, what)
 
 
 def _require_keys(builder: Any, guard: Guard) -> None:
@@ -144,7 +139,6 @@ def _require_keys(builder: Any, guard: Guard) -> None:
 
 
 def _require_attributes(builder: Any, guard: Guard) -> None:
-    """A `Guard` on the names of an object's own attributes."""
     value = _value(builder, guard)
     if hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS):
         manager = builder.get_guard_manager(guard)
@@ -173,16 +167,14 @@ def _require_metaclass(builder: Any, guard: Guard) -> None:
 
 
 def _require_hooks(builder: Any, _: Guard) -> None:
-    """A `Guard` on the hooks of all modules, whatever it is about."""
     root, what = builder.guard_manager.root, "a hook of all modules"
     if hooks_of_all_modules():
-        _compare(root, _hooks, None, what)
+        _compare(root, lambda _: hooks_of_all_modules(), None, what)
     else:
         root.add_lambda_guard(no_module_has_hooks, [f"{what} changed"], None)
 
 
 def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
-    """A `Guard` on settings that choose kernels, whatever it is about."""
     held = [(ask, ask()) for ask in settings]
 
     def is_same(_: Any) -> bool:
@@ -196,7 +188,6 @@ def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
 
 
 def _require_imports(imports: tuple[Import, ...], builder: Any, _: Guard) -> None:
-    """A `Guard` on which modules names mean that code imports, whatever it is about."""
 
     def is_same(_: Any) -> bool:
         return are_current(imports)
@@ -207,7 +198,6 @@ def _require_imports(imports: tuple[Import, ...], builder: Any, _: Guard) -> Non
 
 
 def _require_environment(builder: Any, guard: Guard) -> None:
-    """A `Guard` on the variables of the environment, whatever it is about."""
     _compare(builder.guard_manager.root, _environment, None, "a variable of the environment")
 
 
@@ -227,10 +217,6 @@ def _value(builder: Any, guard: Guard) -> Any:
         return builder.get(guard)
     except (NameError, LookupError, AttributeError, TypeError, NotImplementedError):
         return _UNKNOWN
-
-
-def _content_of_that(value: Any, _: Any) -> Any:
-    return _content_of(value)
 
 
 def _own_names(value: Any) -> frozenset[str]:
@@ -263,10 +249,6 @@ def _of_metaclass(value: type) -> dict[tuple[int, str], Any]:
         for name, held in vars(base).items()
         if name not in _OF_EVERY_CLASS
     }
-
-
-def _hooks(_: Any) -> Any:
-    return hooks_of_all_modules()
 
 
 def _environment(_: Any) -> dict[Any, Any]:

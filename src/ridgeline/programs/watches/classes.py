@@ -13,6 +13,7 @@ from torch.nn.modules import module
 
 from ridgeline.programs.watches.conditions import Conditions
 from ridgeline.programs.watches.hooks_of_all import STORES
+from ridgeline.reach.reach import underlying
 from ridgeline.reach.replaced_code import replacements
 
 _CAN_BE_CHANGED = 1 << 9
@@ -47,7 +48,7 @@ def require_classes(
         owner = conditions.constant(kind)
         for name in sorted({name for base in kind.__mro__ for name in vars(base)}):
             value = inspect.getattr_static(kind, name)
-            function = _underlying(value)
+            function = underlying(value)
             has_been_read = isinstance(function, types.FunctionType) and function.__code__ in code
             if not (has_been_read or name in names):
                 continue
@@ -84,10 +85,3 @@ def _require_hooks(conditions: Conditions) -> None:
             conditions.require(f"[*{name}.values()] == {before}")
         else:
             conditions.require(f"not {name}")
-
-
-def _underlying(value: Any) -> Any:
-    """The function of a property, static method or class method."""
-    if isinstance(value, property):
-        return value.fget
-    return getattr(value, "__func__", value)

@@ -23,12 +23,10 @@ class Import(NamedTuple):
 
     Attributes:
         name: In `sys.modules`.
-        alias: The global variable by which the compiler's guards get at it.
         module: What was imported.
     """
 
     name: str
-    alias: str
     module: types.ModuleType
 
 
@@ -48,7 +46,7 @@ def imports_of(
         sources: Names of modules by the compiler's aliases.
         scope: Where these are kept.
     """
-    found = (Import(name, alias, scope[alias]) for alias, name in sources.items() if alias in scope)
+    found = (Import(name, scope[alias]) for alias, name in sources.items() if alias in scope)
     named = frozenset().union(*(part.co_names for part in code))
     return tuple(
         one

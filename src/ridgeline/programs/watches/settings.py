@@ -68,11 +68,7 @@ def operators_of(graph: fx.GraphModule) -> Iterator[str]:
 
 
 def settings_of(operators: Iterable[str]) -> tuple[Ask, ...]:
-    """Functions that ask for the settings that choose the kernels of these operators.
-
-    Args:
-        operators: Their names.
-    """
+    """Functions that ask for the settings that choose the kernels of operators of these names."""
     text = " ".join(operators)
     return tuple(
         ask for choice in CHOICES if choice.operators.search(text) for ask in choice.settings

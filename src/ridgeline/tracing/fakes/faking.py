@@ -21,7 +21,6 @@ from ridgeline.tracing.fakes.twin import channels_last, make_twin
 from ridgeline.tracing.recorded_step import Step
 from ridgeline.tracing.recording import record_step
 from ridgeline.tracing.refusal import obstacle
-from ridgeline.tracing.subject import Subject
 from ridgeline.workload import Workload
 
 KEPT = (
@@ -105,11 +104,9 @@ def _without_frames(error: BaseException | None) -> None:
 
 
 def _workload(step: Step, name: str, mode: FakeTensorMode) -> Attempt:
-    run = record_step(_twin(step, mode), step)
+    twin = make_twin(step.model, step.optimizer, step.batch, mode)
+    if step.memory_format == "channels_last":
+        twin = channels_last(twin)
+    run = record_step(twin, step)
     workload = recorded_workload(step, name, run)
     return Attempt(workload, run.notes[0] if run.is_estimated else "")
-
-
-def _twin(step: Step, mode: FakeTensorMode) -> Subject:
-    twin = make_twin(step.model, step.optimizer, step.batch, mode)
-    return channels_last(twin) if step.memory_format == "channels_last" else twin

@@ -5,9 +5,10 @@ to its twin, the user's objects stay as they are.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,11 +59,7 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTens
             "and loaders outside of them"
         ) from error
     _settle_foreach(optimizer, stepper)
-    device = next(model.parameters()).device
-
-    def move(tensor: Tensor) -> Tensor:
-        return _fake_on(mode, tensor, device)
-
+    move = partial(_fake_on, mode, next(model.parameters()).device)
     return Subject(
         mode=mode,
         model=twin,
@@ -121,11 +118,7 @@ class _FakeCopies(TorchFunctionMode):
         self._memo = memo
 
     def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is Tensor.__deepcopy__:
             tensor = args[0]
@@ -152,7 +145,7 @@ def _refuse(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
-def _fake_on(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Tensor:
+def _fake_on(mode: FakeTensorMode, device: torch.device, tensor: Tensor) -> Tensor:
     fake = mode.from_tensor(tensor)
     if tensor.device == device:
         return fake

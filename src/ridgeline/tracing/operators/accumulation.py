@@ -55,14 +55,7 @@ def lone_references(mode: AbstractContextManager[Any], device: torch.device) -> 
 def may_add_in_place(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], alone: References
 ) -> bool:
-    """Whether this call is an addition whose first operand may take the sum.
-
-    Args:
-        func: The operator.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        alone: See `lone_references`.
-    """
+    """Whether this call is an addition whose first operand may take the sum; see `lone_references`."""
     if func is not aten.add.Tensor or kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False
     first, second = args
@@ -73,7 +66,7 @@ def may_add_in_place(
         and second.layout is torch.strided
         and first.shape == second.shape
         and first.dtype == second.dtype
-        and _is_dense(first)
+        and aten.is_non_overlapping_and_dense(first)
         and references(first) == alone
     )
 
@@ -105,11 +98,7 @@ class _Probe(TorchDispatchMode):
         self._seen: list[weakref.ref[torch.UntypedStorage]] = []
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is aten.add.Tensor:
@@ -118,16 +107,3 @@ class _Probe(TorchDispatchMode):
         if isinstance(result, Tensor):  # the recorder looks at every storage, too
             self._seen.append(weakref.ref(result.untyped_storage()))
         return result
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their storage without gaps or overlap, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        # Its stride is never used, and torch lets it be anything.
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True

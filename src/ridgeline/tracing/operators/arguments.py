@@ -70,7 +70,6 @@ def encode(
 
 
 def _literal(item: Any, where: str) -> Any:
-    """A value that is neither a tensor nor a list."""
     default_generator: dict[str, None] = {"generator": None}
     # Not `SymInt`, which no text can say: it goes on to the error.
     if item is None or isinstance(item, bool | int | str):

@@ -59,15 +59,7 @@ _NAMES: tuple[tuple[Family, str], ...] = (
 )
 _NAMED = {name: family for family, names in _NAMES for name in names.split()}
 
-_UNCOUNTED = (
-    "_fft_",
-    "linalg_",
-    "_linalg_",
-    "_cdist_",
-    "cholesky",
-    "conv_tbc",
-    "_ctc",
-)
+_UNCOUNTED = ("_fft_", "linalg_", "_linalg_", "_cdist_", "cholesky", "conv_tbc", "_ctc")
 """How the names of operators begin that compute much, unless there is a FLOP formula for them."""
 _COMPUTING_LITTLE = ("linalg_vector_norm", "_linalg_check_errors")
 

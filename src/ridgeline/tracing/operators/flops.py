@@ -41,12 +41,13 @@ def _product(first: str, second: str) -> Formula:
     return formula
 
 
-def _matmul(get: Get, result: Any) -> int:
-    return 2 * result.numel() * get("self").shape[-1]
+def _contraction(name: str) -> Formula:
+    """2 for each element of the result and of the last dimension of a factor, which is summed over."""
 
+    def formula(get: Get, result: Any) -> int:
+        return 2 * result.numel() * get(name).shape[-1]
 
-def _linear(get: Get, result: Any) -> int:
-    return 2 * result.numel() * get("weight").shape[-1]
+    return formula
 
 
 def _linear_backward(get: Get, result: Any) -> int:
@@ -154,11 +155,6 @@ def _trilinear(get: Get, result: Any) -> int:
     return 2 * prod(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
-def _distances(get: Get, result: Any) -> int:
-    """By the product of all pairs: |x - y|^2 = |x|^2 - 2 x y + |y|^2."""
-    return 2 * result.numel() * get("x1").shape[-1]
-
-
 def _outer(get: Get, result: Any) -> int:
     return 2 * result.numel()
 
@@ -208,14 +204,14 @@ FORMULAS: dict[OpOverloadPacket, Formula] = {
     aten.vdot: _product("self", "other"),
     aten.addr: _outer,
     aten._trilinear: _trilinear,
-    aten._euclidean_dist: _distances,
+    aten._euclidean_dist: _contraction("x1"),  # |x - y|^2 = |x|^2 - 2 x y + |y|^2
     aten.linalg_lu_factor_ex: _factoring("A", 2),
     aten.linalg_cholesky_ex: _factoring("self", 1),
     aten.linalg_lu_solve: _substituting("LU", 2),
     aten.linalg_solve_triangular: _substituting("self", 1),
     aten._linalg_solve_ex: _solve,
-    aten.matmul: _matmul,
-    aten.linear: _linear,
+    aten.matmul: _contraction("self"),
+    aten.linear: _contraction("weight"),
     aten.linear_backward: _linear_backward,
     aten.convolution: _convolution,
     aten._convolution: _convolution,

@@ -45,10 +45,7 @@ class ForeignWrites:
 def refuse_foreign(func: OpOverload, args: Iterable[Any], originals: Mapping[int, str]) -> None:
     """Stop before a gradient could reach a real tensor that is not the model's.
 
-    Args:
-        func: The operator.
-        args: Its arguments.
-        originals: Names of the parameters that fake ones stand for, by their `id`.
+    `originals` are the names of the parameters that fake ones stand for, by their `id`.
 
     Raises:
         WorkloadError: names the parameter, or the shape of another tensor, and the operator.

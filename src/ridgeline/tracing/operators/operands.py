@@ -10,16 +10,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-aten = torch.ops.aten
+from ridgeline.capture.operator_writes import written_names
 
-HIDDEN_WRITES: dict[OpOverloadPacket, tuple[str, ...]] = {
-    aten.native_batch_norm: ("running_mean", "running_var"),
-    aten.cudnn_batch_norm: ("running_mean", "running_var"),
-    aten.miopen_batch_norm: ("running_mean", "running_var"),
-}
-"""Arguments that are written in training although the schema does not say so. Source: the kernels
-update the running statistics in place; pytorch/aten/src/ATen/native/native_functions.yaml lists
-these arguments without an alias annotation."""
+aten = torch.ops.aten
 
 READ_ONLY: dict[OpOverloadPacket, tuple[str, ...]] = {
     aten._fused_sgd_: ("grads",),
@@ -29,50 +22,22 @@ READ_ONLY: dict[OpOverloadPacket, tuple[str, ...]] = {
 }
 """Arguments that the schema declares written, but only are when a gradient scaler is passed on."""
 
-OVERWRITING = frozenset(
-    {
-        aten.copy_,
-        aten.fill_,
-        aten.zero_,
-        aten.bernoulli_,
-        aten.normal_,
-        aten.uniform_,
-        aten.random_,
-        aten.exponential_,
-        aten._foreach_copy_,
-        aten._foreach_zero_,
-    }
-)
+OVERWRITING = frozenset({
+    aten.copy_, aten.fill_, aten.zero_, aten.bernoulli_, aten.normal_, aten.uniform_, aten.random_,
+    aten.exponential_, aten._foreach_copy_, aten._foreach_zero_,
+})  # fmt: skip
 """In-place operators that write their first argument without reading it."""
 
-SHAPE_ONLY = frozenset(
-    {
-        aten.empty_like,
-        aten.zeros_like,
-        aten.ones_like,
-        aten.full_like,
-        aten.rand_like,
-        aten.randn_like,
-        aten.randint_like,
-        aten.new_empty,
-        aten.new_empty_strided,
-        aten.new_zeros,
-        aten.new_ones,
-        aten.new_full,
-    }
-)
+SHAPE_ONLY = frozenset({
+    aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
+    aten.randint_like, aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full,
+})  # fmt: skip
 """Operators that look at the shape of their tensors only."""
 
-ALLOCATING = frozenset(
-    {
-        aten.empty,
-        aten.empty_like,
-        aten.empty_strided,
-        aten.empty_permuted,
-        aten.new_empty,
-        aten.new_empty_strided,
-    }
-)
+ALLOCATING = frozenset({
+    aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty,
+    aten.new_empty_strided,
+})  # fmt: skip
 """Operators whose output is memory that was not written yet."""
 
 
@@ -102,9 +67,9 @@ def operands(
 ) -> Operands:
     """The tensors of one call of an operator, sorted by what happens to them."""
     packet = func.overloadpacket
-    inputs = tuple(_distinct_objects(_tensors((*args, *kwargs.values()))))
+    inputs = tuple({id(t): t for t in _tensors((*args, *kwargs.values()))}.values())
     results = tuple(_tensors((result,)))
-    _, overwritten_names = _written(func)
+    overwritten_names = _overwritten(func)
     written = written_arguments(func, args, kwargs)
     untouched: tuple[Tensor, ...] = ()
     if packet in SHAPE_ONLY:
@@ -131,12 +96,9 @@ def written_arguments(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Tensor, ...]:
     """The tensors that a call writes into."""
-    names, _ = _written(func)
-    packet = func.overloadpacket
-    # In evaluation the statistics are only read.
-    if packet in HIDDEN_WRITES and argument(func, args, kwargs, "training"):
-        names = HIDDEN_WRITES[packet]
-    return tuple(_tensors(argument(func, args, kwargs, name) for name in names))
+    names = written_names(func, lambda name: argument(func, args, kwargs, name))
+    kept = READ_ONLY.get(func.overloadpacket, ())
+    return tuple(_tensors(argument(func, args, kwargs, name) for name in names if name not in kept))
 
 
 def argument(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
@@ -169,21 +131,11 @@ def _signature(func: OpOverload) -> dict[str, tuple[int, Any]]:
 
 
 @cache
-def _written(func: OpOverload) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the arguments that are written, and of those among them that are not read before."""
-    packet = func.overloadpacket
-    written = [
-        entry
-        for entry in func._schema.arguments
-        if entry.alias_info is not None
-        and entry.alias_info.is_write
-        and entry.name not in READ_ONLY.get(packet, ())
-    ]
+def _overwritten(func: OpOverload) -> tuple[str, ...]:
     # What is given as `out` is filled, whatever was in it.
-    overwritten = [entry.name for entry in written if entry.is_out]
-    if packet in OVERWRITING and written and not overwritten:
-        overwritten = [written[0].name]
-    return tuple(entry.name for entry in written), tuple(overwritten)
+    filled = tuple(entry.name for entry in func._schema.arguments if entry.is_out)
+    is_overwriting = func.overloadpacket in OVERWRITING and not filled
+    return (func._schema.arguments[0].name,) if is_overwriting else filled
 
 
 def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
@@ -192,7 +144,3 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
-
-
-def _distinct_objects(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
-    return {id(tensor): tensor for tensor in tensors}.values()

@@ -22,14 +22,7 @@ Get = Callable[[str], Any]
 def traffic(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Operands
 ) -> tuple[int, int]:
-    """Least (bytes read, bytes written) of one call of an operator; (0, 0) for views.
-
-    Args:
-        func: The operator.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        tensors: The call's tensors, as `operands` sorts them.
-    """
+    """Least (bytes read, bytes written) of one call of an operator; (0, 0) for views."""
     packet = func.overloadpacket
     if tensors.is_view or packet in ALLOCATING:
         return 0, 0
@@ -59,12 +52,7 @@ def _sum(tensors: Iterable[Tensor]) -> int:
 def _elements(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.layout is not torch.strided:
         return (id(tensor),)
-    return (
-        storage_address(tensor),
-        tensor.storage_offset(),
-        tuple(tensor.shape),
-        tensor.stride(),
-    )
+    return (storage_address(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
 
 
 def _gather(table: str) -> Callable[[Get, Operands], tuple[int, int]]:

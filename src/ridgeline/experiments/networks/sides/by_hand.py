@@ -13,7 +13,7 @@ from ridgeline.capture.capturing import clear_failed_capture
 from ridgeline.capture.dropout_states import DropoutStates
 from ridgeline.capture.unchecked import unchecked
 from ridgeline.experiments.plain_step import PlainStep
-from ridgeline.tracing.subject import tensors_of
+from ridgeline.tensors.nests import tensors_in
 
 WARMUP_STEPS = 3
 """On the side stream, before the capture: libraries allocate and tune, the optimizer makes its state."""
@@ -50,12 +50,12 @@ class WholeStepGraph:
             clear_failed_capture(self._graph, pool, stream.device)
             raise
         self._held = step  # the graph writes into its parameters
-        self._inputs = tensors_of(batch)  # the graph reads them
+        self._inputs = tensors_in(batch)  # the graph reads them
 
     def __call__(self, batch: Any) -> Tensor:
         """One step on a batch; the loss, which the next one overwrites."""
         assert self._graph is not None
-        for static, tensor in zip(self._inputs, tensors_of(batch), strict=True):
+        for static, tensor in zip(self._inputs, tensors_in(batch), strict=True):
             static.copy_(tensor)
         self._graph.replay()
         return self._loss

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from ridgeline.capture.step_findings import StepFindings
 from ridgeline.capture.unchecked import unchecked
 from ridgeline.errors import WorkloadError
 from ridgeline.execution import MODES, is_compiled_in_parts
@@ -21,7 +20,7 @@ from ridgeline.model_graphs.step_forms import make_form
 from ridgeline.optimizer_forms import begins_with_gradients, calls_model, sparse_modules
 from ridgeline.optimizers.optimizer_calls import clear_gradients, update, update_in_order
 from ridgeline.plan import Plan, Precision
-from ridgeline.programs.compiling import CompiledForms, Form, LossFunction
+from ridgeline.programs.compiling import CompiledForms, Form, LossFunction, StepFindings
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder

@@ -135,7 +135,7 @@ class Start:
                 (False, self._snapshot.changes_beside()),
                 (True, self._outside.value_changes()),
             )
-            for what, old, now in changes
+            for what, old, now, _ in changes
         }
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
 from ridgeline.guards.guards import Guards
-from ridgeline.guards.host_draws import host_draws_read
 from ridgeline.guards.layouts import LayoutReads
+from ridgeline.guards.lenient import host_draws_read
 from ridgeline.guards.reading import Write
 from ridgeline.guards.spoken import spoken
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody

@@ -1,0 +1,84 @@
+"""What TorchDynamo refuses or leaves open where it compiles, and may take as it is where it only reads."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables import ConstantVariable, TensorVariable, builder
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+_REFUSING = ("wrap_tensor", "handle_traced_output")
+"""Functions of TorchDynamo that refuse a sparse tensor since what is compiled has no guards for its elements.
+Where others ask, it is about strides, which a sparse tensor has not."""
+_LEAVES = "_check_requires_grad_intermediate_outputs"
+"""TorchDynamo (2.13) refuses a result that depends on a tensor which the program itself made require
+gradients (of a penalty, or of an equation for a network to fulfil): a compiled program would lose them."""
+_ANY_DRAW = 0.5
+_is_sparse_any = builder.is_sparse_any
+_sizes_of = builder._automatic_dynamic  # noqa: SLF001 - no setting leaves marks out
+_call: Any = TorchInGraphFunctionVariable.call_function
+_as_in_torch: Any = TensorVariable.method_requires_grad_
+
+
+@contextlib.contextmanager
+def read_leniently() -> Iterator[None]:
+    """Inside, TorchDynamo takes sparse tensors, new leaves, and sizes marked as dynamic, as what they are.
+
+    Sparse tensors by shape, dtype and layout. A program may make tensors require gradients, and return what
+    depends on them. Each size is fixed, since a captured program serves one only, even where a user marked it
+    (`torch._dynamo.mark_dynamic`), or a compiled program what it returns.
+    """
+    # By what a version has and not by its number, so that a release between the two is met as well.
+    if hasattr(OutputGraph, _LEAVES):
+        leaves = mock.patch.object(OutputGraph, _LEAVES, return_value=None)
+    else:
+        leaves = mock.patch.object(TensorVariable, "method_requires_grad_", _requires_grad_)
+    with (
+        leaves,
+        mock.patch.object(builder, "is_sparse_any", _is_refused),
+        mock.patch.object(builder, "_automatic_dynamic", _static_sizes),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def host_draws_read() -> Iterator[None]:
+    """Inside, TorchDynamo takes `torch.rand([])` for a number, so that it can read what compares one.
+
+    For programs whose draws on the host are known to decide nothing, see `idle_draws`. Another use of the
+    number than a comparison ends the reading.
+    """
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        # Only the form in which libraries draw a number on the host: others may draw tensors that are used.
+        is_draw = self.value is torch.rand and not kwargs and len(args) == 1
+        if is_draw and torch.get_default_device().type == "cpu":
+            return ConstantVariable.create(_ANY_DRAW)
+        return _call(self, tx, args, kwargs)
+
+    with mock.patch.object(TorchInGraphFunctionVariable, "call_function", call_function):
+        yield
+
+
+def _is_refused(value: Any) -> bool:
+    asking = sys._getframe(1).f_code.co_name  # noqa: SLF001 - the documented way
+    return asking not in _REFUSING and bool(_is_sparse_any(value))
+
+
+def _static_sizes(e: Any, tx: Any, source: Any, _: bool, *args: Any, **kwargs: Any) -> Any:
+    return _sizes_of(e, tx, source, True, *args, **kwargs)
+
+
+def _requires_grad_(variable: Any, tx: Any, requires_grad: Any = True) -> Any:
+    """What torch 2.11 lacks: a tensor that the program has made changes as it does when the program runs."""
+    wanted = requires_grad if requires_grad is True else requires_grad.as_python_constant()
+    example = variable.as_proxy().node.meta["example_value"]
+    if variable.source is not None or example.requires_grad == wanted:
+        return _as_in_torch(variable, tx, requires_grad)
+    example.requires_grad_(wanted)
+    variable.requires_grad = wanted
+    return variable

@@ -1,1 +1,0 @@
-"""Random numbers that torch's compiler would draw otherwise, or not at all."""

@@ -1,0 +1,74 @@
+"""Passes over the graph of forward and backward that keep torch's compiler from changing results.
+
+A value that is written into a buffer (a count, an average) and that backward needs may be computed again
+there from the buffer, which by then holds the new value: gradients come out wrong. So such values are saved.
+
+It puts zeros for `x * 0`, so that a loss of NaN, or an infinite one, comes out as 0 and training goes on as
+if nothing were wrong, with gradients of 0. A factor of 0.0 it leaves alone.
+"""
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.utils.checkpoint import CheckpointPolicy
+
+_COPY = torch.ops.aten.copy_.default
+_PRODUCTS = (torch.ops.aten.mul.Tensor, torch.ops.aten.mul.Scalar)
+
+
+class SaveWrites(CustomGraphPass):
+    """Marks, in the graph of forward and backward, what reads inputs that the forward pass writes."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Forbid to compute those again."""
+        for node in graph.find_nodes(op="call_function", target=_COPY):
+            target = node.args[0]
+            if isinstance(target, fx.Node) and target.op == "placeholder":
+                _save_readers(target)
+
+    def uuid(self) -> str:
+        """What distinguishes one version of this pass from another in the compiler's cache."""
+        return "ridgeline.save_writes.1"
+
+
+def _save_readers(node: fx.Node) -> None:
+    """Save what is computed from a tensor; views of it are read through."""
+    for user in node.users:
+        # The write itself gives what is in the buffer afterwards, which backward may read as it is.
+        if user.target is _COPY or user.op != "call_function":
+            continue
+        if getattr(user.target, "is_view", False):
+            _save_readers(user)
+        else:
+            user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+class KeepZeroProducts(CustomGraphPass):
+    """Has the graph of forward and backward multiply with 0.0 where it multiplied with 0."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Exchange the factors."""
+        keep_zero_products(graph)
+
+    def uuid(self) -> str:
+        """What distinguishes one version of this pass from another in the compiler's cache."""
+        return "ridgeline.keep_zero_products.1"
+
+
+def keep_zero_products(graph: fx.Graph) -> None:
+    """Exchange factors of 0 for 0.0 in products that are floating point or complex; no type changes.
+
+    Args:
+        graph: Of ATen's operators, with example values in `meta["val"]`.
+
+    Source: `UniformValueConstantFolder._add_peephole_patterns` of torch 2.13, which asks for an `int`.
+    """
+    for product in _PRODUCTS:
+        for node in graph.find_nodes(op="call_function", target=product):
+            value = node.meta.get("val")
+            # Whole numbers times 0.0 would be of another type, and there is no NaN among them.
+            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+                node.args = tuple(
+                    0.0 if isinstance(factor, int) and factor == 0 else factor
+                    for factor in node.args
+                )

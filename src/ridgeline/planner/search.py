@@ -143,7 +143,7 @@ def _tried(
     """
     steps = allowance.steps
     more = functools.partial(_model_graphs, request, steps)
-    candidates, notes = tried_in_turn(request, candidates, allowance, trial, more)
+    candidates, notes, allowance = tried_in_turn(request, candidates, allowance, trial, more)
     # Without a second trial nothing tells plans apart that are as close as these.
     names: list[str] = []
     if retrial is None:

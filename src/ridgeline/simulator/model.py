@@ -46,6 +46,7 @@ from ridgeline.synchronisation import (
     replaces_update,
     sends_buffers,
     trains_apart,
+    without_named_workers,
 )
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
@@ -89,13 +90,15 @@ class StepModel(NamedTuple):
 def resized(plan: Plan, workers: int) -> Plan:
     """The plan for another number of workers; CPU threads are left to follow from the cores.
 
-    A worker alone has no exchange to leave out of a step.
+    A worker alone has no exchange to leave out of a step, and what names each worker names others then.
 
     Raises:
         PlanError: `workers` is below 1.
     """
     # A plan for one worker with an interval would be refused.
     sync = Sync() if workers == 1 and trains_apart(plan.sync) else plan.sync
+    if workers != plan.workers:
+        sync = without_named_workers(sync)
     return msgspec.structs.replace(
         plan, workers=workers, threads=0, layout=None, sync=sync, choices=()
     )

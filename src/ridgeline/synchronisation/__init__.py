@@ -12,7 +12,7 @@ To add an algorithm or a compression, write its transport or codec and assign it
                                    devices=("cpu", "cuda"))
 """
 
-from ridgeline.synchronisation.checks import check_sync, check_words
+from ridgeline.synchronisation.checks import check_sync, check_words, without_named_workers
 from ridgeline.synchronisation.costs import (
     bucket_operations,
     codec_bytes,
@@ -175,5 +175,6 @@ __all__ = [
     "values_of",
     "why_losing",
     "wire_bytes",
+    "without_named_workers",
     "words_of",
 ]

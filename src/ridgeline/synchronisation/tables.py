@@ -6,7 +6,7 @@ measured for, run and labelled. A word without transport or codec is known and r
 
 from typing import TYPE_CHECKING
 
-from ridgeline.synchronisation import payloads, serving
+from ridgeline.synchronisation import payloads, placed, serving
 from ridgeline.synchronisation.entries import (
     Algorithm,
     CollectiveTraffic,
@@ -144,7 +144,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             frame="rings",
             transport=f"{_TRANSPORTS}rings:Rings",
             devices=("cpu", "cuda"),
-            options=(Option("orders", str, ""), PIECES),
+            options=(placed.ORDERS, PIECES),
+            objection=placed.orders_objection,
             unsearched=links_are_shared,
         ),
         Algorithm(
@@ -162,7 +163,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             frame="hierarchical",
             transport=f"{_TRANSPORTS}hierarchical:Hierarchical",
             devices=("cpu", "cuda"),
-            options=(Option("local", int, 0, least=0), PIECES),
+            options=(placed.LOCAL, PIECES),
+            objection=placed.local_objection,
             least_workers=4,
             unsearched=hosts_are_one,
         ),

@@ -21,6 +21,7 @@ from ridgeline.simulator.compiler.replaying import CALL_DISPATCHES, issued_behin
 from ridgeline.simulator.exchange.codecs import CodecCost
 from ridgeline.simulator.exchange.communication import overlap_slowdown
 from ridgeline.simulator.exchange.late_reads import LateRead, early_update, late_reads
+from ridgeline.simulator.exchange.serving import update_seconds, values_pieces
 from ridgeline.simulator.exchange.synchronising import (
     communication_seconds,
     decoding_pieces,
@@ -41,6 +42,7 @@ from ridgeline.simulator.pricing.pieces import (
 )
 from ridgeline.simulator.pricing.sparse_rows import SparseGradient, check_rows, sent_by_rows
 from ridgeline.synchronisation import (
+    frame_names,
     holds,
     num_shards,
     replaces_update,
@@ -234,8 +236,11 @@ def _communication(
     seconds, assumed = communication_seconds(
         machine, plan, setting, cuts, workload.buffer_bytes, rows_beside(workload, plan)
     )
-    if replaces_update(plan.sync) and sent_by_rows(workload, plan.sync):
-        notes.append(PUSHED_ROWS)
+    if replaces_update(plan.sync):
+        updates_s = update_seconds(plan.sync, plan.workers, priced.optimizer, cuts)
+        for name, update_s in zip(frame_names(plan, len(cuts)), updates_s, strict=True):
+            seconds[name] += update_s
+        notes += [PUSHED_ROWS] if sent_by_rows(workload, plan.sync) else []
     if holds(plan.sync) and setting.device == "cuda":
         notes.append(HELD_ON_GPU)
     kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
@@ -302,6 +307,8 @@ def _held(
     parts = num_shards(plan.sync, plan.workers)
     # Fewer bytes in as many calls: an optimizer loops over parts as over whole parameters.
     update = tuple(piece.divided(parts) for piece in priced.optimizer)
+    if plan.workers > 1 and replaces_update(plan.sync):
+        update = values_pieces(prices(machine, setting), cuts)
     pieces |= {"forward": forward, "optimizer": update}
     if plan.workers == 1 or exchanges_parameters(plan):
         return pieces | {"backward": backward}

@@ -24,7 +24,7 @@ from ridgeline.history import EpochPoint, Outage, StepPoint
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint, resuming
 from ridgeline.runtime.checkpoints.as_made import AsMade, check_dtypes, check_same
-from ridgeline.runtime.checkpoints.checkpointing import OWN, gathered, gathered_own, of_worker
+from ridgeline.runtime.checkpoints.checkpointing import OWN, gathered, gathered_own, of_worker, told
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.training import schedule
@@ -149,7 +149,7 @@ def save(
             )
         except Exception as error:  # noqa: BLE001 - raised again once the others know
             mine = error
-    failure = "" if mine is None else _told(mine)
+    failure = "" if mine is None else told(mine, 0)
     failure = share_bytes(failure.encode(), world).decode()
     if failure:
         raise mine or CheckpointError(failure)
@@ -176,16 +176,6 @@ def _tree(
         state["scheduler"] = flatten(trained.scheduler.state_dict(), "scheduler", tensors)
         state["total_steps"] = trained.total_steps
     return state
-
-
-def _told(error: Exception) -> str:
-    """What the other workers are told of an error of rank 0."""
-    if isinstance(error, CheckpointError):
-        return str(error)
-    return (
-        f"wanted to save the state of the run, got {type(error).__name__}: {error} on rank 0; the previous "
-        "checkpoint is untouched: continue with --resume"
-    )
 
 
 def load(directory: Path, trained: Trained, identity: Identity, world: World) -> Resumed | None:

@@ -114,8 +114,9 @@ def test_bad_loss_stops_all_workers_with_one_message(of_two: dict[str, Told]) ->
     wanted = (
         r"NonFiniteError: wanted finite loss, got NaN or infinity at step \d \(epoch 0\) on rank [01]: "
         r"the batch itself: tensor \[0\] float32\[4, 6\] in \[\S+, \S+\] with 1 of 24 values not "
-        r"finite\. Last good checkpoint: \S+; lower the learning rate, clip the gradients \(clip_norm\), "
-        r"or fix what is named here"
+        r"finite\. Last good checkpoint: \S+; clip the gradients \(clip_norm\) or fix what is named here, and "
+        r"continue with --resume, or lower the learning rate, for which a run has to begin anew in another "
+        r"directory"
     )
     assert re.fullmatch(wanted, first), first
 
@@ -127,7 +128,7 @@ def test_a_search_that_fails_on_one_worker_ends_all_with_the_loss(of_two: dict[s
     wanted = (
         r"NonFiniteError: wanted finite loss, got NaN or infinity at step \d \(epoch 0\) on rank [01]: "
         r"no cause was found, for the search ended with OutOfMemoryError: tried to allocate 2 GiB\. "
-        r"Last good checkpoint: \S+; lower .*"
+        r"Last good checkpoint: \S+; clip .*"
     )
     assert re.fullmatch(wanted, first), first
 

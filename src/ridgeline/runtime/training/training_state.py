@@ -75,6 +75,7 @@ class _Header(Value, frozen=True, kw_only=True):
 
     error: str = ""
     path: str = ""
+    position: checkpoint.Position | None = None
     state: dict[str, Any] = {}
     specs: dict[str, tuple[list[int], str]] = {}
 
@@ -191,8 +192,8 @@ def load(directory: Path, trained: Trained, identity: Identity, world: World) ->
         None where no checkpoint was ever completed; nothing is changed then.
 
     Raises:
-        CheckpointError: none is whole though there are some; or the newest whole one is of another run, or
-            does not fit the model. On all workers.
+        CheckpointError: none is whole though there are some; or the newest whole one is of another run, does
+            not fit the model, or has the state of another one. On all workers.
     """
     header, tensors, found = _share(directory, world)
     if not header.path:
@@ -241,6 +242,7 @@ def _take_up(
         trained.scheduler, scheduled, steps=trained.total_steps, planned=planned, path=path
     )
     course = msgspec.convert(header.state["course"], Course, strict=False)
+    _check_position(course.position, header.position, path)
     own = tensors.get(f"random.{world.rank}")
     if own is not None:
         random_state.apply(own.numpy().tobytes(), world)
@@ -257,6 +259,23 @@ def _take_up(
         of_worker(tensors, world.rank),
         None if trees is None else trees[world.rank],
         of_worker(tensors, world.rank, OWN),
+    )
+
+
+def _check_position(
+    mine: checkpoint.Position, listed: checkpoint.Position | None, path: Path
+) -> None:
+    """See that both files say where the run continues alike: checksums are right for what was sealed anew.
+
+    Raises:
+        CheckpointError: they do not, so that one is of another checkpoint.
+    """
+    if mine == listed:
+        return
+    raise CheckpointError(
+        f"wanted a state of the position that its manifest names, {listed}, got one of {mine} in {path}; put "
+        "the file back that was written with it, or remove this checkpoint: --resume continues from the one "
+        "before"
     )
 
 
@@ -302,7 +321,9 @@ def _share(
                     name: (list(t.shape), str(t.dtype).removeprefix("torch."))
                     for name, t in tensors.items()
                 }
-                header = _Header(path=str(found.path), state=state, specs=specs)
+                header = _Header(
+                    path=str(found.path), position=found.position, state=state, specs=specs
+                )
         except CheckpointError as error:
             # Sent instead of raised: the others wait in the broadcast below.
             header = _Header(error=str(error))

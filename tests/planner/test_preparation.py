@@ -13,9 +13,9 @@ from planned_candidates import make_candidate
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.plan import Execution, Plan
 from ridgeline.planner import choose
-from ridgeline.planner.trials.trial_loop import Allowance
 from ridgeline.planner.preparation import allowed_s, break_even_steps, compile_budget_s
 from ridgeline.planner.search import UNTRIED
+from ridgeline.planner.trials.trial_loop import Allowance
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import make_machine

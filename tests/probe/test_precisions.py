@@ -9,7 +9,9 @@ from ridgeline.probe.rates.ceilings import _precision
 
 
 @pytest.mark.parametrize("word", ["ieee", "tf32"])
-def test_precisions_are_set_by_their_newer_names(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precisions_are_set_by_their_newer_names(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Torch refuses to say by its older names what these are; all are put back."""
     backends: Any = torch.backends
     operators = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from chained_workloads import make_chain
 
 import ridgeline as rl
+from chained_workloads import make_chain
 from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, PlanError
 from ridgeline.execution import check_plan

@@ -12,8 +12,8 @@ from ridgeline.laws.collectives import parameter_server_seconds, ring_all_reduce
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
 from ridgeline.planner.exchanges.exchanges import exchanges, uncompared
-from ridgeline.simulator.step import simulate
 from ridgeline.simulator.frames import step_frames
+from ridgeline.simulator.step import simulate
 from ridgeline.synchronisation import (
     ALGORITHMS,
     link_bytes,

@@ -13,7 +13,7 @@ LOCAL = Option("local", int, 0, least=0)
 
 
 def orders_objection(workers: int, options: Options) -> str:
-    """Why rings are none through so many workers; empty where they are, and for one worker, who sends nothing."""
+    """Why rings are none through so many workers; empty where they are, and for one, who sends nothing."""
     if workers == 1:
         return ""
     try:
@@ -24,7 +24,7 @@ def orders_objection(workers: int, options: Options) -> str:
 
 
 def local_objection(workers: int, options: Options) -> str:
-    """Why so many workers of a host gain nothing; empty where they do, for one worker, and where they find out."""
+    """Why so many workers of a host gain nothing; empty where they do, for one, and where they find out."""
     local = int(options[LOCAL.name])
     if workers == 1 or not local:
         return ""

@@ -108,10 +108,12 @@ class CallCapture:
 
 
 def _of_inference(tensor: Tensor) -> Tensor:
-    """The memory of a tensor as a tensor that is made now: `detach` gives one of the mode that it was made in."""
+    """The memory of a tensor as a tensor that is made now; `detach` gives one of the mode of its making."""
     if is_noted(tensor):  # a note goes along with no memory alone
         return tensor.clone()
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor)
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    place = tensor.storage_offset(), tensor.shape, tensor.stride()
+    return made.set_(tensor.untyped_storage(), *place)
 
 
 def _redirecting(

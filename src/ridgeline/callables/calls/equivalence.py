@@ -109,8 +109,9 @@ def compare_calls(
                 break
     if unknown and worst.is_equal:
         raise CaptureError(
-            f"wanted example inputs for which the function gives numbers, got NaN alone in tensor {min(unknown)} "
-            "of each result, beside which any program would look right; give other inputs, or use mode='eager'"
+            "wanted example inputs for which the function gives numbers, got NaN alone in tensor "
+            f"{min(unknown)} of each result, beside which any program would look right; give other inputs, "
+            "or use mode='eager'"
         )
     return worst
 

@@ -63,8 +63,8 @@ def _refused(error: OSError, given: Path | None, *, resume: bool) -> str:
     # The run is where it is: another name would be that of another run.
     other = "copy the run to where you can, and name the copy" if resume else "name another"
     return (
-        f"wanted a run directory that can be written, got {error.strerror or error}{where}; make it writable, or "
-        f"{other} with -o"
+        f"wanted a run directory that can be written, got {error.strerror or error}{where}; make it "
+        f"writable, or {other} with -o"
     )
 
 

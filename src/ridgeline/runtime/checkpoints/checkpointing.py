@@ -105,8 +105,8 @@ def told(error: Exception, rank: int) -> str:
     if isinstance(error, CheckpointError):
         return str(error)
     return (
-        f"wanted to save the state of the run, got {type(error).__name__}: {error} on rank {rank}; the previous "
-        "checkpoint is untouched: continue with --resume"
+        f"wanted to save the state of the run, got {type(error).__name__}: {error} on rank {rank}; the "
+        "previous checkpoint is untouched: continue with --resume"
     )
 
 

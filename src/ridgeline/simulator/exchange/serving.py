@@ -1,4 +1,4 @@
-"""Updates that servers make in the place of workers: when they hold the exchange up, and what workers do then."""
+"""Updates that servers make in the place of workers: how long pulls wait for them, and what workers do."""
 
 from collections.abc import Sequence
 

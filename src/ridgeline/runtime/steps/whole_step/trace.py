@@ -105,8 +105,8 @@ def _tracing() -> Iterator[None]:
 def _without_cudnn() -> Iterator[None]:
     """`torch.backends.cudnn.flags(enabled=False)` sets all its other flags, too.
 
-    And where a script has set precisions by their newer names, `fp32_precision`, it raises when it asks for the
-    older ones.
+    And where a script has set precisions by their newer names, `fp32_precision`, it raises when it asks for
+    the older ones.
     """
     before = torch._C._get_cudnn_enabled()  # noqa: SLF001 - see above
     torch._C._set_cudnn_enabled(False)  # noqa: SLF001

@@ -24,6 +24,11 @@ def counting(model: nn.Module, batch: Tensor) -> Tensor:
     return model(batch).square().mean() * CALLS.get()
 
 
+def bare() -> int:
+    """Has the variable that was made without a default."""
+    return BARE.get()
+
+
 def made() -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
@@ -35,14 +40,14 @@ def test_variables_are_put_back() -> None:
     context = contextvars.copy_context()
 
     def changed() -> None:
-        before = Undo()
-        with undone():
+        before = Undo(counting, bare)
+        with undone(counting, bare):
             CALLS.set(5)
             BARE.set(1)
             (change,) = [c for c in before.changes() if "context variable" in c.what]
             assert (change.what, change.before, change.now) == ("the context variable calls", 0, 5)
         assert CALLS.get() == 0
-        with undone():
+        with undone(counting, bare):
             BARE.set(2)
         assert BARE.get() == 1
 

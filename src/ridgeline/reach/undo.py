@@ -98,7 +98,7 @@ class Undo:
             if not isinstance(g, torch.Generator) and g not in _GLOBAL_GENERATORS
         ]
         self._random = Generators()
-        self._context = ContextVariables()
+        self._context = ContextVariables(reach.seen)
         self.reached = reach.seen
         self._reached_tensors = reach.tensors
         self._memory: set[int | None] | None = None

@@ -63,11 +63,6 @@ EXCLUDED: tuple[Exclusion, ...] = (
         ON_GPUS,
         "data shared",
     ),
-    Exclusion(
-        "What a graph computes is no tensor of inference, in whichever mode it is called.",
-        ("call:graph", "call:compiled+graph"),
-        "inference_mode",
-    ),
 )
 
 

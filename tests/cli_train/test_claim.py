@@ -1,5 +1,6 @@
 """The directory of a run belongs to one process at a time, from the choice of its name on."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -55,6 +56,46 @@ def test_the_lock_of_a_killed_process_does_not_count(tmp_path: Path) -> None:
     with claimed("mlp", tmp_path, resume=False) as mine:
         (mine / "request.json").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["request.json"]
+
+
+@pytest.mark.parametrize(
+    ("resume", "advice"),
+    [
+        (False, "name another with -o"),
+        (True, "copy the run to where you can, and name the copy with -o"),
+    ],
+)
+def test_a_directory_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool, advice: str
+) -> None:
+    """As on a medium that is read only, with what to do about it."""
+
+    def refusing(path: Path, *_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    if resume:
+        (tmp_path / run_directory.REQUEST).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refusing)
+        with pytest.raises(RidgelineError) as caught, claimed("mlp", tmp_path, resume=resume):
+            pass
+    assert str(caught.value) == (
+        f"wanted a run directory that can be written, got Read-only file system for {tmp_path / 'lock'}; make it "
+        f"writable, or {advice}"
+    )
+
+
+def test_a_name_that_no_directory_can_have_is_refused(tmp_path: Path) -> None:
+    """By what the system says; errors of the run itself stay what they are."""
+    given = tmp_path / ("x" * 300)
+    with pytest.raises(RidgelineError) as caught, claimed("mlp", given, resume=False):
+        pass
+    assert str(caught.value) == (
+        f"wanted a run directory that can be written, got File name too long for {given}; make it writable, or "
+        "name another with -o"
+    )
+    with pytest.raises(OSError, match="of the run"), claimed("mlp", tmp_path / "a", resume=False):
+        raise OSError("of the run")
 
 
 def test_the_newest_run_is_one_of_the_same_task(

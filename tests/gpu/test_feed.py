@@ -86,6 +86,24 @@ def test_a_dropped_batch_whose_kernels_are_late_is_not_overwritten_by_others() -
     assert all(float(r) == float(1 << 20) for r in result)
 
 
+class Refilling:
+    """A loader whose batches are one pinned buffer, filled again."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        pinned = torch.empty(1 << 22, pin_memory=True)
+        for index in range(12):
+            yield pinned.fill_(float(index))
+
+
+def test_a_loader_that_fills_its_pinned_memory_again_spoils_no_batch() -> None:
+    """Copies are late, since they wait for the poison; the loader is asked when its memory has been read."""
+    sums: list[Tensor] = []
+    for batch in FeedStream(Refilling(), device(), 4, PoisoningChannel(device(), inward=True)):
+        torch.cuda._sleep(LATE)
+        sums.append(torch.stack((batch.min(), batch.max())))
+    assert torch.stack(sums).tolist() == [[float(i)] * 2 for i in range(12)]
+
+
 def test_any_nest_arrives() -> None:
     """Several dtypes, strides, empty tensors, numbers without dimensions, other leaves."""
     images = torch.rand(4, 3, 8, 8).to(memory_format=torch.channels_last)

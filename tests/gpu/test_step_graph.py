@@ -158,3 +158,37 @@ def test_a_saved_step_goes_on(tmp_path: Path) -> None:
         wanted, rel=1e-6
     )
     loaded.close()
+
+
+def summing(model: nn.Module, batch: Any) -> Tensor:
+    """Adds up in the batch what it has seen."""
+    batch[2].add_(batch[0])
+    return loss_fn(model, batch)
+
+
+def summed(index: int) -> Any:
+    x, y = batch_of(index)
+    return x, y, torch.ones_like(x)
+
+
+def test_an_eager_step_is_saved_with_its_counts_on_the_device(tmp_path: Path) -> None:
+    """Adam counts on the host: the file holds the counts where its program reads them, the optimizer as before.
+
+    What the loaded step writes into its batch is in the caller's.
+    """
+    model = make(dropout=0.0)
+    optimizer = torch.optim.Adam(model.parameters(), 0.003)
+    with PlannedStep(model, summing, optimizer, Plan(optimizer="as-is")) as step:
+        for index in range(3):
+            step(summed(index))
+        counts = [state["step"] for state in optimizer.state.values()]
+        assert {count.device.type for count in counts} == {"cpu"}
+        path = step.save(tmp_path / "step.pt2", summed(0))
+        after = [state["step"] for state in optimizer.state.values()]
+        assert all(mine is theirs for mine, theirs in zip(after, counts, strict=True))
+        wanted = [float(step(summed(index))) for index in range(3, 7)]
+    loaded = load_step(read_package(path))
+    batches = [summed(index) for index in range(3, 7)]
+    assert [float(loaded(batch)) for batch in batches] == pytest.approx(wanted, rel=2e-3, abs=2e-4)
+    assert torch.equal(batches[0][2], batches[0][0] + 1.0)
+    loaded.close()

@@ -15,6 +15,8 @@ from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.plan import Execution
 
+NAN = float("nan")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_in_this_process() -> Iterator[None]:
@@ -156,6 +158,27 @@ def test_packaged_follows_the_weights_and_a_constant_in_it_is_caught() -> None:
         outcome.check("packaged")
 
 
+def test_results_without_a_number_say_nothing_of_a_program() -> None:
+    """NaN equals NaN, of whatever program: at least one call has to give numbers."""
+
+    def root(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1.0, x.sqrt()
+
+    def wrong(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1.0, x.sqrt() * 2.0
+
+    nothing = torch.full((3,), NAN)
+    with pytest.raises(CaptureError) as caught:
+        compare_calls(root, wrong, (nothing,), [])
+    assert str(caught.value) == (
+        "wanted example inputs for which the function gives numbers, got NaN alone in tensor 0 of each result, "
+        "beside which any program would look right; give other inputs, or use mode='eager'"
+    )
+    # Of negative numbers alone the example's own call has no root; one with the sign turned has.
+    assert not compare_calls(root, wrong, (torch.tensor([-1.0, -2.0, -4.0]),), []).is_equal
+    assert compare_calls(root, root, (torch.tensor([-1.0, -2.0, -4.0]),), []).is_equal
+
+
 @pytest.mark.parametrize(
     ("expected", "got", "difference"),
     [
@@ -163,6 +186,8 @@ def test_packaged_follows_the_weights_and_a_constant_in_it_is_caught() -> None:
         (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, float("inf")]), 0.0),
         (torch.tensor([float("nan")]), torch.tensor([float("nan")]), 0.0),
         (torch.tensor([1.0]), torch.tensor([float("nan")]), float("inf")),
+        (torch.tensor([NAN + 1j]), torch.tensor([NAN + 1j]), 0.0),
+        (torch.tensor([NAN + 1j]), torch.tensor([NAN + 2j]), 1.0),
         (torch.tensor([1]), torch.tensor([2]), float("inf")),
         (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), float("inf")),
         ({"a": 1}, {"a": 1}, 0.0),

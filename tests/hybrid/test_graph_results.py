@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from emulated_graphs import emulated_graphs
 from ridgeline.callables.hybridize import hybridize
@@ -51,3 +52,25 @@ def test_inputs_kept_in_place_hold_no_graph_of_calls() -> None:
         for _ in range(2):
             hybrid(torch.ones(3, requires_grad=True) * 3)
         assert [tensor.grad_fn for tensor in hybrid.inputs] == [None]
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x: x * 2.0, lambda x: (x * 2.0, (x + 1.0).t(), (x * 1j).conj())]
+)
+def test_results_of_inference_are_tensors_of_inference(fn: Any) -> None:
+    """As those of the code: autograd may save none of them, nor may they be written outside; others it may."""
+    x = torch.randn(3, 4)
+    with emulated_graphs(), hybridize(fn, x, "graph") as hybrid:
+        held: list[Any] = []
+        with torch.inference_mode():
+            for number in range(4):
+                results = [pytree.tree_leaves(call(x + number)) for call in (fn, hybrid)]
+                for mine, theirs in zip(*results, strict=True):
+                    assert mine.is_inference()
+                    assert theirs.is_inference()
+                    assert mine.stride() == theirs.stride()
+                    torch.testing.assert_close(mine, theirs)
+                held.append((results[0], results[1]))
+        for mine, theirs in held:  # no replay has written over a result that is held
+            torch.testing.assert_close(mine, theirs)
+        assert not any(leaf.is_inference() for leaf in pytree.tree_leaves(hybrid(x)))

@@ -18,6 +18,7 @@ from ridgeline.packages.package import read_package
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.load import load
 from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step.lifting import state_on
 from ridgeline.runtime.steps.whole_step.saved.loaded import LoadedStep
 from ridgeline.runtime.steps.whole_step.saved.saving import load_step
 
@@ -205,3 +206,46 @@ def test_saving_before_there_is_a_program_is_refused(tmp_path: Path) -> None:
         step(batch_of(0))
         with pytest.raises(PlanError, match="wanted a compiled step to save, got none before the"):
             step._runner.save(tmp_path / "step.pt2")  # type: ignore[attr-defined]
+
+
+def summing(model: nn.Module, batch: Any) -> Tensor:
+    """Adds up in the batch what it has seen."""
+    batch["seen"].add_(batch["x"])
+    return model(batch["x"]).square().mean()
+
+
+def test_what_a_step_writes_into_its_batch_is_in_the_callers(tmp_path: Path) -> None:
+    """Also where the program has a copy: of a batch that lies otherwise in memory, and on a GPU always."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with PlannedStep(model, summing, optimizer, Plan(), device="cpu") as step:
+        batch = {"x": torch.ones(3, 4), "seen": torch.ones(3, 4)}
+        step(batch)
+        with config.patch(compile_threads=1):
+            path = step.save(tmp_path / "step.pt2", batch)
+    again = load(path)
+    assert isinstance(again, LoadedStep)
+    for seen in (torch.ones(3, 4), torch.ones(4, 3).t()):
+        again({"x": torch.ones(3, 4), "seen": seen})
+        assert torch.equal(seen, torch.full((3, 4), 2.0))
+    package = read_package(path)
+    details = {**package.metadata.details, "written": [2]}
+    package.metadata = msgspec.structs.replace(package.metadata, details=details)
+    with pytest.raises(PackageError, match=r"does not fit: writes into inputs \(2,\) of 2"):
+        load_step(package)
+
+
+def test_state_is_on_the_programs_device_while_it_is_saved() -> None:
+    """Counts of steps lie on the host where an optimizer reads them there, and again afterwards."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    before = [(key, value) for state in optimizer.state.values() for key, value in state.items()]
+    with state_on(optimizer, torch.device("meta")):
+        inside = [value for state in optimizer.state.values() for value in state.values()]
+        assert {value.device.type for value in inside} == {"meta"}
+    after = [(key, value) for state in optimizer.state.values() for key, value in state.items()]
+    assert [key for key, _ in after] == [key for key, _ in before]
+    assert all(mine is theirs for (_, mine), (_, theirs) in zip(after, before, strict=True))

@@ -140,6 +140,24 @@ def traced_step(
     return model, optimizer, trace_step(model, loss, optimizer, batch_of(0))
 
 
+@pytest.mark.parametrize("of", ["conv", "rnn"])
+def test_precisions_of_cudnn_by_their_newer_names_stand_in_no_traces_way(of: str) -> None:
+    """Torch refuses to say by its older names what they are; afterwards all flags are as before."""
+    cudnn: Any = torch.backends.cudnn
+    kind = getattr(cudnn, of)
+    before = kind.fp32_precision
+    try:
+        kind.fp32_precision = "ieee"
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            assert cudnn.allow_tf32
+        flags = (cudnn.enabled, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
+        _, _, program = traced_step()
+        assert len(program.graph.graph.nodes) > 10
+        assert flags == (cudnn.enabled, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
+    finally:
+        kind.fp32_precision = before
+
+
 def test_tracing_changes_nothing() -> None:
     """Parameters, buffers, gradients, optimizer (settings too) and random state are as before."""
     model, optimizer, _ = traced_step()

@@ -57,6 +57,14 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
             "algorithm"
         ),
     ),
+    "of another": (
+        {},
+        (
+            "WorkloadError: wanted an optimizer of the model's parameters as they were when the step was made, "
+            "got another one of shape (3,) in group 2, which the workers would not exchange; make it part of "
+            "the model, and the step again"
+        ),
+    ),
     "added": ({"left_out": "scale"}, WHOLE),
     "unfrozen": (
         {},

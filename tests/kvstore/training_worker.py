@@ -249,6 +249,8 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
     model, optimizer, what = setup.model, setup.optimizer, case["what"]
     if what == "class":
         optimizer = Wrapped(model.parameters(), lr=0.1)
+    if what == "of another":
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
     if what == "hook":
         optimizer.register_step_pre_hook(hooked)
     clip = 1.0 if what == "clip" else None
@@ -277,8 +279,15 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
         if what == "another step":
             make()
     except RidgelineError as error:
-        return {"message": f"{type(error).__name__}: {error}"}
+        message = f"{type(error).__name__}: {error}"
+        hooked_parameters = [n for n, p in model.named_parameters() if has_hooks(p)]
+        return {"message": message} | ({"hooked": hooked_parameters} if hooked_parameters else {})
     return {"message": ""}
+
+
+def has_hooks(parameter: nn.Parameter) -> bool:
+    """Whether a reducer that was refused would still hear of its gradients."""
+    return bool(parameter._post_accumulate_grad_hooks)
 
 
 CASES: dict[str, Callable[[World, dict[str, Any]], dict[str, Any]]] = {

@@ -280,7 +280,7 @@ def test_what_a_user_would_write_is_tried_though_a_program_took_all_the_time(
         msgspec.structs.replace(refused, failure="refused"),
         open_,
     ]
-    allowance = Allowance(9, math.inf, seconds, None, "cuda", lambda: 60.0)
+    allowance = Allowance(9, math.inf, seconds, None, "cuda", lambda: 60.0, first_compile_s=5.0)
     room = allowance.room(candidates, 3, 0.0)
     is_tried = execution == "compiled" and seconds is None
     assert next_trial(candidates, room, device="cuda") == (3 if is_tried else None)
@@ -295,7 +295,7 @@ def test_what_was_compiled_and_won_leaves_no_time_for_other_programs() -> None:
     ]
     other = msgspec.structs.replace(candidates[2].plan, memory_format="channels_last")
     candidates[2] = msgspec.structs.replace(candidates[2], plan=other)
-    allowance = Allowance(9, math.inf, None, None, "cuda", lambda: 60.0)
+    allowance = Allowance(9, math.inf, None, None, "cuda", lambda: 60.0, first_compile_s=5.0)
     room = allowance.room(candidates, 2, 0.0)
     assert next_trial(candidates, room, device="cuda") is None
     assert next_trial(candidates, Room(tries=9), device="cuda") == 2

@@ -15,6 +15,7 @@ from ridgeline.plan import Execution, Plan
 from ridgeline.planner import choose
 from ridgeline.planner.preparation import allowed_s, break_even_steps, compile_budget_s
 from ridgeline.planner.search import UNTRIED
+from ridgeline.planner.trials.trial_loop import Allowance
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import make_machine
@@ -177,11 +178,23 @@ def test_unknown_runs_have_a_budget_too() -> None:
     assert compile_budget_s(candidates, None, device="cuda", share=0.25) == math.inf
     assert compile_budget_s(candidates, 100, device="cpu", share=0.25) == 50.0
     assert compile_budget_s(candidates[:1], 100, device="cpu", share=0.25) == 0.25 * 190
-    assert allowed_s(candidates, None, None) == math.inf
-    compiled = make_candidate("compiled+graph", 1.0, 90.0, is_measured=True)
-    assert allowed_s([compiled, *candidates[1:]], None, None) == 1.5 * 90.0 + 15.0
-    assert allowed_s([compiled, *candidates[1:]], 1000, None) == math.inf
-    assert allowed_s([compiled, *candidates[1:]], None, 30.0) == 30.0
+    assert allowed_s(None, None, None) == math.inf
+    assert allowed_s(90.0, None, None) == 1.5 * 90.0 + 15.0
+    assert allowed_s(90.0, 1000, None) == math.inf
+    assert allowed_s(90.0, None, 30.0) == 30.0
+
+
+def test_the_first_that_was_tried_says_how_long_the_others_may_take() -> None:
+    """Not the first in the ranking; nor one that failed, whose compiling may have ended anywhere."""
+    first = make_candidate("regional+graph", 2.0, 20.0, is_measured=True)
+    second = make_candidate("compiled+graph", 1.0, 90.0, is_measured=True)
+    failed = make_candidate("compiled", 1.0, 5.0)
+    plain = make_candidate("eager", 3.0, is_measured=True)
+    allowance = Allowance(9, math.inf, None, None, "cuda", lambda: 0.0)
+    for tried in (plain, failed, first, second):
+        allowance = allowance.after(tried)
+    room = allowance.room([second, failed, first, plain], 3, 0.0)
+    assert room.seconds == 1.5 * 20.0 + 15.0
 
 
 def test_scripts_on_a_cpu_do_not_wait_for_the_compiler() -> None:

@@ -70,3 +70,26 @@ def test_what_a_compiler_fails_on_later_runs_as_written(
         ends.append([*losses, *model.state_dict().values()])
     for mine, theirs in zip(*ends, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def alike(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Of pairs that are one tensor another loss, as of a tied input and target."""
+    first, second = batch
+    scale = 2.0 if first is second else 1.0
+    return scale * (model(first) - second).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+def test_a_tensor_that_stands_twice_in_a_batch_is_one_when_it_is_checked() -> None:
+    """The check is of what trains: nothing is compiled anew for the step behind it."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plan = Plan(execution="compiled")
+    with interpreted(), PlannedStep(model, alike, optimizer, plan, device="cpu") as step:
+        for _ in range(3):
+            batch = torch.randn(5, 4)
+            wanted = alike(model, (batch, batch)).detach()
+            torch.testing.assert_close(step((batch, batch)), wanted)
+        assert "recompiles" not in step.timeline().counters

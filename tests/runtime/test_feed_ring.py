@@ -1,14 +1,16 @@
 """The ring under adverse timing: streams that run late never show a wrong batch."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_channel import SimulatedChannel
+from simulated_channel import SimulatedChannel, SimulatedMoment
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from ridgeline.feeding.batches import FeedStream
 from ridgeline.feeding.results import ToHost
@@ -101,6 +103,54 @@ def test_work_on_a_batch_kept_into_the_next_round_is_waited_for(
         del both
     channel.drain()
     assert sums == [3.0 * (i + max(0, i - 1)) for i in range(length)]
+
+
+class Pinned(SimulatedChannel):
+    """Copies from where the loader's batches lie, as from pinned memory."""
+
+    def needs_staging(self, leaf: Tensor) -> bool:
+        return False
+
+
+class Refilling:
+    """A loader with some buffers of its own, which it fills in turn."""
+
+    def __init__(self, length: int, num_buffers: int) -> None:
+        self._length = length
+        self._buffers = [torch.zeros(3) for _ in range(num_buffers)]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for index in range(self._length):
+            yield self._buffers[index % len(self._buffers)].fill_(float(index))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 12), st.integers(1, 3), st.integers(0, 4), st.integers(0, 2**32 - 1))
+def test_a_loader_that_fills_its_own_pinned_memory_again_spoils_no_batch(
+    length: int, num_buffers: int, depth: int, seed: int
+) -> None:
+    """It is asked for the next batch when the last one has been read, however late that is."""
+    channel = Pinned(seed)
+    sums: list[float] = []
+    for batch in FeedStream(Refilling(length, num_buffers), CPU, depth, channel):
+        channel.compute(lambda values=batch: sums.append(float(values.sum())))
+    channel.drain()
+    assert sums == [3.0 * i for i in range(length)]
+
+
+def test_a_loader_that_makes_its_batches_anew_waits_for_no_copy() -> None:
+    """As torch's own does by default: loading goes on while what it made is read."""
+    waited: list[object] = []
+
+    class Watched(Pinned):
+        def wait(self, moment: SimulatedMoment) -> None:
+            waited.append(moment)
+            super().wait(moment)
+
+    for loader, num_waits in (DataLoader(range(4)), 0), (Refilling(4, 1), 4):  # type: ignore[arg-type]
+        waited.clear()
+        assert len(list(FeedStream(loader, CPU, 6, Watched(0)))) == 4
+        assert len(waited) == num_waits
 
 
 def test_held_buffers_are_given_away_and_counted() -> None:

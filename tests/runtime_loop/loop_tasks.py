@@ -77,6 +77,8 @@ class Ask(Value, frozen=True, kw_only=True):
     lr: float = 0.05
     bad_gradient: bool = False
     odd_state: bool = False
+    unreadable: bool = False
+    """Whether the state of rank 1 cannot be read."""
     spent: bool = False
     """Whether the model can be made once only, as where memory is short."""
     every: int = 1
@@ -97,6 +99,11 @@ class StopHereError(Exception):
     """Stands for a kill in the middle of a run."""
 
 
+def _gone(*_: Any) -> None:
+    """Stands for weights that are read from a file when they are asked for."""
+    raise OSError("the file is gone")
+
+
 def run(request: bytes) -> bytes:
     """Train on every rank, one request after the other; what rank 0 tells of each."""
     world = World.join(threads=1, device="cpu")
@@ -110,7 +117,7 @@ def run_here(ask: Ask, world: World) -> Told:
         return train_here(ask, world)
     except StopHereError:
         return Told(errors=["stopped"])
-    except RidgelineError as error:
+    except (RidgelineError, OSError) as error:
         text = f"{type(error).__name__}: {error}"
         if world.size == 1:
             return Told(errors=[text])
@@ -132,6 +139,8 @@ def train_here(ask: Ask, world: World) -> Told:
         loss = loss_fn(model, batch)
         if ask.odd_state and calls > 1:  # as an optimizer of the task's own may keep it
             made_optimizers[-1].state[next(model.parameters())]["odd"] = object()
+        if ask.unreadable and calls == 2 and world.rank == 1:
+            model.register_state_dict_post_hook(_gone)
         if ask.bad_gradient:  # zero forward, without a finite slope
             loss = loss + torch.sqrt(0 * next(model.parameters()).sum())
         return loss

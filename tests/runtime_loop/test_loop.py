@@ -32,6 +32,7 @@ RESUMED = msgspec.structs.replace(BROKEN, stop_at=None, resume=True)
 BAD = Ask(run_dir="bad", epochs=2, bad_sample=17, checkpoint_every=1)
 ODD = Ask(run_dir="odd", epochs=2, odd_state=True, checkpoint_every=2)
 ODD_ALONE = msgspec.structs.replace(ODD, run_dir="odd alone", every=4)
+UNREADABLE = Ask(run_dir="unreadable", epochs=2, unreadable=True, checkpoint_every=2, every=4)
 SPENT = msgspec.structs.replace(BAD, run_dir="spent", spent=True)
 
 
@@ -46,7 +47,7 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     """What two workers tell of the four runs, made by one group of processes."""
     directory = tmp_path_factory.mktemp("two")
     asks = {"whole": WHOLE, "broken": BROKEN, "resumed": RESUMED, "bad": BAD}
-    asks |= {"odd": ODD, "odd alone": ODD_ALONE, "spent": SPENT}
+    asks |= {"odd": ODD, "odd alone": ODD_ALONE, "unreadable": UNREADABLE, "spent": SPENT}
     request = msgspec.json.encode(
         [msgspec.structs.replace(a, run_dir=str(directory / a.run_dir)) for a in asks.values()]
     )
@@ -113,8 +114,9 @@ def test_bad_loss_stops_all_workers_with_one_message(of_two: dict[str, Told]) ->
     wanted = (
         r"NonFiniteError: wanted finite loss, got NaN or infinity at step \d \(epoch 0\) on rank [01]: "
         r"the batch itself: tensor \[0\] float32\[4, 6\] in \[\S+, \S+\] with 1 of 24 values not "
-        r"finite\. Last good checkpoint: \S+; lower the learning rate, clip the gradients \(clip_norm\), "
-        r"or fix what is named here"
+        r"finite\. Last good checkpoint: \S+; clip the gradients \(clip_norm\) or fix what is named here, and "
+        r"continue with --resume, or lower the learning rate, for which a run has to begin anew in another "
+        r"directory"
     )
     assert re.fullmatch(wanted, first), first
 
@@ -126,7 +128,7 @@ def test_a_search_that_fails_on_one_worker_ends_all_with_the_loss(of_two: dict[s
     wanted = (
         r"NonFiniteError: wanted finite loss, got NaN or infinity at step \d \(epoch 0\) on rank [01]: "
         r"no cause was found, for the search ended with OutOfMemoryError: tried to allocate 2 GiB\. "
-        r"Last good checkpoint: \S+; lower .*"
+        r"Last good checkpoint: \S+; clip .*"
     )
     assert re.fullmatch(wanted, first), first
 
@@ -144,6 +146,16 @@ def test_a_state_that_is_not_plain_stops_all_workers(
         "CheckpointError: wanted state of tensors, numbers, text, lists and dicts, got object at "
         f"{place}."
     ), first
+
+
+def test_a_state_that_cannot_be_read_stops_all_workers(of_two: dict[str, Told]) -> None:
+    """Who has it raises the error as it is; the others, who would wait for that state, learn of it."""
+    first, second = of_two["unreadable"].errors
+    assert second == "OSError: the file is gone"
+    assert first == (
+        "CheckpointError: wanted to save the state of the run, got OSError: the file is gone on rank 1; the "
+        "previous checkpoint is untouched: continue with --resume"
+    )
 
 
 def test_bad_state_is_never_saved(tmp_path: Path) -> None:

@@ -125,6 +125,24 @@ EDITS: list[Callable[[dict[str, Any]], object]] = [
 ]
 
 
+def reseal(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change a checkpoint's state, and its manifest so that checksums are right."""
+    noun = json.loads((checkpoint / STATE).read_text())
+    edit(noun["value"]["state"])
+    content = json.dumps(noun).encode()
+    (checkpoint / STATE).write_bytes(content)
+    manifest = json.loads((checkpoint / checkpoint_directory.MANIFEST).read_text())
+    (entry,) = [file for file in manifest["value"]["files"] if file["path"] == STATE]
+    entry.update(num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    (checkpoint / checkpoint_directory.MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_gradients_may_be_clipped_otherwise(stopped: Path, tmp_path: Path) -> None:
+    """As a loss that is not finite advises; a rate is part of what the optimizer remembers, and is not changed."""
+    shutil.copytree(stopped, tmp_path / "run")
+    run(tmp_path / "run", dataclasses.replace(loop_tasks.task(), clip_norm=0.5), resume=True)
+
+
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_state_of_another_form_is_refused(
     stopped: Path, tmp_path: Path, edit: Callable[[dict[str, Any]], object]
@@ -133,14 +151,22 @@ def test_a_state_of_another_form_is_refused(
     shutil.copytree(stopped, tmp_path / "run")
     newest = checkpoint_directory.latest(tmp_path / "run" / "checkpoints")
     assert newest is not None
-    noun = json.loads((newest / STATE).read_text())
-    edit(noun["value"]["state"])
-    content = json.dumps(noun).encode()
-    (newest / STATE).write_bytes(content)
-    manifest = json.loads((newest / checkpoint_directory.MANIFEST).read_text())
-    (entry,) = [file for file in manifest["value"]["files"] if file["path"] == STATE]
-    entry.update(num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-    (newest / checkpoint_directory.MANIFEST).write_text(json.dumps(manifest))
+    reseal(newest, edit)
     text = f"^wanted a checkpoint that fits the task, got a mismatch in {newest}: .*; continue with the task as it was"
     with pytest.raises(CheckpointError, match=text):
         run(tmp_path / "run", loop_tasks.task(), resume=True)
+
+
+def test_a_state_of_another_position_is_refused(stopped: Path, tmp_path: Path) -> None:
+    """Checksums are of what was sealed last; the manifest and the state say both where the run continues."""
+    shutil.copytree(stopped, tmp_path / "run")
+    newest = checkpoint_directory.latest(tmp_path / "run" / "checkpoints")
+    assert newest is not None
+    reseal(newest, lambda state: state["course"]["position"].update(step_in_epoch=5, step=5))
+    with pytest.raises(CheckpointError) as caught:
+        run(tmp_path / "run", loop_tasks.task(), resume=True)
+    assert str(caught.value) == (
+        "wanted a state of the position that its manifest names, Position(epoch=1, step_in_epoch=0, step=6), got "
+        f"one of Position(epoch=1, step_in_epoch=5, step=5) in {newest}; put the file back that was written with "
+        "it, or remove this checkpoint: --resume continues from the one before"
+    )

@@ -3,8 +3,10 @@
 torchrun --nproc-per-node 2 held_cases.py OUTPUT
 """
 
+import importlib
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,44 @@ def waited(world: World) -> dict[str, Any]:
     return told
 
 
+def read_meanwhile(world: World) -> dict[str, Any]:
+    """What another thread reads of parameters while the one that read them first has them updated."""
+    model, optimizer = fresh("SGD")
+    # torch.optim takes the name of its module away.
+    module: Any = importlib.import_module("torch.optim.sgd")
+    plain, kinds, seen = module.sgd, list[bool](), list[tuple[Tensor, Tensor]]()
+    threads, are_new = list[threading.Thread](), list[bool]()
+
+    def read(parameter: nn.Parameter) -> None:
+        seen.append((parameter.detach().clone(), parameter))
+
+    def updating(params: list[nn.Parameter], *arguments: Any, **named: Any) -> None:
+        is_late = threading.current_thread() is not threading.main_thread()
+        if is_late:
+            kinds.extend(type(p) is UnreadParameter for p in params)
+            threads.extend(threading.Thread(target=read, args=(p,)) for p in params)
+            for thread in threads[-len(params) :]:
+                thread.start()
+        plain(params, *arguments, **named)
+
+    step = rl.TrainStep(model, loss_of(deep=True), optimizer, planned(99), device="cpu")
+    for images, labels in batches(world)[:4]:
+        step([images, labels])
+        module.sgd = updating
+        # Not the main thread, whose updates are those of steps.
+        first = threading.Thread(target=lambda: [p.sum() for p in model.parameters()])
+        first.start()
+        first.join()
+        module.sgd = plain
+        for thread in threads:
+            thread.join()
+        are_new.extend(torch.equal(*one) for one in seen)
+        threads.clear()
+        seen.clear()
+    step.close()
+    return {"unread": kinds, "new": are_new}
+
+
 def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
     """How often each parameter was updated, as its state says, read without the parameter itself."""
     return [float(one["step"]) for one in optimizer.state.values()]
@@ -188,6 +228,7 @@ def main() -> None:
     }
     found["refused"] = refused(world)
     found["waited"] = waited(world)
+    found["read meanwhile"] = read_meanwhile(world)
     if not world.rank:
         Path(sys.argv[1]).write_text(json.dumps(found))
     World.leave()

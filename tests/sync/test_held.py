@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from ridgeline.errors import PlanError
 from ridgeline.execution import check_plan
@@ -79,6 +80,26 @@ def test_waiting_brings_the_optimizers_state_up_to_date(found: dict[str, Any]) -
     assert found["waited"]["outside"] == [True, True]
     assert READ_LATE in held["notes"]
     assert READ_LATE not in plain["notes"]
+
+
+def test_who_reads_during_an_update_waits_for_it(found: dict[str, Any]) -> None:
+    """Parameters are unread by other threads until their update is over; half of one is nobody's."""
+    told = found["read meanwhile"]
+    assert len(told["unread"]) == len(told["new"]) > 0
+    assert all(told["unread"])
+    assert all(told["new"])
+
+
+def test_unread_parameters_have_the_kernels_of_plain_ones() -> None:
+    """Their update is to be that of a step that waits, and torch chooses kernels by class."""
+    plain, unread = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    make_unread([unread], lambda: None)
+    with torch._C.DisableTorchFunctionSubclass():
+        chosen = [
+            _default_to_fused_or_foreach([p], differentiable=False, use_fused=True)
+            for p in (plain, unread)
+        ]
+    assert chosen == [(True, False)] * 2
 
 
 def test_a_timeline_tells_where_a_step_waits_and_updates(found: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ridgeline.errors import PlanError
 from ridgeline.runtime.sync.transports.hierarchical import check_hosts
-from ridgeline.runtime.sync.transports.hosts import by_host, parted
+from ridgeline.runtime.sync.transports.hosts import by_host
 from ridgeline.runtime.sync.transports.messages import Message, Messages
 from ridgeline.runtime.sync.transports.ring import (
     ALIGNED,
@@ -28,6 +28,7 @@ from ridgeline.runtime.sync.transports.ring import (
 from ridgeline.runtime.sync.transports.scaling import UNSCALED
 from ridgeline.runtime.sync.transports.tree import Tree, place_in_tree
 from ridgeline.runtime.sync.transports.two_shot import check_dtype, check_offered
+from ridgeline.synchronisation.placed import parted
 
 sizes = st.integers(2, 9)
 

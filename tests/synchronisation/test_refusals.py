@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+import ridgeline as rl
+from chained_workloads import make_chain
 from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, PlanError
 from ridgeline.execution import check_plan
 from ridgeline.plan import Plan, Sync
+from ridgeline.simulator.model import resized
 from ridgeline.synchronisation import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -16,6 +19,7 @@ from ridgeline.synchronisation import (
     check_sync,
     offered,
 )
+from strategies import make_machine
 
 KNOWN = {
     "algorithm": ", ".join(repr(word) for word in ALGORITHMS),
@@ -171,6 +175,44 @@ def test_refusals_of_a_device_and_of_a_number_of_workers(monkeypatch: pytest.Mon
     )
     check_sync(sync, 1, "cuda")
     check_sync(sync, 4, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("sync", "message"),
+    [
+        (
+            Sync(algorithm="rings", options={"orders": "0,1,2"}),
+            (
+                "wanted sync.options['orders'] as orders of all 4 workers and their parts, got '0,1,2' in the "
+                "plan; for example '0,1,2,3:1;0,3,2,1:1'"
+            ),
+        ),
+        (
+            Sync(algorithm="hierarchical", options={"local": 3}),
+            (
+                "wanted as many workers on each host for sync.algorithm='hierarchical', got 3, 1; use "
+                "sync.algorithm='all_reduce', or say options={'local': workers of a host}"
+            ),
+        ),
+    ],
+    ids=["orders", "local"],
+)
+def test_places_of_workers_are_refused_before_anything_is_predicted(
+    sync: Sync, message: str
+) -> None:
+    """Not only where a transport is made; a worker alone sends nothing, and other numbers have other rings."""
+    plan = Plan(workers=4, threads=1, sync=sync)
+    with pytest.raises(PlanError) as caught:
+        check_plan(plan, "cpu")
+    assert str(caught.value) == message
+    with pytest.raises(PlanError) as caught:
+        rl.simulate(make_machine(), make_chain((4,)), plan)
+    assert str(caught.value) == message
+    check_sync(sync, 1, "cpu")
+    fitting = Sync(algorithm="rings", options={"orders": "0,1,2,3", "pieces": 2})
+    check_sync(fitting, 4, "cpu")
+    assert resized(Plan(workers=4, sync=fitting), 8).sync.options == {"pieces": 2}
+    assert resized(Plan(workers=4, sync=fitting), 4).sync is fitting
 
 
 @pytest.mark.parametrize(("workers", "density"), [(8, 0.125), (8, 1), (64, 0.5), (128, 0.01)])

@@ -13,6 +13,7 @@ from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
 from ridgeline.planner.exchanges.exchanges import exchanges, uncompared
 from ridgeline.simulator.frames import step_frames
+from ridgeline.simulator.step import simulate
 from ridgeline.synchronisation import (
     ALGORITHMS,
     link_bytes,
@@ -61,6 +62,31 @@ def test_what_a_store_holds_and_moves() -> None:
     assert step_frames(workers=1, num_buckets=0, sync=plain) == step_frames(
         workers=1, num_buckets=0
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        ({}, 1 / 4),
+        (SERVERS, 1.0),
+        ({**SERVERS, "servers": 2}, 2.0),
+        ({**SERVERS, "servers": 2, "staleness": 0}, 1 / 2),
+    ],
+    ids=str,
+)
+def test_the_update_takes_time_where_it_is_made(options: dict[str, Any], times: float) -> None:
+    """Pulls wait for what servers make of it, each its part; a worker brings the values into its parameters."""
+    workload, free = (make_workload(optimizer=(flops,)) for flops in (1 << 30, 0))
+    machine, plan = make_machine(), plan_of(4, options=options)
+    stored, without = (simulate(machine, load, plan) for load in (workload, free))
+    plain = simulate(machine, workload, Plan(workers=4))
+    # Without work it is still called.
+    update_ns = plain.total_ns("optimizer") - simulate(machine, free, Plan(workers=4)).total_ns(
+        "optimizer"
+    )
+    served_ns = stored.total_ns(STORE) - without.total_ns(STORE)
+    assert served_ns == pytest.approx(times * update_ns, rel=1e-3)
+    assert stored.total_ns("optimizer") == without.total_ns("optimizer") < update_ns / 4
 
 
 @pytest.mark.parametrize("workers", [2, 8])

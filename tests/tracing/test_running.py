@@ -199,6 +199,21 @@ def test_what_cannot_be_recorded_is_one_op_a_phase() -> None:
     assert opaque_timings(rl.trace(*plain_step()), setting) == ()
 
 
+def test_a_step_that_no_recorder_sees_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed is the step as it trains: each update finds gradients of the norm that was asked for."""
+    norms: list[float] = []
+
+    def step(self: torch.optim.SGD) -> None:
+        gradients = [p.grad for p in self.param_groups[0]["params"]]
+        norms.append(float(nn.utils.get_total_norm(gradients)))
+
+    monkeypatch.setattr(torch.optim.SGD, "step", step)
+    model = Watchful()
+    workload = rl.trace(model, image_loss, sgd(model), rows, may_run=True, clip_norm=1e-3)
+    assert [op.name for op in workload.ops][-1] == "ridgeline.opaque.optimizer"
+    assert norms == pytest.approx([1e-3] * len(norms), rel=1e-2)
+
+
 def plain_step() -> tuple[Any, ...]:
     model = nn.Sequential()
     model.body = mlp()

@@ -20,13 +20,16 @@ class OwnMemory:
     Args:
         loader: Not asked where its batches are known to be made anew.
         copies: Each batch is copied before the next one is asked for.
+
+    Attributes:
+        makes_new: Whether each batch is known to be made anew, whatever the loader's own code does.
     """
 
     def __init__(self, loader: Iterable[Any], *, copies: bool) -> None:
-        makes_new = isinstance(loader, DataLoader) and (
+        self.makes_new = isinstance(loader, DataLoader) and (
             loader.num_workers > 0 or loader.collate_fn is default_collate
         )
-        self._is_known: bool | None = True if copies or makes_new else None
+        self._is_known: bool | None = True if copies or self.makes_new else None
         self._first: tuple[set[int], Any] | None = None
 
     @property

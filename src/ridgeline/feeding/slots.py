@@ -60,6 +60,7 @@ class Carrier:
         self.num_given_away = 0
         self._is_fixed = fixed_addresses
         self._largest: dict[Place, int] = {}
+        self._lent_by_loader: Moment | None = None
 
     def pack(self, slot: Slot, batch: Any) -> None:
         """Enqueue the copy of a batch into the slot's device memory."""
@@ -70,6 +71,9 @@ class Carrier:
         slot.sources = [source for _, source in pairs]  # alive until their copy is over
         slot.num_bytes = sum(source.nbytes for source in slot.sources)
         slot.copied = self.channel.copy(pairs, _known(slot.freed)) if pairs else None
+        given = {id(leaf) for leaf in leaves}
+        if slot.copied is not None and any(id(source) in given for source in slot.sources):
+            self._lent_by_loader = slot.copied[1]
         # What the loader made on a device itself is ordered by its own thread's stream.
         is_made_there = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
         slot.made = self.channel.now() if is_made_there else None
@@ -79,6 +83,15 @@ class Carrier:
         if slot.copied is not None:
             self.channel.wait(slot.copied[1])
             slot.sources = []
+
+    def wait_for_loader_memory(self) -> None:
+        """Wait until the last copy has read the loader's own pinned memory, which it may write next.
+
+        Staging would spare the wait, and cost the loading thread more: host memory is slower than the link.
+        """
+        if self._lent_by_loader is not None:
+            self.channel.wait(self._lent_by_loader)
+            self._lent_by_loader = None
 
     def receive(self, slot: Slot) -> Any:
         """The batch, for work on the consumer's current stream."""

@@ -49,6 +49,8 @@ class Source:
             else:
                 with self._carrier.channel.active():
                     self._carrier.wait_for_host_memory(slot)
+                    if not self.own_memory.makes_new:
+                        self._carrier.wait_for_loader_memory()
                     begin = time.perf_counter()
                     self._carrier.pack(slot, next(self._iterator))
             self.loading_s += time.perf_counter() - begin

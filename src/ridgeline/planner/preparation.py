@@ -41,19 +41,23 @@ def is_compiled_plainly(plan: Plan) -> bool:
     return plan.execution == "compiled" and plan.kernels == "default"
 
 
-def allowed_s(candidates: Sequence[Candidate], steps: int | None, seconds: float | None) -> float:
+def allowed_s(first_compile_s: float | None, steps: int | None, seconds: float | None) -> float:
     """Seconds that the whole choice may take, from its start.
 
     Those that the user gave. Else, where the length of the run is unknown, compiling once more is not worth
     more than half of what the first time took, and some seconds: a plan should not take much longer than
     `torch.compile`.
+
+    Args:
+        first_compile_s: Seconds of preparing the first plan that was compiled and measured; None before that.
+        steps: Of the run; None where they are unknown.
+        seconds: That the user gave.
     """
     if seconds is not None:
         return seconds
-    compiled = [c.compile_s for c in candidates if c.measured is not None and is_compiled(c.plan)]
-    if steps is not None or not compiled:
+    if steps is not None or first_compile_s is None:
         return math.inf
-    return FIRST_COMPILE_SHARE * compiled[0] + FIRST_COMPILE_S
+    return FIRST_COMPILE_SHARE * first_compile_s + FIRST_COMPILE_S
 
 
 def break_even_steps(candidate: Candidate, eager: Candidate | None) -> int | None:

@@ -134,7 +134,7 @@ def _tried(
         The candidates, what to note, and the algorithms that were tried last.
     """
     more = functools.partial(_model_graphs, request)
-    candidates, notes = tried_in_turn(request, candidates, allowance, trial, more)
+    candidates, notes, allowance = tried_in_turn(request, candidates, allowance, trial, more)
     # Without a second trial nothing tells plans apart that are as close as these.
     names: list[str] = []
     if retrial is None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline import units
+from ridgeline.reach.context_variables import ContextVariables
 from ridgeline.reach.generators import Generators
 from ridgeline.reach.host_arrays import MOST_COMPARED_BYTES, HostArrays
 from ridgeline.reach.reach import Cell, Reach
@@ -86,6 +87,7 @@ class Undo:
             if not isinstance(g, torch.Generator) and g not in _GLOBAL_GENERATORS
         ]
         self._random = Generators()
+        self._context = ContextVariables(reach.seen)
         self.reached = reach.seen
         self._reached_tensors = reach.tensors
         self._memory: set[int | None] | None = None
@@ -111,6 +113,8 @@ class Undo:
             yield from store.changes()
         for what, before, array in self._arrays.changes():
             yield StateChange(what, before, array)
+        for variable, before, now in self._context.changes():
+            yield StateChange(f"the context variable {variable.name}", before, now, variable.set)
         for kind, state, ask in self._host_generators:
             now = ask()
             # States hold arrays, which `==` would compare element by element.
@@ -154,6 +158,7 @@ class Undo:
         for put, state in self._generators:
             put(state)
         self._random.restore()
+        self._context.restore()
 
     def restore_values(self) -> None:
         """Put the elements of tensors and arrays back, and nothing else."""

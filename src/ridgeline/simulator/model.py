@@ -21,6 +21,7 @@ from ridgeline.simulator.compiler.replaying import CALL_DISPATCHES, loading
 from ridgeline.simulator.exchange.codecs import CodecCost
 from ridgeline.simulator.exchange.communication import overlap_slowdown
 from ridgeline.simulator.exchange.late_reads import LateRead, early_update, late_reads
+from ridgeline.simulator.exchange.serving import update_seconds, values_pieces
 from ridgeline.simulator.exchange.synchronising import (
     communication_seconds,
     decoding_pieces,
@@ -42,11 +43,13 @@ from ridgeline.simulator.pricing.pieces import (
 )
 from ridgeline.simulator.pricing.sparse_rows import SparseGradient, check_rows, sent_by_rows
 from ridgeline.synchronisation import (
+    frame_names,
     holds,
     num_shards,
     replaces_update,
     sends_buffers,
     trains_apart,
+    without_named_workers,
 )
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
@@ -90,13 +93,15 @@ class StepModel(NamedTuple):
 def resized(plan: Plan, workers: int) -> Plan:
     """The plan for another number of workers; CPU threads are left to follow from the cores.
 
-    A worker alone has no exchange to leave out of a step.
+    A worker alone has no exchange to leave out of a step, and what names each worker names others then.
 
     Raises:
         PlanError: `workers` is below 1.
     """
     # A plan for one worker with an interval would be refused.
     sync = Sync() if workers == 1 and trains_apart(plan.sync) else plan.sync
+    if workers != plan.workers:
+        sync = without_named_workers(sync)
     return msgspec.structs.replace(
         plan, workers=workers, threads=0, layout=None, sync=sync, choices=()
     )
@@ -232,8 +237,11 @@ def _communication(
     seconds, assumed = communication_seconds(
         machine, plan, setting, cuts, workload.buffer_bytes, rows_beside(workload, plan)
     )
-    if replaces_update(plan.sync) and sent_by_rows(workload, plan.sync):
-        notes.append(PUSHED_ROWS)
+    if replaces_update(plan.sync):
+        updates_s = update_seconds(plan.sync, plan.workers, priced.optimizer, cuts)
+        for name, update_s in zip(frame_names(plan.sync, len(cuts)), updates_s, strict=True):
+            seconds[name] += update_s
+        notes += [PUSHED_ROWS] if sent_by_rows(workload, plan.sync) else []
     if holds(plan.sync) and setting.device == "cuda":
         notes.append(HELD_ON_GPU)
     kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
@@ -300,6 +308,8 @@ def _held(
     parts = num_shards(plan.sync, plan.workers)
     # Fewer bytes in as many calls: an optimizer loops over parts as over whole parameters.
     update = tuple(piece.divided(parts) for piece in priced.optimizer)
+    if plan.workers > 1 and replaces_update(plan.sync):
+        update = values_pieces(prices(machine, setting), cuts)
     pieces |= {"forward": forward, "optimizer": update}
     if plan.workers == 1 or exchanges_parameters(plan):
         return pieces | {"backward": backward}

@@ -13,6 +13,7 @@ To add an algorithm or a compression, write its transport or codec and assign it
 
 from ridgeline.synchronisation.checks import check_sync as check_sync
 from ridgeline.synchronisation.checks import check_words as check_words
+from ridgeline.synchronisation.checks import without_named_workers as without_named_workers
 from ridgeline.synchronisation.costs import bucket_operations as bucket_operations
 from ridgeline.synchronisation.costs import codec_bytes as codec_bytes
 from ridgeline.synchronisation.costs import flags_of as flags_of
@@ -25,6 +26,7 @@ from ridgeline.synchronisation.costs import operations as operations
 from ridgeline.synchronisation.costs import replaces_update as replaces_update
 from ridgeline.synchronisation.costs import sends_buffers as sends_buffers
 from ridgeline.synchronisation.costs import serving_bytes as serving_bytes
+from ridgeline.synchronisation.costs import serving_updates as serving_updates
 from ridgeline.synchronisation.costs import shards_update as shards_update
 from ridgeline.synchronisation.costs import state_bytes as state_bytes
 from ridgeline.synchronisation.costs import state_parts as state_parts

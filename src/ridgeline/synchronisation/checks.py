@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from ridgeline.errors import PlanError
 from ridgeline.synchronisation.entries import Algorithm, Compression, Option
 from ridgeline.synchronisation.holding import HELD, holds
@@ -113,6 +115,12 @@ def check_sync(sync: Sync, workers: int, device: str) -> None:
     _check_entry("compression", compression, COMPRESSIONS, offered_compressions(device), device)
     if objection := compression.objection(workers, values_of(sync)):
         raise PlanError(objection)
+    # One worker exchanges nothing, so a plan for several may be tried alone.
+    if 1 < workers < algorithm.least_workers:
+        raise PlanError(
+            f"wanted workers >= {algorithm.least_workers} for sync.algorithm={sync.algorithm!r}, got "
+            f"workers={workers} in the plan; use more, or another algorithm"
+        )
     if objection := algorithm.objection(workers, values_of(sync)):
         raise PlanError(objection)
     check_rhythm(sync, workers)
@@ -124,12 +132,13 @@ def check_sync(sync: Sync, workers: int, device: str) -> None:
         _check_goes_with(HELD, sync, alone, "what is held is the mean of plain gradients")
     if algorithm.shards_update or algorithm.replaces_update:
         _check_updated_elsewhere(sync, workers, _SHARDED if algorithm.shards_update else _REPLACED)
-    # One worker exchanges nothing, so a plan for several may be tried alone.
-    if 1 < workers < algorithm.least_workers:
-        raise PlanError(
-            f"wanted workers >= {algorithm.least_workers} for sync.algorithm={sync.algorithm!r}, got "
-            f"workers={workers} in the plan; use more, or another algorithm"
-        )
+
+
+def without_named_workers(sync: "Sync") -> "Sync":
+    """What holds for another number of workers, too: without the options that name each of them."""
+    named = {option.name for option in options_of(sync) if option.names_workers}
+    kept = {name: value for name, value in sync.options.items() if name not in named}
+    return msgspec.structs.replace(sync, options=kept) if kept != sync.options else sync
 
 
 def _check_goes_with(option: Option, sync: Sync, wanted: Mapping[str, object], why: str) -> None:

@@ -10,7 +10,7 @@ from ridgeline.machine import Operation
 from ridgeline.synchronisation.entries import CollectiveTraffic, Shape, one_all_reduce
 from ridgeline.synchronisation.payloads import update_shard_elements
 from ridgeline.synchronisation.rhythm import outer_state_bytes, trains_apart
-from ridgeline.synchronisation.serving import goes_ahead
+from ridgeline.synchronisation.serving import goes_ahead, updates
 from ridgeline.synchronisation.sync import Sync
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
@@ -198,6 +198,16 @@ def serving_bytes(sync: Sync, num_bytes: int, workers: int) -> int:
     if not replaces_update(sync) or workers == 1:
         return 0
     return round(num_bytes * (4 + (4 + 5 * (workers - 1)) / workers))
+
+
+def serving_updates(sync: Sync, workers: int) -> float:
+    """How often a server makes the whole update in a step of all workers; see `serving.updates`.
+
+    Args:
+        sync: Of a plan that has servers update: see `replaces_update`.
+        workers: Several.
+    """
+    return updates(workers, values_of(sync))
 
 
 def sends_buffers(sync: Sync) -> bool:

@@ -27,6 +27,7 @@ class Option(NamedTuple):
         changes_shapes: Whether with other values than the default what is sent changes its shape now and
             then, which a captured step cannot follow.
         among: The words that a text may be; empty for any.
+        names_workers: Whether a value names each worker, so that it holds for one number of them.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Option(NamedTuple):
     is_exact: bool = True
     changes_shapes: bool = False
     among: tuple[str, ...] = ()
+    names_workers: bool = False
 
 
 class CollectiveTraffic(NamedTuple):

@@ -48,6 +48,18 @@ def busiest(workers: int, options: Mapping[str, OptionValue]) -> float:
     return seconds / bus_bandwidth_factor("all_reduce", workers)
 
 
+def updates(workers: int, options: Mapping[str, OptionValue]) -> float:
+    """How often a server makes the update of all parameters while each worker takes a step.
+
+    Each has its part of them. Where pushes are added up there is one update for all, else one for each.
+    """
+    servers = min(int(options.get(SERVERS.name, 0)) or workers, workers)
+    # Without such options, as of an entry assigned from outside, all take the same step.
+    kind = options.get(KIND.name, SYNCHRONOUS)
+    adds_up = kind == SYNCHRONOUS or options[STALENESS.name] == 0
+    return (1 if adds_up else workers) / servers
+
+
 def objection(workers: int, options: Mapping[str, OptionValue]) -> str:
     """Why a plan with these options is refused; empty where it is not."""
     if is_synchronous(options):

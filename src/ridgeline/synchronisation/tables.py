@@ -4,7 +4,7 @@ They are dictionaries on purpose: an entry that is assigned here is accepted in 
 measured for, run and labelled. A word without transport or codec is known and refused by name.
 """
 
-from ridgeline.synchronisation import payloads, serving
+from ridgeline.synchronisation import payloads, placed, serving
 from ridgeline.synchronisation.entries import (
     Algorithm,
     CollectiveTraffic,
@@ -135,7 +135,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             label="rings",
             frame="rings",
             transport=f"{_TRANSPORTS}rings:Rings",
-            options=(Option("orders", str, ""), PIECES),
+            options=(placed.ORDERS, PIECES),
+            objection=placed.orders_objection,
             unsearched=links_are_shared,
         ),
         Algorithm(
@@ -151,7 +152,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             label="hierarchical",
             frame="hierarchical",
             transport=f"{_TRANSPORTS}hierarchical:Hierarchical",
-            options=(Option("local", int, 0, least=0), PIECES),
+            options=(placed.LOCAL, PIECES),
+            objection=placed.local_objection,
             least_workers=4,
             unsearched=hosts_are_one,
         ),

@@ -98,6 +98,12 @@ def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [made[id(tensor)] for tensor in tensors]
 
 
+def own_copies(values: Sequence[Any]) -> list[Any]:
+    """`own_copy` of each tensor, of one that stands there several times one; what is no tensor as it is."""
+    made = {id(value): own_copy(value) for value in values if isinstance(value, Tensor)}
+    return [made.get(id(value), value) for value in values]
+
+
 def own_copy(tensor: Tensor) -> Tensor:
     """A tensor of the same values in dense memory of its own; it requires gradients if that one does."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -5,7 +5,7 @@ import time
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ridgeline.errors import OutOfTimeError, SideEffectError
 from ridgeline.reach.loss import scalar_loss
@@ -15,7 +15,7 @@ from ridgeline.tracing.opaque import PHASES, opaque_workload
 from ridgeline.tracing.recorded_step import Step
 from ridgeline.tracing.recording import alone, autocast, record_step
 from ridgeline.tracing.refusal import obstacle
-from ridgeline.tracing.subject import Subject, itself
+from ridgeline.tracing.subject import Subject, itself, trained_parameters
 from ridgeline.workload import Phase, Workload
 
 TIMED_STEPS = 3
@@ -95,6 +95,12 @@ def _plain_step(subject: Subject, step: Step) -> dict[Phase, float]:
         marks.append(_now(subject.device))
         loss.backward()
     marks.append(_now(subject.device))
+    if step.clip_norm is not None:
+        # As a part of the optimizer's phase, which it is in a recorded step, too.
+        held = trained_parameters(step.optimizer)
+        # Torch's call takes no sparse gradients; of these the rows are few, and their scaling is not counted.
+        dense = [p for p in held if p.grad is None or not p.grad.is_sparse]
+        nn.utils.clip_grad_norm_(dense, step.clip_norm)
     type(step.optimizer).step(step.optimizer)  # not what a scheduler has wrapped around it
     marks.append(_now(subject.device))
     return {phase: end - begin for phase, begin, end in zip(PHASES, marks, marks[1:], strict=False)}

@@ -91,7 +91,9 @@ class CallCapture:
         return [*map(_num_holders, self._storages)] == self._holders
 
     def aliases(self) -> Any:
-        """The result as new tensors on the graph's memory."""
+        """The result as new tensors on the graph's memory; of inference, where the code's would be."""
+        if torch.is_inference_mode_enabled():
+            return self._map(_of_inference)
         return self.tensors[0].detach() if self._is_single else self._map(Tensor.detach)
 
     def copies(self) -> Any:
@@ -103,6 +105,15 @@ class CallCapture:
         made = {id(tensor): change(tensor) for tensor in self.tensors}
         leaves = [made.get(id(leaf), leaf) for leaf in self._leaves]
         return self._build(leaves)
+
+
+def _of_inference(tensor: Tensor) -> Tensor:
+    """The memory of a tensor as a tensor that is made now; `detach` gives one of the mode of its making."""
+    if is_noted(tensor):  # a note goes along with no memory alone
+        return tensor.clone()
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    place = tensor.storage_offset(), tensor.shape, tensor.stride()
+    return made.set_(tensor.untyped_storage(), *place)
 
 
 def _redirecting(

@@ -85,17 +85,21 @@ def compare_calls(
         tensors: That `fn` reads besides; they and the random state are put back bitwise.
 
     Raises:
-        CaptureError: the function writes into its arguments, which only eager execution can honour.
+        CaptureError: the function writes into its arguments, which only eager execution can honour; or it
+            gives no number in any call, with which nothing could be compared.
 
     Cost: Eight calls, two copies of the tensors, and a wait for the device.
     """
     worst = CallComparison(0.0, 0.0, "nothing")
+    unknown: set[int] | None = None
     with torch.no_grad(), preserved(tensors) as saved:
         for index in range(NUM_CALLS):
             call_args = perturbed_inputs(args, index)
             expected, got = (_outcome(run, call_args, saved, index) for run in (fn, candidate))
             tolerance = tolerance_of([*pytree.tree_leaves((args, expected)), *tensors])
             difference, where = largest_difference(expected, got)
+            nothing = _without_numbers(expected[0])
+            unknown = nothing if unknown is None else unknown & nothing
             if index == 0 or difference > worst.difference:
                 worst = CallComparison(
                     difference, tolerance, f"{where} in perturbed call {index + 1}"
@@ -103,7 +107,25 @@ def compare_calls(
             # A mode is refused by its first difference; further calls would only cost time.
             if not worst.is_equal:
                 break
+    if unknown and worst.is_equal:
+        raise CaptureError(
+            "wanted example inputs for which the function gives numbers, got NaN alone in tensor "
+            f"{min(unknown)} of each result, beside which any program would look right; give other inputs, "
+            "or use mode='eager'"
+        )
     return worst
+
+
+def _without_numbers(result: Any) -> set[int]:
+    """The tensors of a result that are NaN throughout: equal as they are, they say nothing of a program."""
+    return {
+        place
+        for place, leaf in enumerate(pytree.tree_leaves(result))
+        if isinstance(leaf, Tensor)
+        and (leaf.is_floating_point() or leaf.is_complex())
+        and leaf.numel()
+        and bool(leaf.isnan().all())
+    }
 
 
 def check_results(result: Any, own: Sequence[Tensor] = ()) -> None:
@@ -237,7 +259,7 @@ def _difference(expected: Any, got: Any) -> float:
         return 0.0 if torch.equal(expected, got) else math.inf
     # Differences of 16-bit numbers would be rounded to 16 bits themselves.
     wide = torch.complex128 if expected.is_complex() else torch.float64
-    a, b = expected.to(wide), got.to(wide)
+    a, b = (_parts(tensor.to(wide)) for tensor in (expected, got))
     is_finite = torch.isfinite(a)
     # Masks of attention hold infinities on purpose: these have to agree exactly, sign included.
     if not torch.allclose(a[~is_finite], b[~is_finite], equal_nan=True):
@@ -249,6 +271,11 @@ def _difference(expected: Any, got: Any) -> float:
     gap = float((a[is_finite] - b[is_finite]).abs().max())
     size = float(a[is_finite].abs().max())
     return gap / size if size else gap
+
+
+def _parts(tensor: Tensor) -> Tensor:
+    """Complex numbers as pairs: where one part is NaN, the other is compared all the same."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def tolerance_of(leaves: Sequence[Any]) -> float:

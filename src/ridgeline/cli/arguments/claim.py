@@ -27,24 +27,45 @@ def claimed(task: str, given: Path | None, *, resume: bool) -> Iterator[Path]:
 
     Raises:
         CheckpointError: a run is to be resumed where there is none.
-        RidgelineError: the directory already holds something, or another process writes it.
-        OSError: the directory cannot be made or written.
+        RidgelineError: the directory already holds something, another process writes it, or it cannot be made
+            or written.
     """
     with contextlib.ExitStack() as stack:
-        if resume:
-            path = run_directory.of_run(task, given)
-        elif given is not None:
-            if given.exists() and not given.is_dir():
-                raise _taken(given)
-            path = given
-            _make(path, stack, exist_ok=True)
-        else:
-            path = _make_fresh(task, stack)
-        # Locked before it is looked into, so that nobody writes in between.
-        stack.enter_context(_locked(path))
-        if not resume and {entry.name for entry in path.iterdir()} - _OURS:
-            raise _taken(path)
+        try:
+            path = _claim(task, given, stack, resume=resume)
+        except OSError as error:
+            raise RidgelineError(_refused(error, given, resume=resume)) from error
         yield path
+
+
+def _claim(task: str, given: Path | None, stack: contextlib.ExitStack, *, resume: bool) -> Path:
+    """See `claimed`; the system's own refusals are `OSError` here."""
+    if resume:
+        path = run_directory.of_run(task, given)
+    elif given is not None:
+        if given.exists() and not given.is_dir():
+            raise _taken(given)
+        path = given
+        _make(path, stack, exist_ok=True)
+    else:
+        path = _make_fresh(task, stack)
+    # Locked before it is looked into, so that nobody writes in between.
+    stack.enter_context(_locked(path))
+    if not resume and {entry.name for entry in path.iterdir()} - _OURS:
+        raise _taken(path)
+    return path
+
+
+def _refused(error: OSError, given: Path | None, *, resume: bool) -> str:
+    """What is said where the system lets nobody write."""
+    place = error.filename or given
+    where = f" for {place}" if place else ""
+    # The run is where it is: another name would be that of another run.
+    other = "copy the run to where you can, and name the copy" if resume else "name another"
+    return (
+        f"wanted a run directory that can be written, got {error.strerror or error}{where}; make it "
+        f"writable, or {other} with -o"
+    )
 
 
 def _taken(path: Path) -> RidgelineError:

@@ -48,7 +48,10 @@ def since_now() -> Callable[[], float]:
 
 
 class Allowance(NamedTuple):
-    """What all trials of a choice may take together."""
+    """What all trials of a choice may take together.
+
+    `first_compile_s` is what preparing the first plan took that was compiled: see `allowed_s`.
+    """
 
     tries: int
     compile_s: float
@@ -56,6 +59,15 @@ class Allowance(NamedTuple):
     steps: int | None
     device: str
     clock: Callable[[], float]
+    first_compile_s: float | None = None
+
+    def after(self, tried: Candidate) -> "Allowance":
+        """What it is when a candidate was tried."""
+        is_first = self.first_compile_s is None and is_compiled(tried.plan)
+        # One that failed may have ended anywhere in its compiling.
+        if not is_first or tried.measured is None:
+            return self
+        return self._replace(first_compile_s=tried.compile_s)
 
     def room(self, candidates: Sequence[Candidate], num_tried: int, overhead_s: float) -> Room:
         """What is left of it.
@@ -74,7 +86,7 @@ class Allowance(NamedTuple):
         return Room(
             tries=self.tries - num_tried,
             compile_s=max(0.0, self.compile_s - sum(compiled)),
-            seconds=allowed_s(candidates, self.steps, self.seconds) - clock_s,
+            seconds=allowed_s(self.first_compile_s, self.steps, self.seconds) - clock_s,
             plain_s=0.0 if has_won else given_s - clock_s,
             overhead_s=overhead_s,
             compile_share=COMPILE_MAY_TAKE if self.device == "cuda" and not compiled else 1.0,
@@ -87,8 +99,10 @@ def tried_in_turn(
     allowance: Allowance,
     trial: Trial,
     more: Callable[[], list[Candidate]] = list,
-) -> tuple[list[Candidate], list[str]]:
+) -> tuple[list[Candidate], list[str], Allowance]:
     """The candidates with what the trials measured, one trial after the other, and what was left out.
+
+    The last of what is returned is the allowance of what is tried after them.
 
     `more` makes further candidates where no graph can hold the step; it is called once at most.
     """
@@ -100,14 +114,16 @@ def tried_in_turn(
         room = allowance.room(candidates, num_tried, overhead_s)
         index = next_trial(candidates, room, device=allowance.device, steps=allowance.steps)
         if index is None:
-            return candidates, notes + _untried(candidates, room, allowance)
+            return candidates, notes + _untried(candidates, room, allowance), allowance
         begin = allowance.clock()
         try:
             tried, has_obstacles = attempted(candidates[index], candidates, trial, request.fixed)
         except OutOfTimeError as error:  # so nothing else is tried either
             stopped = f"{label(candidates[index].plan)} was not tried to the end: {error}"
-            return candidates, [*notes, stopped, *_untried(candidates, room, allowance)]
+            notes += [stopped, *_untried(candidates, room, allowance)]
+            return candidates, notes, allowance
         spent = allowance.clock() - begin
+        allowance = allowance.after(tried)
         # A trial that failed may have ended anywhere, so its seconds say nothing of an overhead.
         if tried.measured is not None:
             steps_s = trial_steps(tried.plan, tried.step_s) * tried.step_s

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,13 +81,17 @@ def _precision(dtype: str) -> Iterator[None]:
     if not torch.cuda.is_available():
         yield
         return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    backends: Any = torch.backends
+    # By their newer names: torch refuses to say by the older ones what a script has set by these.
+    operators = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    before = [operator.fp32_precision for operator in operators]
     try:
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=dtype == "tf32"):
-            yield
+        for operator in operators:
+            operator.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for operator, precision in zip(operators, before, strict=True):
+            operator.fp32_precision = precision
 
 
 def _tensor(setting: Setting, dtype: str, *shape: int) -> Tensor:

@@ -73,27 +73,41 @@ def gathered_own(
     """The state of workers that train alone between two exchanges, on the first one of them.
 
     Raises:
-        CheckpointError: an optimizer's state is not plain; on all workers.
+        CheckpointError: the state of a worker is not plain, or could not be taken; on all workers. The one
+            whose it is raises another error than this as it is.
 
     Cost: See `gather_tensors`.
     """
     if synchronizer is None or not synchronizer.trains_apart:
         return OwnState([], {})
     tensors: dict[str, Tensor] = {}
-    state = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()["state"]}
-    mine = _OwnTree()
+    failed: Exception | None = None
+    message = msgspec.json.encode(_OwnTree())
     if world.rank:
         try:
-            mine = _OwnTree(tree=flatten(state, "state", tensors))
-        except CheckpointError as error:
-            # Sent instead of raised: the others wait in the gathering below.
-            mine = _OwnTree(error=str(error))
-    told = gather_bytes(msgspec.json.encode(mine), world)
-    found = [msgspec.json.decode(data, type=_OwnTree) for data in told]
+            state = {
+                "model": dict(model.state_dict()),
+                "optimizer": optimizer.state_dict()["state"],
+            }
+            message = msgspec.json.encode(_OwnTree(tree=flatten(state, "state", tensors)))
+        except Exception as error:  # noqa: BLE001 - raised again once the others know, who wait for it below
+            failed = error
+            message = msgspec.json.encode(_OwnTree(error=told(error, world.rank)))
+    found = [msgspec.json.decode(data, type=_OwnTree) for data in gather_bytes(message, world)]
     failure = next((each.error for each in found if each.error), "")
     if failure:
-        raise CheckpointError(failure)
+        raise failed or CheckpointError(failure)
     return OwnState([each.tree for each in found], gather_tensors(tensors, world, OWN))
+
+
+def told(error: Exception, rank: int) -> str:
+    """What the other workers are told of an error by which a worker cannot save its state."""
+    if isinstance(error, CheckpointError):
+        return str(error)
+    return (
+        f"wanted to save the state of the run, got {type(error).__name__}: {error} on rank {rank}; the "
+        "previous checkpoint is untouched: continue with --resume"
+    )
 
 
 def take_own(

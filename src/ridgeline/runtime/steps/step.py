@@ -321,6 +321,7 @@ class PlannedStep(Closing):
 
         Cost: Compiles, seconds to minutes, unless the plan's execution is `packaged`.
         """
+        from ridgeline.runtime.steps.whole_step.lifting import state_on
         from ridgeline.runtime.steps.whole_step.program import trace_body
         from ridgeline.runtime.steps.whole_step.runner import StepGraphRunner
         from ridgeline.runtime.steps.whole_step.saved.saving import save_step
@@ -329,7 +330,8 @@ class PlannedStep(Closing):
         batch = self._body.placed(batch)
         if isinstance(self._runner, StepGraphRunner) and self._runner.has_program(batch):
             return self._runner.save(path, batch)
-        return save_step(path, trace_body(self._body, batch))
+        with state_on(self.optimizer, self.world.device):
+            return save_step(path, trace_body(self._body, batch))
 
     def close(self) -> None:
         """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice.

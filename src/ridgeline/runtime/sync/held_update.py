@@ -197,16 +197,18 @@ class HeldUpdate:
                     if arrived:
                         bucket.show(position)
                 self._reducer.settle_unused(bucket)
-            # Before the update, which reads the parameters itself and must not come here again.
-            del self._late[bucket.index]
-            make_plain(bucket.parameters)
-            with self._interrupting("optimizer"):
-                self._update(bucket)
-            after = [parameter._version for parameter in bucket.parameters]  # noqa: SLF001
-            self.on_update(sum(after) - sum(before))
-            if self._is_cleared:
-                for parameter in bucket.parameters:
-                    parameter.grad = None
+            try:
+                # As they are, since the update reads them itself; unread for others, who wait for all of it.
+                with as_they_are(), self._interrupting("optimizer"):
+                    self._update(bucket)
+                    after = [parameter._version for parameter in bucket.parameters]  # noqa: SLF001
+                    self.on_update(sum(after) - sum(before))
+                    if self._is_cleared:
+                        for parameter in bucket.parameters:
+                            parameter.grad = None
+            finally:
+                del self._late[bucket.index]
+                make_plain(bucket.parameters)
 
     @contextlib.contextmanager
     def _interrupting(self, name: str) -> Iterator[None]:

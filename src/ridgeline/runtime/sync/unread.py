@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _foreach_supported_types
 
 # What torch hands to `__torch_function__` for an attribute is the getter, which does not know its name.
 SHAPES = frozenset(
@@ -54,6 +55,12 @@ class UnreadParameter(nn.Parameter):
         # torch's own asks for the class of the copy before it reads the data, and that is still this one.
         _bring_up_to_date((self,))
         return copy.deepcopy(cast("nn.Parameter", self), memo)
+
+
+if UnreadParameter not in _foreach_supported_types:
+    # A parameter is still unread while it is updated, and is to have the kernels of a plain one. Torch enters
+    # its own subclasses, such as `DTensor`, in the same way.
+    _foreach_supported_types.append(UnreadParameter)
 
 
 def make_unread(parameters: Iterable[nn.Parameter], update: Callable[[], None]) -> None:

@@ -351,6 +351,7 @@ class _Run:
         rank = self.world.ranks()[place]
         raise NonFiniteError(
             f"wanted finite {of}, got NaN or infinity at step {step} (epoch {epoch}) on rank {rank}: "
-            f"{cause}. Last good checkpoint: {last_good or 'none'}; lower the learning rate, clip the "
-            "gradients (clip_norm), or fix what is named here"
+            f"{cause}. Last good checkpoint: {last_good or 'none'}; clip the gradients (clip_norm) or fix "
+            "what is named here, and continue with --resume, or lower the learning rate, for which a run has "
+            "to begin anew in another directory"
         )

@@ -24,7 +24,7 @@ from ridgeline.history import EpochPoint, Outage, StepPoint
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint, resuming
 from ridgeline.runtime.checkpoints.as_made import AsMade, check_dtypes, check_same
-from ridgeline.runtime.checkpoints.checkpointing import OWN, gathered, gathered_own, of_worker
+from ridgeline.runtime.checkpoints.checkpointing import OWN, gathered, gathered_own, of_worker, told
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.training import schedule
@@ -75,6 +75,7 @@ class _Header(Value, frozen=True, kw_only=True):
 
     error: str = ""
     path: str = ""
+    position: checkpoint.Position | None = None
     state: dict[str, Any] = {}
     specs: dict[str, tuple[list[int], str]] = {}
 
@@ -149,7 +150,7 @@ def save(
             )
         except Exception as error:  # noqa: BLE001 - raised again once the others know
             mine = error
-    if failure := share_text("" if mine is None else _told(mine), world):
+    if failure := share_text("" if mine is None else told(mine, 0), world):
         raise mine or CheckpointError(failure)
 
 
@@ -176,16 +177,6 @@ def _tree(
     return state
 
 
-def _told(error: Exception) -> str:
-    """What the other workers are told of an error of rank 0."""
-    if isinstance(error, CheckpointError):
-        return str(error)
-    return (
-        f"wanted to save the state of the run, got {type(error).__name__}: {error} on rank 0; the previous "
-        "checkpoint is untouched: continue with --resume"
-    )
-
-
 def load(directory: Path, trained: Trained, identity: Identity, world: World) -> Resumed | None:
     """Put the newest whole checkpoint into the model, optimizer, scheduler and generators of every worker.
 
@@ -199,8 +190,8 @@ def load(directory: Path, trained: Trained, identity: Identity, world: World) ->
         None where no checkpoint was ever completed; nothing is changed then.
 
     Raises:
-        CheckpointError: none is whole though there are some; or the newest whole one is of another run, or
-            does not fit the model. On all workers.
+        CheckpointError: none is whole though there are some; or the newest whole one is of another run, does
+            not fit the model, or has the state of another one. On all workers.
     """
     header, tensors, found = _share(directory, world)
     if not header.path:
@@ -249,6 +240,7 @@ def _take_up(
         trained.scheduler, scheduled, steps=trained.total_steps, planned=planned, path=path
     )
     course = msgspec.convert(header.state["course"], Course, strict=False)
+    _check_position(course.position, header.position, path)
     own = tensors.get(f"random.{world.rank}")
     if own is not None:
         random_state.apply(own.numpy().tobytes(), world)
@@ -265,6 +257,23 @@ def _take_up(
         of_worker(tensors, world.rank),
         None if trees is None else trees[world.rank],
         of_worker(tensors, world.rank, OWN),
+    )
+
+
+def _check_position(
+    mine: checkpoint.Position, listed: checkpoint.Position | None, path: Path
+) -> None:
+    """See that both files say where the run continues alike: checksums are right for what was sealed anew.
+
+    Raises:
+        CheckpointError: they do not, so that one is of another checkpoint.
+    """
+    if mine == listed:
+        return
+    raise CheckpointError(
+        f"wanted a state of the position that its manifest names, {listed}, got one of {mine} in {path}; put "
+        "the file back that was written with it, or remove this checkpoint: --resume continues from the one "
+        "before"
     )
 
 
@@ -305,7 +314,9 @@ def _share(
                     name: (list(t.shape), str(t.dtype).removeprefix("torch."))
                     for name, t in tensors.items()
                 }
-                header = _Header(path=str(found.path), state=state, specs=specs)
+                header = _Header(
+                    path=str(found.path), position=found.position, state=state, specs=specs
+                )
         except CheckpointError as error:
             # Sent instead of raised: the others wait in the broadcast below.
             header = _Header(error=str(error))

@@ -12,6 +12,7 @@ from ridgeline.runtime.kvstore.serving.joining.members import found
 from ridgeline.runtime.kvstore.training.synchronizer import StoreUpdate
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.layout.same_state import check_same_state
+from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.joining import Joined, StateWatch, lanes_for
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.outside_writes import OutsideWrites
@@ -44,6 +45,8 @@ def join_store(
     """
     optimizer.state_dict()  # raises where a store has it
     _check_hooks(optimizer, plan)
+    # All that may refuse comes before a store is started, and before hooks that would stay on parameters.
+    Coverage([*model.named_parameters()]).check_groups(optimizer.param_groups)
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     parameters = {name: p for name, p in model.named_parameters() if p in trained}
     sparse = {name: p for name, p in sparse_parameters(model).items() if p in trained}
@@ -70,7 +73,6 @@ def join_store(
         sparse=sparse,
         world=world,
     )
-    synchronizer.check_covers(optimizer.param_groups)
     if not transport.waits:
         if notes is not None:
             notes += _notes(transport)

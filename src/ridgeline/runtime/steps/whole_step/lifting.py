@@ -6,9 +6,10 @@ put in its place while the step is traced. The tensors listed are the model's an
 program that writes into them trains the very model, and checkpoints and schedulers continue working.
 """
 
+import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any, Literal, NamedTuple
@@ -46,6 +47,21 @@ def place_state(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
     if not moved:
         return ()
     return (f"optimizer state {', '.join(sorted(moved))} was moved to {device}",)
+
+
+@contextlib.contextmanager
+def state_on(optimizer: Optimizer, device: torch.device) -> Iterator[None]:
+    """Inside, all of an optimizer's state is on `device`, for a program; afterwards it is where it was.
+
+    Some optimizers count steps on the host, where they read the counts in each step without waiting.
+    """
+    before = [(state, dict(state)) for state in optimizer.state.values()]
+    place_state(optimizer, device)
+    try:
+        yield
+    finally:
+        for state, entries in before:
+            state.update(entries)
 
 
 class LiftedState:

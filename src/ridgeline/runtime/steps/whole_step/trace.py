@@ -89,13 +89,28 @@ def _tracing() -> Iterator[None]:
     """Settings under which the graph has no hidden state and one thread sees all operators."""
     with (
         # cuDNN's batch norm hides that it writes its running statistics; the plain one is a decomposition.
-        torch.backends.cudnn.flags(enabled=False),
+        _without_cudnn(),
         _without_onednn(),
         # Modes that trace are of one thread, and backward would run operators on another.
         torch.autograd.set_multithreading_enabled(False),
         torch.enable_grad(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """`torch.backends.cudnn.flags(enabled=False)` sets all its other flags, too.
+
+    And where a script has set precisions by their newer names, `fp32_precision`, it raises when it asks for
+    the older ones.
+    """
+    before = torch._C._get_cudnn_enabled()  # noqa: SLF001 - see above
+    torch._C._set_cudnn_enabled(False)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(before)  # noqa: SLF001
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ from ridgeline.runtime.sync.transports.ring import (
 from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
 from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.synchronisation import OptionValue
+from ridgeline.synchronisation.placed import LOCAL, hosts_objection
 from ridgeline.workers.world import World
 
 
@@ -51,7 +52,7 @@ class Hierarchical(SummingTransport):
     def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
         super().__init__(world, options)
         self._messages = Messages(self.group, on_device=self.on_device)
-        hosts = hosts_of(world, int(self.options["local"]))
+        hosts = hosts_of(world, int(self.options[LOCAL.name]))
         check_hosts(hosts)
         self._inside = next(host for host in hosts if self.rank in host)
         self._place = self._inside.index(self.rank)
@@ -99,16 +100,5 @@ def check_hosts(hosts: Sequence[Sequence[int]]) -> None:
     Raises:
         PlanError: there is not.
     """
-    counts = [len(host) for host in hosts]
-    advice = "use sync.algorithm='all_reduce', or say options={'local': workers of a host}"
-    if len(counts) == 1 or max(counts) == 1:
-        got = f"all {counts[0]} on one host" if len(counts) == 1 else "one on each"
-        raise PlanError(
-            "wanted several workers on each of several hosts for sync.algorithm='hierarchical', got "
-            f"{got}; {advice}"
-        )
-    if len(set(counts)) > 1:
-        raise PlanError(
-            "wanted as many workers on each host for sync.algorithm='hierarchical', got "
-            f"{', '.join(map(str, counts))}; {advice}"
-        )
+    if objection := hosts_objection([len(host) for host in hosts]):
+        raise PlanError(objection)

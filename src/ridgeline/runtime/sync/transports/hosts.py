@@ -5,6 +5,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
+from ridgeline.synchronisation.placed import parted
 from ridgeline.workers.agree import gather_bytes
 from ridgeline.workers.world import World
 
@@ -23,11 +24,6 @@ def hosts_of(world: World, local: int = 0) -> list[list[int]]:
     if local:
         return parted(world.axis_size("data"), local)
     return by_host(gather_bytes(_name(), world, "data"))
-
-
-def parted(size: int, local: int) -> list[list[int]]:
-    """Positions by host, where so many consecutive ones share one; the last may have fewer."""
-    return [[*range(begin, min(begin + local, size))] for begin in range(0, size, local)]
 
 
 def by_host(names: Sequence[bytes]) -> list[list[int]]:

@@ -53,6 +53,7 @@ class StepDetails(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
         baked: Settings of the optimizer that are part of the program, one text for each group; to be read.
         clip_norm: As in the step that was saved; to be read.
         accumulate: Micro-batches per step; to be read.
+        written: Places among the batch's tensors that the step writes.
     """
 
     roles: tuple[Role, ...]
@@ -62,6 +63,7 @@ class StepDetails(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     baked: tuple[str, ...] = ()
     clip_norm: float | None = None
     accumulate: int = 1
+    written: tuple[int, ...] = ()
 
 
 def _text(state: Tensor) -> str:

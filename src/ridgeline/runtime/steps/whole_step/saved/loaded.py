@@ -64,10 +64,12 @@ class LoadedStep:
             ) from error
         examples = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self._pattern = BatchPattern(pytree.tree_unflatten(self._leaves, structure))
-        self._step = bind(package.load_program(), list(state.values()), examples)
+        self._step = bind(package.load_program(), list(state.values()), examples, details.written)
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on one batch; its mean loss, detached and 0-d.
+
+        What the step writes into its batch is written into this one, where it is on the step's device.
 
         Args:
             batch: Of the structure, shapes and dtypes that the step was saved with.

@@ -67,6 +67,7 @@ def _describe(program: StepProgram) -> Metadata:
         baked=tuple(str(dict(settings)) for settings in baked_settings(program.lifted.optimizer)),
         clip_norm=program.clip_norm,
         accumulate=program.accumulate,
+        written=program.written,
     )
     return Metadata(
         purpose="step",
@@ -123,6 +124,8 @@ def load_step(package: Package) -> LoadedStep:
         raise _unusable(
             package.path, f"{num_inputs} inputs for {structure.num_leaves} leaves of a batch"
         )
+    if any(not 0 <= place < len(metadata.inputs) for place in details.written):
+        raise _unusable(package.path, f"writes into inputs {details.written} of {num_inputs}")
     # Before the generators are set: on a GPU the calls before the capture draw from them.
     step = LoadedStep(package, details, structure, state)
     try:

@@ -1,0 +1,45 @@
+"""Context variables (`contextvars`) as they are, to be put back: any code may set them."""
+
+import contextvars
+from collections.abc import Container, Iterator
+from typing import Any
+
+_MISSING = object()
+
+
+class ContextVariables:
+    """The values that this thread's context has at present.
+
+    Args:
+        reached: Numbers (`id`) of the variables that count: torch keeps settings in others.
+    """
+
+    def __init__(self, reached: Container[int]) -> None:
+        self._reached = reached
+        self._before = contextvars.copy_context()
+
+    def changes(self) -> Iterator[tuple[contextvars.ContextVar[Any], Any, Any]]:
+        """The variables that hold another object now, with both; one that was not set had its default.
+
+        A variable that was not set and has no default is left out: nothing can take its value away again.
+        """
+        for variable, now in contextvars.copy_context().items():
+            if id(variable) not in self._reached:
+                continue
+            before = self._before.get(variable, _MISSING)
+            if before is _MISSING:
+                before = _default(variable)
+            if before is not _MISSING and before is not now:
+                yield variable, before, now
+
+    def restore(self) -> None:
+        """Put them back."""
+        for variable, before, _ in [*self.changes()]:
+            variable.set(before)
+
+
+def _default(variable: contextvars.ContextVar[Any]) -> Any:
+    try:
+        return contextvars.Context().run(variable.get)
+    except LookupError:
+        return _MISSING

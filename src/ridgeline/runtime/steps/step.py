@@ -34,6 +34,7 @@ from ridgeline.runtime.steps.body.requirements import (
     check_parts,
     check_supported,
     check_training,
+    check_undistributed,
 )
 from ridgeline.runtime.steps.body.tf32 import allowing_tf32
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
@@ -159,6 +160,7 @@ class PlannedStep(Closing):
                 self.plan.threads, device, mesh=mesh, process_group=process_group
             )
             check_supported(self.plan, self.world)
+            check_undistributed(model, loss_fn, optimizer, self.world)
             check_training(optimizer, self.plan, clip_norm)
             # The first exchange: with other plans workers would meet in other collectives and hang.
             check_same_plan(self.plan, self.world, clip_norm=clip_norm)

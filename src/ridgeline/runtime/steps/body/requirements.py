@@ -97,8 +97,8 @@ def check_undistributed(
         if name and any(id(p) in trained for p in module.parameters()):
             raise PlanError(
                 f"wanted a network whose gradients the step averages over {world.size} workers, got one in "
-                f"{name}, which averages them itself; leave that out, and give the step the network as it was "
-                "before (the .module of a wrapper), which the loss function calls"
+                f"{name}, which averages them itself; leave that out, and give the step the network as it "
+                "was before (the .module of a wrapper), which the loss function calls"
             )
     names = {id(p): name for name, p in model.named_parameters()}
     for key, parameter in trained.items():

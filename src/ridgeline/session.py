@@ -115,6 +115,7 @@ class TrainStep(Closing):
         check_choice(allow, machine, steps, seconds, progress)
         self.world = World.join(device=device, mesh=mesh, process_group=process_group)
         attendance.of(self.world)  # a worker that waits for this one learns that it is there
+        requirements.check_undistributed(model, loss_fn, optimizer, self.world)
         self.model = move(model, self.world.device)
         self.loss_fn = loss_fn
         self.optimizer = optimizer
@@ -123,8 +124,7 @@ class TrainStep(Closing):
         self.ranking: Ranking | None = None
         self.name = name
         self._clip_norm = clip_norm
-        self._num_steps = steps
-        self._allow = tuple(allow)
+        self._num_steps, self._allow = steps, tuple(allow)
         self._example: Any = _NONE_YET  # a batch may be None
         self._step: PlannedStep | None = None
         self._revisions: Revisions | None = None

@@ -6,8 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+import ridgeline as rl
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.steps.step import PlannedStep
@@ -127,6 +132,37 @@ def other_clipping(world: World) -> None:
     PlannedStep(model, loss_fn, optimizer, Plan(workers=2, accumulate=2), clip_norm=clip_norm)
 
 
+def wrapped(world: World) -> None:
+    """The model averages its gradients itself, and a plan is to be chosen."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    rl.TrainStep(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), device="cpu")
+
+
+def wrapped_in_the_loss(world: World) -> None:
+    """The loss calls the wrapper by its own name; of a network that another step trains it may."""
+    other = DistributedDataParallel(nn.Linear(4, 4))
+
+    def judged(model: nn.Module, batch: Any) -> Tensor:
+        return other(model(batch[0])).square().mean()
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    PlannedStep(model, judged, optimizer, Plan(workers=world.size)).close()
+    optimizer = torch.optim.SGD(other.module.parameters(), 0.1)
+    PlannedStep(other.module, judged, optimizer, Plan(workers=world.size))
+
+
+def fully_sharded(world: World) -> None:
+    model = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (world.size,)))
+    train(model, world)
+
+
+def split(world: World) -> None:
+    """Each worker holds some columns of a layer."""
+    mesh = init_device_mesh("cpu", (world.size,))
+    train(parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh, {"0": ColwiseParallel()}), world)
+
+
 def train(
     model: nn.Module,
     world: World,
@@ -147,7 +183,7 @@ def messages_of(world: World) -> dict[str, str]:
     messages = {}
     cases = (
         *(other_plans, other_clipping, other_strides, unfrozen, twice),
-        *(late, outside, replaced, interrupted),
+        *(late, outside, replaced, interrupted, wrapped, wrapped_in_the_loss, fully_sharded, split),
     )
     for case in cases:
         torch.manual_seed(0)

@@ -124,7 +124,20 @@ def test_what_cannot_be_synchronised_is_refused(listens: str, two_workers: dict[
         "each": "layer.bias",
         "last": "one of layer.bias, layer.weight, first.bias, first.weight",
     }
+    sends = (
+        "wanted a network whose gradients the step averages over 2 workers, got one in {}, which averages them "
+        "itself; leave that out, and give the step the network as it was before (the .module of a wrapper), "
+        "which the loss function calls"
+    )
     assert messages == {
+        "wrapped": sends.format("DistributedDataParallel"),
+        "wrapped_in_the_loss": sends.format("DistributedDataParallel"),
+        "fully_sharded": sends.format("FSDPLinear"),
+        "split": (
+            "wanted parameters that each of 2 workers holds whole, got '0.weight' as a DTensor, of which each "
+            "holds a part; give the network before it is split (sync.algorithm='sharded' splits the "
+            "optimizer's state)"
+        ),
         "other_plans": (
             "wanted the same plan on all 2 workers, got accumulate=2 on rank 1 and 1 on rank 0; "
             "sync.algorithm='ring' on rank 1 and 'all_reduce' on rank 0; sync.bucket_bytes=[64] on rank 1 and "

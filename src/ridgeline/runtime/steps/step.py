@@ -30,7 +30,12 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.apply import apply_layout
 from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
-from ridgeline.runtime.steps.body.requirements import check_parts, check_supported, check_training
+from ridgeline.runtime.steps.body.requirements import (
+    check_parts,
+    check_supported,
+    check_training,
+    check_undistributed,
+)
 from ridgeline.runtime.steps.body.tf32 import allowing_tf32
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
 from ridgeline.runtime.sync.joining import StateWatch, join_others
@@ -155,6 +160,7 @@ class PlannedStep(Closing):
                 self.plan.threads, device, mesh=mesh, process_group=process_group
             )
             check_supported(self.plan, self.world)
+            check_undistributed(model, loss_fn, optimizer, self.world)
             check_training(optimizer, self.plan, clip_norm)
             # The first exchange: with other plans workers would meet in other collectives and hang.
             check_same_plan(self.plan, self.world, clip_norm=clip_norm)

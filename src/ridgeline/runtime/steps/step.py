@@ -29,13 +29,8 @@ from ridgeline.recording.gaps import TALLY
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.apply import apply_layout
 from ridgeline.runtime.layout.ownership import parted_groups
+from ridgeline.runtime.steps.body import requirements
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
-from ridgeline.runtime.steps.body.requirements import (
-    check_parts,
-    check_supported,
-    check_training,
-    check_undistributed,
-)
 from ridgeline.runtime.steps.body.tf32 import allowing_tf32
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
 from ridgeline.runtime.sync.joining import StateWatch, join_others
@@ -146,7 +141,7 @@ class PlannedStep(Closing):
         process_group: ProcessGroup | None = None,
         is_undone: bool = False,
     ) -> None:
-        check_parts(model, loss_fn, optimizer)
+        requirements.check_parts(model, loss_fn, optimizer)
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         # Before a world is joined, which sets the plan's number.
         self._threads_before = torch.get_num_threads()
@@ -159,9 +154,9 @@ class PlannedStep(Closing):
             self.world = world or World.join(
                 self.plan.threads, device, mesh=mesh, process_group=process_group
             )
-            check_supported(self.plan, self.world)
-            check_undistributed(model, loss_fn, optimizer, self.world)
-            check_training(optimizer, self.plan, clip_norm)
+            requirements.check_supported(self.plan, self.world)
+            requirements.check_undistributed(model, loss_fn, optimizer, self.world)
+            requirements.check_training(optimizer, self.plan, clip_norm)
             # The first exchange: with other plans workers would meet in other collectives and hang.
             check_same_plan(self.plan, self.world, clip_norm=clip_norm)
             self.model = move(model, self.world.device)

@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.cli.arguments import run_directory
 from ridgeline.cli.arguments.claim import claimed
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import CheckpointError, RidgelineError
 
 
 def test_runs_started_together_get_directories_of_their_own(
@@ -110,6 +110,11 @@ def test_the_newest_run_is_one_of_the_same_task(
         os.utime(request, ns=(number, number))
     assert run_directory.newest("gpt2") == Path("runs/gpt2-20260131-1")
     assert run_directory.newest("my/a[1].py") == Path("runs/a[1]-20260131-1")
+    with pytest.raises(CheckpointError) as caught:  # one that a user named is not searched for
+        run_directory.newest("my/mlp.py")
+    assert str(caught.value) == (
+        "wanted a run of my/mlp.py to resume, got none named mlp-DATE-NUMBER in runs/; name its directory with -o"
+    )
 
 
 def test_a_lock_that_goes_while_it_is_looked_at_is_none(

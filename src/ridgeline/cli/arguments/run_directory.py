@@ -57,13 +57,15 @@ def newest(task: str) -> Path:
         CheckpointError: there is none.
     """
     # The whole name: that of another task may begin like this one's.
-    name = re.compile(rf"{re.escape(Path(task).stem)}-\d{{8}}-\d+")
+    stem = Path(task).stem
+    name = re.compile(rf"{re.escape(stem)}-\d{{8}}-\d+")
     runs = [
         path for path in HOME.glob("*") if name.fullmatch(path.name) and (path / REQUEST).is_file()
     ]
     if not runs:
         raise CheckpointError(
-            f"wanted a run of {task} to resume, got none in {HOME}/; name its directory with -o"
+            f"wanted a run of {task} to resume, got none named {stem}-DATE-NUMBER in {HOME}/; name its "
+            "directory with -o"
         )
     # By the request, which is written when workers start, and again when a run is resumed.
     return max(runs, key=lambda path: (path / REQUEST).stat().st_mtime_ns)

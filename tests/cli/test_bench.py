@@ -159,9 +159,7 @@ def test_names_agree() -> None:
     assert EXPERIMENTS["memory"].parts == memory.PARTS
     assert EXPERIMENTS["sync"].parts == steps.CASES
     for name in ("async", "parallel", "overlap"):
-        home = importlib.import_module(
-            f"ridgeline.experiments.{EXPERIMENTS[name].package}.experiment"
-        )
+        home = importlib.import_module(f"ridgeline.experiments.{EXPERIMENTS[name].package}")
         assert EXPERIMENTS[name].parts == home.CASES
         for device in ("cpu", "cuda"):
             for quick in (True, False):
@@ -172,7 +170,7 @@ def test_networks(run, asked) -> None:
     """Kinds reach the experiment of networks, and its tables come back."""
     ran = run("bench", "networks", "--only", "graph,speech", "-q")
     assert ran.status == 0
-    assert "networks timed: 0, failed: 0" in ran.out
+    assert "networks timed: 0\n" in ran.out
     assert asked == [{"quick": False, "only": ("graph", "speech")}]
 
 

@@ -80,8 +80,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def write_docs(files: list[Path], target: Path = PAGE) -> None:
-    """Make the page from results, oldest first."""
-    target.write_text(page([NetworksExperiment.load(file) for file in files]))
+    """Make the page from results, whatever their order: newer ones replace older ones."""
+    found = sorted(map(NetworksExperiment.load, files), key=lambda one: one.date)
+    target.write_text(page(found))
     print(f"wrote {target}")
 
 

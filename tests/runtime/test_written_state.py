@@ -323,3 +323,11 @@ def test_a_gap_is_measured_in_the_change(seed: int, scale: float, share: float) 
     assert written_apart(outcomes[0], Outcome(0.0, [], []))["b"] == pytest.approx(1.0)
     other = Outcome(0.0, [], [], {"b": Written(before, now[:3])})
     assert written_apart(outcomes[0], other)["b"] == float("inf")
+
+
+def test_a_part_beside_a_part_that_is_no_number_counts() -> None:
+    """Of a complex number whose other part is NaN in both."""
+    before, wanted, got = (torch.tensor([complex(x, float("nan"))]) for x in (0.0, 1.0, 3.0))
+    outcomes = [Outcome(0.0, [], [], {"b": Written(before, now)}) for now in (wanted, got)]
+    assert written_apart(*outcomes) == {"b": 2.0}
+    assert written_apart(outcomes[0], outcomes[0]) == {"b": 0.0}

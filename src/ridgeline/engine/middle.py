@@ -20,7 +20,7 @@ _tasks: set[CodeType] = set()
 _late: set[CodeType] = set()
 
 
-class Interrupted(Protocol):
+class SchedulerView(Protocol):
     """What is asked of a scheduler in whose work a call may come."""
 
     process: Process
@@ -53,7 +53,7 @@ def runs_tasks(function: F) -> F:
     return function
 
 
-def is_in_the_middle(scheduler: Interrupted, begin: FrameType | None) -> bool:
+def is_in_the_middle(scheduler: SchedulerView, begin: FrameType | None) -> bool:
     """Whether a thread is inside of an engine's own work, and not of a task that this runs.
 
     Cost: About 50 ns for each frame; asked only by who is about to sleep.
@@ -70,7 +70,7 @@ def is_in_the_middle(scheduler: Interrupted, begin: FrameType | None) -> bool:
     return False
 
 
-def is_pushed_in_the_middle(scheduler: Interrupted, push: CodeType) -> bool:
+def is_pushed_in_the_middle(scheduler: SchedulerView, push: CodeType) -> bool:
     """Whether the present push is that of a signal handler or finalizer, whose thread has to go on.
 
     `push` is the code of the push, which is inside of the engine by itself.
@@ -83,19 +83,19 @@ def is_pushed_in_the_middle(scheduler: Interrupted, push: CodeType) -> bool:
     return frame is not None and is_in_the_middle(scheduler, frame.f_back)
 
 
-def check_unlocked(scheduler: Interrupted, what: str) -> None:
+def check_unlocked(scheduler: SchedulerView, what: str) -> None:
     """Raise an EngineError where this very thread changes the engine's state, which the call would, too."""
     if scheduler.owns_lock():
         raise _refusal(what)
 
 
-def check_can_sleep(scheduler: Interrupted, what: str) -> None:
+def check_can_sleep(scheduler: SchedulerView, what: str) -> None:
     """Raise an EngineError where this very thread may have left to do what it would sleep for."""
     if is_in_the_middle(scheduler, sys._getframe(1)):  # noqa: SLF001 - the caller
         raise _refusal(what)
 
 
-def check_outside(scheduler: Interrupted, what: str) -> None:
+def check_outside(scheduler: SchedulerView, what: str) -> None:
     """Raise an EngineError in a task, which would wait for itself, and amid the engine's own work."""
     if scheduler.is_inside():
         task = here.task

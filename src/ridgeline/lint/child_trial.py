@@ -38,7 +38,7 @@ from ridgeline.lint.child_worker import (
     last_lines,
     read_report,
 )
-from ridgeline.lint.lint import WrittenStep
+from ridgeline.lint.lint import StepToLint
 from ridgeline.plan import Plan
 
 LIMIT_S = 300.0
@@ -106,7 +106,7 @@ def try_in_child(
 
 
 def try_step_in_child(
-    body: WrittenStep, batch: Any, plan: Plan, *, steps: int = STEPS, limit_s: float = LIMIT_S
+    body: StepToLint, batch: Any, plan: Plan, *, steps: int = STEPS, limit_s: float = LIMIT_S
 ) -> TrialOutcome:
     """Run some training steps under `plan` in a child process, on copies of model, optimizer and batch.
 

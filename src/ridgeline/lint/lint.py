@@ -52,7 +52,7 @@ class Lint(NamedTuple):
     idle_draws: tuple[IdleDraw, ...] = ()
 
 
-class WrittenStep(Protocol):
+class StepToLint(Protocol):
     """What is inspected: a training step, whose form is made of what is found here."""
 
     model: nn.Module
@@ -75,7 +75,7 @@ class WrittenStep(Protocol):
         ...
 
 
-def inspect_step(body: WrittenStep, batch: Any, *, device: str | torch.device) -> Lint:
+def inspect_step(body: StepToLint, batch: Any, *, device: str | torch.device) -> Lint:
     """Run a training step twice, as written and operator by operator, and watch the second time.
 
     The first run fills what programs make once (caches, optimizer state). Parameters, buffers, optimizer
@@ -223,7 +223,7 @@ def as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
         yield
 
 
-def _compute_gradients(body: WrittenStep, batch: Any, recorder: Recorder) -> None:
+def _compute_gradients(body: StepToLint, batch: Any, recorder: Recorder) -> None:
     """Loss and gradients of the first micro-batch; gradients are returned, not accumulated."""
     part, _ = split(batch, body.plan.accumulate)[0]
     recorder.mark("forward")

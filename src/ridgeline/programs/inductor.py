@@ -195,8 +195,7 @@ def compile_plain(
 
 
 def _is_readable(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> bool:
-    """Whether the compiler reads the inputs as they count; its advice is ignored from now on."""
-    ignore_advice()
+    """Whether the compiler reads the inputs as they count; a CaptureError for functions of their own."""
     _require_no_functions(graph)
     return not any(map(_is_noted, inputs))
 
@@ -209,6 +208,7 @@ def _compiled(
 ) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx
 
+    ignore_advice()
     # Before it is compiled, since values without data are gone from the graph afterwards.
     memory = memory_of_results(graph)
     # Later ones win: what a graph's operators need comes before what the machine likes, and a caller's wish

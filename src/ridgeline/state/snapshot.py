@@ -23,7 +23,7 @@ Name = tuple[int, str]
 """The number of a network, the model first, and a path in it."""
 
 
-class Remembering(Protocol):
+class Stateful(Protocol):
     """What makes the workers' gradients one, as far as it has to be put back."""
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class Snapshot:
         model: nn.Module,
         optimizer: Optimizer,
         loss_fn: Callable[..., Any] | None = None,
-        synchronizer: Remembering | None = None,
+        synchronizer: Stateful | None = None,
     ) -> None:
         self._synchronizer = synchronizer
         self._remembered = {} if synchronizer is None else _copy(synchronizer.state_dict())

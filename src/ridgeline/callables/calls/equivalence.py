@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
-from ridgeline.tensors.copies import strided_copy
+from ridgeline.tensors.copies import real_parts, strided_copy
 from ridgeline.tensors.nests import map_tensors, tensors_in
 
 TOLERANCES = {
@@ -259,7 +259,7 @@ def _difference(expected: Any, got: Any) -> float:
         return 0.0 if torch.equal(expected, got) else math.inf
     # Differences of 16-bit numbers would be rounded to 16 bits themselves.
     wide = torch.complex128 if expected.is_complex() else torch.float64
-    a, b = (_parts(tensor.to(wide)) for tensor in (expected, got))
+    a, b = (real_parts(tensor.to(wide)) for tensor in (expected, got))
     is_finite = torch.isfinite(a)
     # Masks of attention hold infinities on purpose: these have to agree exactly, sign included.
     if not torch.allclose(a[~is_finite], b[~is_finite], equal_nan=True):
@@ -271,11 +271,6 @@ def _difference(expected: Any, got: Any) -> float:
     gap = float((a[is_finite] - b[is_finite]).abs().max())
     size = float(a[is_finite].abs().max())
     return gap / size if size else gap
-
-
-def _parts(tensor: Tensor) -> Tensor:
-    """Complex numbers as pairs: where one part is NaN, the other is compared all the same."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def tolerance_of(leaves: Sequence[Any]) -> float:

@@ -15,7 +15,7 @@ LATE = -1
 """Number of a task that was taken and will be registered, whatever the bounds and whoever closes by then."""
 
 
-class Registers(Protocol):
+class TaskRegistry(Protocol):
     """What late pushes need of a scheduler."""
 
     process: Process
@@ -32,7 +32,7 @@ class Registers(Protocol):
 class LatePushes:
     """Those of one engine; `tasks` are not registered yet, in the order of their pushes."""
 
-    def __init__(self, scheduler: Registers) -> None:
+    def __init__(self, scheduler: TaskRegistry) -> None:
         self._scheduler = scheduler
         self.process = scheduler.process
         self.tasks: deque[EngineTask] = deque()

@@ -7,11 +7,11 @@ variables and counts is made again from them. Everything here runs apart.
 from ridgeline.engine import failures
 from ridgeline.engine.lanes.lanes import InlineLane
 from ridgeline.engine.pacing import Pacing
-from ridgeline.engine.safety.repaired import Repaired
+from ridgeline.engine.safety.scheduler_core import SchedulerCore
 from ridgeline.engine.task import EngineTask, Variable, nothing, open_gates
 
 
-def mend(scheduler: Repaired) -> None:
+def mend(scheduler: SchedulerCore) -> None:
     """Undo or complete the change that an interrupt cut short, if there is one."""
     dropped = None
     with scheduler.lock:
@@ -22,7 +22,7 @@ def mend(scheduler: Repaired) -> None:
     del dropped  # without the lock: what a user's function holds may push when it goes
 
 
-def undo_push(scheduler: Repaired, task: EngineTask) -> None:
+def undo_push(scheduler: SchedulerCore, task: EngineTask) -> None:
     """The task was being registered: it has not been pushed."""
     if task.record.keeps_order:
         task.record.runner.forget(task)
@@ -31,7 +31,7 @@ def undo_push(scheduler: Repaired, task: EngineTask) -> None:
 
 
 def complete(
-    scheduler: Repaired, task: EngineTask, error: BaseException | None
+    scheduler: SchedulerCore, task: EngineTask, error: BaseException | None
 ) -> tuple[object, ...]:
     """The task was being released: do the rest. `settle` starts what is ready; drop the result unlocked."""
     fn, cleared = task.fn, None
@@ -50,7 +50,7 @@ def complete(
     return fn, cleared
 
 
-def settle(scheduler: Repaired, pushed: EngineTask | None) -> None:
+def settle(scheduler: SchedulerCore, pushed: EngineTask | None) -> None:
     """Repair, then start what no other thread will start.
 
     The task whose push was interrupted would have run in the pushing thread: it is cancelled unless it has

@@ -13,16 +13,16 @@ from ridgeline.engine.apart import apart
 from ridgeline.engine.middle import check_can_sleep, check_unlocked
 from ridgeline.engine.safety.cycles import Blocked, Need, check_ends, find_cycle, version_of
 from ridgeline.engine.safety.mending import mend
-from ridgeline.engine.safety.repaired import Repaired
+from ridgeline.engine.safety.scheduler_core import SchedulerCore
 from ridgeline.engine.task import EngineTask, Variable, closed_gate, here
 from ridgeline.engine.variable import check_alive
 from ridgeline.errors import EngineError
 
-_blocked: dict[EngineTask, tuple[Repaired, Blocked]] = {}
+_blocked: dict[EngineTask, tuple[SchedulerCore, Blocked]] = {}
 os.register_at_fork(after_in_child=_blocked.clear)  # the child has none of these threads
 
 
-def wait_for(scheduler: Repaired, variable: Variable) -> None:
+def wait_for(scheduler: SchedulerCore, variable: Variable) -> None:
     """Sleep until the writes of `variable` pushed so far are done; see `Engine.wait`."""
     check_unlocked(scheduler, "wait")
     if scheduler.late.tasks:
@@ -56,7 +56,7 @@ def wait_for(scheduler: Repaired, variable: Variable) -> None:
 
 
 @contextlib.contextmanager
-def blocked_by(scheduler: Repaired, what: str, *, all_of_them: bool = True) -> Iterator[None]:
+def blocked_by(scheduler: SchedulerCore, what: str, *, all_of_them: bool = True) -> Iterator[None]:
     """The present task, if one runs, sleeps inside until tasks of an engine are done; else an EngineError."""
     task = here.task
     if task is None:
@@ -74,7 +74,7 @@ def blocked_by(scheduler: Repaired, what: str, *, all_of_them: bool = True) -> I
         _blocked.pop(task, None)
 
 
-def has_no_end(scheduler: Repaired) -> bool:
+def has_no_end(scheduler: SchedulerCore) -> bool:
     """Whether the present task, which waits for room in another engine, would wait for itself.
 
     It counts as one that waits until its thread has pushed: see `pushed`.
@@ -89,7 +89,7 @@ def pushed() -> None:
         _blocked.pop(here.task, None)
 
 
-def _cycle(scheduler: Repaired, task: EngineTask, *, all_of_them: bool) -> list[str]:
+def _cycle(scheduler: SchedulerCore, task: EngineTask, *, all_of_them: bool) -> list[str]:
     """Note that a task waits for all tasks of an engine, or one; who waits for whom, if that has no end."""
     unfinished = scheduler.unfinished
     why = "the end of" if all_of_them else "room, taken by"
@@ -100,11 +100,11 @@ def _cycle(scheduler: Repaired, task: EngineTask, *, all_of_them: bool) -> list[
     return found
 
 
-def _engines() -> set[Repaired]:
+def _engines() -> set[SchedulerCore]:
     return {scheduler for scheduler, _ in list(_blocked.values())}
 
 
-def _across(look: Callable[[list[Repaired]], None]) -> None:
+def _across(look: Callable[[list[SchedulerCore]], None]) -> None:
     """Look at all engines that tasks wait for, if there are several; apart, for it takes all their locks."""
     engines = _engines()
     # A finalizer may have come while this thread holds the lock of one of them.
@@ -112,7 +112,7 @@ def _across(look: Callable[[list[Repaired]], None]) -> None:
         apart(_look, look)
 
 
-def _look(look: Callable[[list[Repaired]], None]) -> None:
+def _look(look: Callable[[list[SchedulerCore]], None]) -> None:
     # In one order everywhere, or two could wait for each other.
     schedulers = sorted(_engines(), key=id)
     while True:
@@ -126,18 +126,18 @@ def _look(look: Callable[[list[Repaired]], None]) -> None:
                 return
 
 
-def _find(task: EngineTask, schedulers: list[Repaired]) -> list[str]:
+def _find(task: EngineTask, schedulers: list[SchedulerCore]) -> list[str]:
     return find_cycle(task, _unfinished(schedulers), _waits(schedulers))
 
 
-def _check(task: EngineTask, variable: Variable, schedulers: list[Repaired]) -> None:
+def _check(task: EngineTask, variable: Variable, schedulers: list[SchedulerCore]) -> None:
     """Refuse a wait that cannot end, as far as these engines know, whose locks are held."""
     check_ends(task, variable, _unfinished(schedulers), _waits(schedulers))
 
 
-def _unfinished(schedulers: list[Repaired]) -> list[EngineTask]:
+def _unfinished(schedulers: list[SchedulerCore]) -> list[EngineTask]:
     return [other for scheduler in schedulers for other in list(scheduler.unfinished.values())]
 
 
-def _waits(schedulers: list[Repaired]) -> dict[EngineTask, Blocked]:
+def _waits(schedulers: list[SchedulerCore]) -> dict[EngineTask, Blocked]:
     return {other: wait for other, (owner, wait) in list(_blocked.items()) if owner in schedulers}

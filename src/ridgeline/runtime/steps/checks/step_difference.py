@@ -25,7 +25,7 @@ from ridgeline.runtime.steps.checks.relative_gaps import (
     counts,
     relative_gaps,
 )
-from ridgeline.tensors.copies import at_once
+from ridgeline.tensors.copies import at_once, real_parts
 
 NOISE = 0.01
 """An element of an update is rounding if a change of the parameters' last bit moves it by more of itself."""
@@ -340,24 +340,19 @@ def _values_apart(before: Tensor, wanted: Tensor, got: Tensor) -> float:
     if wanted.shape != got.shape or wanted.dtype != got.dtype:
         return math.inf
     wide = torch.complex128 if wanted.is_complex() else torch.float64
-    mine, theirs = (_parts(values.to(wide)) for values in (wanted, got))
+    mine, theirs = (real_parts(values.to(wide)) for values in (wanted, got))
     # Infinity less infinity is no number, although both agree.
     gap = torch.where((mine == theirs) | (mine.isnan() & theirs.isnan()), 0.0, mine - theirs)
     distance = float(gap.abs().norm())
     if not distance:
         return 0.0
-    old = _parts(before.to(wide)) if before.shape == wanted.shape else torch.zeros_like(mine)
+    old = real_parts(before.to(wide)) if before.shape == wanted.shape else torch.zeros_like(mine)
     # From infinity, or no number, to a number: what is written is the change.
     change = torch.where(old.isfinite(), mine - old, mine)
     sizes = (torch.where(values.isfinite(), values, 0.0) for values in (change, mine))
     changed, whole = (float(values.abs().norm()) for values in sizes)
     size = max(changed, RESOLUTION * whole)
     return distance / size if size and math.isfinite(distance) else math.inf
-
-
-def _parts(tensor: Tensor) -> Tensor:
-    """Complex numbers as pairs: where one part is NaN, the other counts all the same."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _states(before: list[Tensor], wanted: list[Tensor], got: list[Tensor]) -> list[Compared]:

@@ -4,13 +4,13 @@ import threading
 from typing import Any, Protocol
 
 from ridgeline.engine.lanes.lane_table import LaneTable
-from ridgeline.engine.middle import Interrupted
+from ridgeline.engine.middle import SchedulerView
 from ridgeline.engine.pacing import Pacing
 from ridgeline.engine.safety.late import LatePushes
 from ridgeline.engine.task import EngineTask
 
 
-class Repaired(Interrupted, Protocol):
+class SchedulerCore(SchedulerView, Protocol):
     """A scheduler whose state is changed under `lock`.
 
     Attributes:

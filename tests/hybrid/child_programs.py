@@ -84,6 +84,13 @@ def take(*, value: object) -> None:
     torch.zeros(1)
 
 
+def call(*, value: Any, check: Any) -> None:
+    """Both have come from the parent's main module."""
+    if type(value).__name__ != "Value" or value.number() != 2:
+        raise ValueError(str(value.number()))
+    check()
+
+
 def capture(*, reads: bool) -> None:
     """Capture a product on a GPU, with or without reading a value in the middle."""
     x = torch.ones(8, device="cuda")

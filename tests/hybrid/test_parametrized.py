@@ -13,7 +13,7 @@ from child_programs import losses
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from ridgeline.lint import parametrized
+from ridgeline.lint import step_pickle
 from ridgeline.lint.child_trial import try_in_child
 
 
@@ -40,7 +40,7 @@ def test_what_was_written_trains_as_the_original(way: Callable[..., nn.Module]) 
     torch.manual_seed(0)
     model = nn.Sequential(way(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 2))
     file = io.BytesIO()
-    torch.save({"model": model, "again": model[0]}, file, pickle_module=parametrized)
+    torch.save({"model": model, "again": model[0]}, file, pickle_module=step_pickle)
     file.seek(0)
     read = torch.load(file, weights_only=False)
     assert read["again"] is read["model"][0]

@@ -64,7 +64,10 @@ def test_import_is_light() -> None:
     loaded = json.loads(
         run_python("import ridgeline, sys, json; print(json.dumps(list(sys.modules)))").stdout
     )
-    heavy = {"torch", "numpy", "plotly", "rich", "psutil", "sklearn", "pynvml", "safetensors"}
+    heavy = {
+        *("torch", "numpy", "plotly", "rich", "psutil", "sklearn", "pynvml", "safetensors"),
+        "cloudpickle",
+    }
     assert heavy.isdisjoint(loaded)
 
 

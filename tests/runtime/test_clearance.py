@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.lint.child_trial import TrialOutcome
+from ridgeline.lint.lint import Lint
+from ridgeline.lint.lint_rules import Finding
 from ridgeline.plan import Plan
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
@@ -36,7 +38,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Limits of the children that were asked for; each ends as `outcome` says."""
     asked: list[float] = []
 
-    def attempt(body: StepBody, batch: Any, plan: Plan, *, limit_s: float) -> TrialOutcome:
+    def attempt(body: StepBody, batch: Any, plan: Plan, *, limit_s: float = 0.0) -> TrialOutcome:
         asked.append(limit_s)
         return outcomes.pop(0)
 
@@ -50,9 +52,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return asked
 
 
-def make_body() -> StepBody:
+def make_body(kind: type[torch.optim.SGD] = Signs) -> StepBody:
     model = nn.Linear(2, 1)
-    optimizer = Signs(model.parameters(), 0.1)
+    optimizer = kind(model.parameters(), 0.1)
     return StepBody(model, loss_fn, optimizer, Plan(), None, clip_norm=None, device=CPU)
 
 
@@ -147,3 +149,40 @@ def test_a_child_runs_a_program_whose_shapes_depend_on_values(
     else:
         with pytest.raises(CaptureError, match=f"{OUTCOMES[outcome]}.*Such shapes: aten.index at"):
             runner._try_elsewhere(BATCH)
+
+
+def test_a_compiled_form_takes_activation_checkpoints_if_a_child_does(
+    tried: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the step as written asks of the random state is a doubt there, and a refusal where it is captured."""
+
+    def inspect(body: StepBody, batch: Any, device: torch.device) -> Lint:
+        return Lint(
+            (Finding("checkpoint", "torch.cuda.get_rng_state()", "net.py:3 in forward"),), ()
+        )
+
+    monkeypatch.setattr(clearance, "inspect_step", inspect)
+    monkeypatch.setattr(clearance, "is_doubtful", lambda lint: bool(lint.doubts))
+    world = World(0, 1, 0, CPU)
+    body = make_body(torch.optim.SGD)
+    with pytest.raises(CaptureError) as caught:
+        clear_for_capture(body, BATCH, world, [])
+    assert str(caught.value).endswith(
+        "- wanted activation checkpoints that keep no random state, got torch.cuda.get_rng_state() at net.py:3 in "
+        "forward: reading and putting back the state is host work, refused in a capture; give them "
+        "preserve_rng_state=False if they hold no dropout, or use execution='compiled+graph', where the "
+        "compiler may keep what was drawn"
+    )
+    assert tried == []
+    body.plan = Plan(execution="compiled+graph")
+    with pytest.raises(CaptureError, match="it was killed by SIGABRT"):
+        clear_for_capture(body, BATCH, world, [])
+    notes = list[str]()
+    tried.clear()
+    outcomes = [TrialOutcome("ok", "", 4.2)]
+    monkeypatch.setattr(clearance, "try_step_in_child", lambda *given: outcomes.pop())
+    clear_for_capture(body, BATCH, world, notes)
+    assert "".join(notes) == (
+        "doubtful capture ran well in a child process (4.2 s); doubts: an activation checkpoint at net.py:3 in "
+        "forward"
+    )

@@ -243,3 +243,19 @@ def test_a_sparse_tensor_is_put_back_where_it_was(layout: str, replaces: bool) -
     before.restore()
     assert torch.equal(sparse.to_dense(), dense)
     assert [part.data_ptr() for part in parts(sparse)] == places
+
+
+class Irreducible(tuple[Any, ...]):
+    """As of e3nn, whose representations are no sequences to count."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_a_tuple_that_has_no_length_is_reached() -> None:
+    held = torch.zeros(2)
+    with undone(types.SimpleNamespace(parts=Irreducible([held]))):
+        held += 1.0
+    assert held.tolist() == [0.0, 0.0]

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
 from ridgeline.host.signal_names import signal_name
-from ridgeline.lint import parametrized
+from ridgeline.lint import step_pickle
 from ridgeline.lint.child_modules import unfound_modules
 from ridgeline.lint.child_worker import (
     LOG,
@@ -89,7 +89,7 @@ def try_in_child(
 
     Args:
         program: A function by `"module:name"`, or one that can be imported.
-        payload: Keyword arguments: whatever pickle can write, models and optimizers included.
+        payload: Keyword arguments: whatever `step_pickle` can write, models and optimizers included.
         limit_s: Kill the child when it takes longer.
 
     Cost: Blocks; a new interpreter with torch, a copy of the payload on disk and in the child's memory.
@@ -171,17 +171,13 @@ def _prepare(directory: Path, payload: Mapping[str, Any]) -> tuple[Literal["ok",
     file = directory / PAYLOAD
     try:
         # `torch.save` and not pickle: tensors go as bytes, and those that share memory share it in the child.
-        torch.save(dict(payload), file, pickle_module=parametrized)
+        torch.save(dict(payload), file, pickle_module=step_pickle)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError, OSError) as error:
         return "not-tried", (
             "wanted a model, loss function, optimizer and batch that a new process can rebuild, got "
-            f"{type(error).__name__}: {error}; define functions and classes at the top level of a file"
+            f"{type(error).__name__}: {error}; keep such objects out of them and of what their code reads"
         )
-    try:
-        modules = unfound_modules(file)
-    except CaptureError as error:
-        return "not-tried", str(error)
-    (directory / MODULES).write_bytes(msgspec.json.encode(modules))
+    (directory / MODULES).write_bytes(msgspec.json.encode(unfound_modules(file)))
     return "ok", ""
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from ridgeline.lint.lint_lines import is_users
@@ -46,6 +47,15 @@ CALLS: dict[CodeType, tuple[str, str]] = {
 _FUNCTION_APPLY = _code(torch.autograd.Function.apply)
 _SET_ATTRIBUTE = _code(nn.Module.__setattr__)
 _ENTER_STREAM = _code(torch.cuda.StreamContext.__enter__)
+
+
+def _is_in_checkpoint(frame: FrameType | None) -> bool:
+    """Whether torch's activation checkpoints ask, and no code of the user's that runs inside of one."""
+    while frame is not None and not is_users(frame.f_code):
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class CallWatch:
@@ -88,7 +98,10 @@ class CallWatch:
         code, caller = frame.f_code, frame.f_back
         self.codes[code] = None
         if code in CALLS:
-            self._report(*CALLS[code], caller)
+            rule, text = CALLS[code]
+            if rule == "random-state" and _is_in_checkpoint(caller):
+                rule = "checkpoint"
+            self._report(rule, text, caller)
         elif code is _SET_ATTRIBUTE:
             self._see_attribute(frame.f_locals, caller)
         elif code is _FUNCTION_APPLY:

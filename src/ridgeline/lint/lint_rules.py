@@ -64,7 +64,13 @@ RULES: dict[str, Rule] = {
     "random-state": Rule(
         "random state that the step leaves alone",
         "seeding and reading the state are host work: refused in a capture, or done once and never again",
-        "seed before the step; give activation checkpoints preserve_rng_state=False if they hold no dropout",
+        "seed before the step",
+    ),
+    "checkpoint": Rule(
+        "activation checkpoints that keep no random state",
+        "reading and putting back the state is host work, refused in a capture",
+        "give them preserve_rng_state=False if they hold no dropout, or use execution='compiled+graph', where "
+        "the compiler may keep what was drawn",
     ),
     "sparse": Rule(
         "dense tensors",

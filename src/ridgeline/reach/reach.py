@@ -137,8 +137,10 @@ class Reach:
         elif isinstance(value, CONTAINERS):
             self.stores.append(value)
             self._add_elements(value)
-        elif isinstance(value, (tuple, frozenset)):
-            self._open += value
+        elif isinstance(value, tuple):
+            self._open += tuple.__iter__(value)  # a class of tuples may have no length
+        elif isinstance(value, frozenset):
+            self._open += frozenset.__iter__(value)
         elif isinstance(value, functools.partial):
             self._open += (value.func, value.args, value.keywords)
         elif isinstance(value, types.MethodType):

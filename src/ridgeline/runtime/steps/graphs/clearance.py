@@ -11,6 +11,7 @@ from ridgeline.lint.child_worker import is_trial
 from ridgeline.lint.idle_draws import IdleDraw
 from ridgeline.lint.lint import (
     FROM_HOST,
+    Doubt,
     Finding,
     Lint,
     check_capturable,
@@ -64,7 +65,7 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
     lint = inspect_step(body, batch, device=world.device)
     is_whole = MODES[body.plan.execution].form == "compiled"
     if is_whole:
-        lint = _without_constants(lint, body, batch, world)
+        lint = _without_constants(_with_checkpoints_doubted(lint), body, batch, world)
     dynamic = [one for one in lint.findings if one.rule == "dynamic-shape"]
     body.findings.value_shapes[:] = [f"{one.op} at {one.line}" for one in dynamic]
     # Before anybody raises: workers that go on would wait in this exchange for one that left.
@@ -86,6 +87,19 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
     doubts = "; ".join(str(doubt) for doubt in lint.doubts)
     notes.append(f"captured without a trial, since there are {world.size} workers: {doubts}")
     return found
+
+
+def _with_checkpoints_doubted(lint: Lint) -> Lint:
+    """Activation checkpoints as doubts: what the compiler makes of them asks for no random state, or does.
+
+    Source: torch 2.11 and 2.13 keep seeds of the compiler's own random numbers from forward to backward pass,
+    and put generators of their own in the place of a state that eager's numbers come from.
+    """
+    found = [one for one in lint.findings if one.rule == "checkpoint"]
+    return lint._replace(
+        findings=tuple(one for one in lint.findings if one.rule != "checkpoint"),
+        doubts=(*lint.doubts, *(Doubt("an activation checkpoint", one.line) for one in found)),
+    )
 
 
 def _without_constants(lint: Lint, body: StepBody, batch: Any, world: World) -> Lint:

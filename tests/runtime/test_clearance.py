@@ -170,7 +170,7 @@ def test_a_compiled_form_takes_activation_checkpoints_if_a_child_does(
     assert str(caught.value).endswith(
         "- wanted activation checkpoints that keep no random state, got torch.cuda.get_rng_state() at net.py:3 in "
         "forward: reading and putting back the state is host work, refused in a capture; give them "
-        "preserve_rng_state=False if they hold no dropout, or use execution='compiled+graph', where the "
+        "preserve_rng_state=False if they hold no dropout, or use execution='compiled+graph': there the "
         "compiler may keep what was drawn"
     )
     assert tried == []

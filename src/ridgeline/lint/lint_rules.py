@@ -69,8 +69,8 @@ RULES: dict[str, Rule] = {
     "checkpoint": Rule(
         "activation checkpoints that keep no random state",
         "reading and putting back the state is host work, refused in a capture",
-        "give them preserve_rng_state=False if they hold no dropout, or use execution='compiled+graph', where "
-        "the compiler may keep what was drawn",
+        "give them preserve_rng_state=False if they hold no dropout, or use execution='compiled+graph': "
+        "there the compiler may keep what was drawn",
     ),
     "sparse": Rule(
         "dense tensors",

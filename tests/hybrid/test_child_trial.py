@@ -161,7 +161,8 @@ def test_step_fails(programs: ModuleType) -> None:
     assert outcome[:2] == ("failed", "ValueError: this loss never works")
 
 
-def test_local_definitions(programs: ModuleType) -> None:
+@pytest.mark.parametrize("execution", ["eager", "step-graph"])
+def test_local_definitions(execution: Any, programs: ModuleType) -> None:
     """A loss and a model that a function has defined go to the child themselves, with what they read."""
     scale = torch.tensor(0.5)
 
@@ -172,7 +173,7 @@ def test_local_definitions(programs: ModuleType) -> None:
     body = make_body(programs, lambda model, batch: scale * programs.loss_fn(model, batch))
     model = Local()
     body.model, body.optimizer = model, torch.optim.SGD(model.parameters(), 0.1)
-    outcome = try_step_in_child(body, BATCH, Plan(), steps=2)
+    outcome = try_step_in_child(body, BATCH, Plan(execution=execution), steps=2)
     assert outcome.status == "ok", outcome
 
 

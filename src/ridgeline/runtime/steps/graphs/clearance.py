@@ -1,5 +1,6 @@
 """Clearance for a capture: what must be known of a step before it is captured for the first time."""
 
+import gc
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -96,6 +97,10 @@ def _with_checkpoints_doubted(lint: Lint) -> Lint:
     and put generators of their own in the place of a state that eager's numbers come from.
     """
     found = [one for one in lint.findings if one.rule == "checkpoint"]
+    if found:
+        # They hold their graph in a cycle, and with it nodes that add gradients up on the stream of this run:
+        # on that of a capture they would be found again, and waited for.
+        gc.collect()
     return lint._replace(
         findings=tuple(one for one in lint.findings if one.rule != "checkpoint"),
         doubts=(*lint.doubts, *(Doubt("an activation checkpoint", one.line) for one in found)),

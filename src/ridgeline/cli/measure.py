@@ -5,8 +5,7 @@ import argparse
 from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, Output
 from ridgeline.reporting.effects.machine_effects import machine_effects
-from ridgeline.reporting.terminal.text import machine_text
-from ridgeline.reporting.terminal.text_host import effect_texts, limits_text, storage_text
+from ridgeline.reporting.terminal.text import grid_text, machine_text
 from ridgeline.reporting.terminal.text_stairs import stairs_text
 
 
@@ -39,10 +38,6 @@ class MeasureCommand:
         shown = [machine_text(machine)]
         if machine.stairs:
             shown.append(stairs_text(machine.stairs, machine.caches))
-        shown += effect_texts(machine_effects(machine))
-        if machine.storage:
-            shown.append(storage_text(machine.storage))
-        if machine.limits:
-            shown.append(limits_text(machine.limits))
+        shown += map(grid_text, machine_effects(machine))
         output.result(machine, *shown)
         return FINE

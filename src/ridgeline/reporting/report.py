@@ -23,9 +23,8 @@ from ridgeline.reporting.page.html import Markup, asset, join, tag
 from ridgeline.reporting.page.page_intensity import intensity_section
 from ridgeline.reporting.page.page_machine import data_section, machine_section, training_section
 from ridgeline.reporting.page.page_plan import plan_section
-from ridgeline.reporting.page.page_predicted_scaling import predicted_scaling_section
 from ridgeline.reporting.page.page_result import verdict_section, waterfall_section
-from ridgeline.reporting.page.page_scaling import scaling_section
+from ridgeline.reporting.page.page_scaling import predicted_scaling_section, scaling_section
 from ridgeline.reporting.page.page_step import (
     frames_section,
     memory_section,

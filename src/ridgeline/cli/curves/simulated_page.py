@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ridgeline.cli.curves.scaling_curve import STRONG, Curve
 from ridgeline.reporting.report import report
-from ridgeline.reporting.terminal.text_levers import LEAST_GAIN, lever_name
+from ridgeline.reporting.scaling_grids import LEAST_GAIN, lever_name
 from ridgeline.simulator.curves.levers import Lever, levers
 from ridgeline.simulator.curves.scaling import ScalingPoint, scaling_curve
 from ridgeline.simulator.curves.what_if import what_if

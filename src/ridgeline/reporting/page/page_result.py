@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from ridgeline import units
+from ridgeline.reporting.labels import as_sentence
 from ridgeline.reporting.page.html import Content, Markup, join, tag
-from ridgeline.reporting.page.sections import Bar, as_sentence, bars, bound_units, section
+from ridgeline.reporting.page.sections import Bar, bars, bound_units, section
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, step_drift, step_spread
 from ridgeline.verdict.verify import hides_overhead

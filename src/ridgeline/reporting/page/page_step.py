@@ -7,17 +7,14 @@ from ridgeline import units
 from ridgeline.machine import Machine, Setting
 from ridgeline.reporting.charts.chart_roofline import placed, roofline_figure, roofs
 from ridgeline.reporting.charts.chart_timeline import MOST_DETAILS, frame_colour, timeline_figure
-from ridgeline.reporting.charts.charts import memory_figure, parity_figure
-from ridgeline.reporting.operators import FIGURES, OpGroup, operator_figures, seconds_by
+from ridgeline.reporting.charts.charts import memory_figure
+from ridgeline.reporting.operators import OpGroup, operators_grid, seconds_by
 from ridgeline.reporting.page.html import Content, Markup, join, table, tag
-from ridgeline.reporting.page.sections import chart, legend, section, swatch
+from ridgeline.reporting.page.sections import chart, grid_box, legend, section, swatch
 from ridgeline.simulator.workspaces import workspace_bytes
 from ridgeline.timeline import LANES, Timeline
 from ridgeline.verdict.verify import compare_frames
 from ridgeline.workload import Workload
-
-MOST_ROWS = 12
-"""Rows of the operator table on the page; the whole table is in the embedded data."""
 
 
 def timeline_section(predicted: Timeline | None, measured: Timeline | None) -> Markup | None:
@@ -96,8 +93,7 @@ def roofline_section(
         "Roofline",
         roofline_reading(machine, setting, groups),
         chart("roofline", roofline_figure(machine, setting, groups), "Roofline of the operators"),
-        tag("h3", "Operators that take the longest"),
-        operator_table(groups),
+        grid_box(operators_grid(groups, "Operators that take the longest")),
     )
 
 
@@ -148,23 +144,6 @@ def share_of_roof(machine: Machine, setting: Setting, groups: Sequence[OpGroup])
         weighted += group.seconds * group.rate / roof
         total += group.seconds
     return weighted / total if total else 0.0
-
-
-def operator_table(groups: Sequence[OpGroup]) -> Markup:
-    """The longest operators, one row per kind."""
-    total = sum(group.seconds for group in groups)
-    rows: list[tuple[Content, ...]] = [
-        (
-            tag("code", group.name),
-            *operator_figures(group),
-            units.seconds(group.seconds),
-            units.percent(group.seconds / total),
-            tag("span", group.bound, class_="tag") if group.bound else None,
-        )
-        for group in groups[:MOST_ROWS]
-    ]
-    head = ("Operator", *FIGURES, "Time", "Share", "Bound by")
-    return table(head, rows, caption="Operators that take the longest", numeric=(3, 4, 5, 6, 7, 8))
 
 
 def memory_section(
@@ -234,20 +213,11 @@ def frames_section(
     ]
     if not pairs:
         return None
-    figure: Markup | None = None
-    # A single dot has nothing to stand beside.
-    if sum(1 for pair in pairs if pair[1] > 0 and pair[2] > 0) >= 2:
-        title = "Measured against predicted time of each frame"
-        figure = tag(
-            "div",
-            tag("h3", "Each frame as a dot"),
-            chart("parity", parity_figure(pairs, tolerance), title),
-        )
     return section(
         "frames",
         "Where the time went",
         frames_reading(pairs, measured.step_ns * 1e-9, tolerance),
-        tag("div", _pair_table(pairs, measured.step_ns * 1e-9), figure, class_="grid2"),
+        _pair_table(pairs, measured.step_ns * 1e-9),
     )
 
 

@@ -54,7 +54,7 @@ def gpu_latency_figure(stairs: GpuStairs) -> Figure:
 
 def gpu_blocks_figure(blocks: GpuBlocks) -> Figure:
     """Share of the best rate by the number of blocks, a line for each kernel."""
-    curves = {
+    curves: dict[str, list[CurveDot]] = {
         curve.work: [
             CurveDot(
                 point.blocks,

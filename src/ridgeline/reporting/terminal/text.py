@@ -126,7 +126,8 @@ def grid_text(grid: Grid, line: str = "") -> RenderableType:
         rows = table((*grid.head, *([""] if grid.bars else [])), right=grid.numeric)
         for index, cells in enumerate(grid.rows):
             drawn = [Text(bar(grid.bars[index], BAR_WIDTH), style="cyan")] if grid.bars else []
-            rows.add_row(*cells, *drawn, style="bold" if index == grid.chosen else None)
+            # As they are: names in brackets would be taken for markup.
+            rows.add_row(*map(Text, cells), *drawn, style="bold" if index == grid.chosen else None)
         parts.append(rows)
     if grid.reading:
         parts.append(Text(grid.reading))

@@ -7,6 +7,7 @@ import pytest
 
 from printed import as_text
 from ridgeline.machine import Machine
+from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.labels import numbers_grid
 from ridgeline.reporting.operators import times_from_timeline
 from ridgeline.reporting.page.sections import grid_table
@@ -142,6 +143,14 @@ def test_lanes_are_as_wide_as_the_step(predicted, measured) -> None:
     assert rows[2].startswith("FFF")
     assert rows[2].rstrip().endswith("O")
     assert rows[0].rstrip().endswith(".")
+
+
+def test_cells_are_shown_as_they_are() -> None:
+    """What stands in brackets is a user's name, and no markup of rich's."""
+    grid = Grid("Names", ("", "Where"), (("[bold]layer", "blocks[0]"),), reading="A [sentence].")
+    text = as_text(grid_text(grid))
+    for part in ("[bold]layer", "blocks[0]", "A [sentence]."):
+        assert part in text
 
 
 @pytest.mark.parametrize(

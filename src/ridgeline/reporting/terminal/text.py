@@ -6,7 +6,7 @@ the same columns come as plain text. `verdict_text` and `timeline_text` are in `
 
 import io
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import IO
 
 from rich import box
@@ -20,7 +20,7 @@ from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.labels import gpus_of, numbers_grid
-from ridgeline.reporting.links import link_matrix, links_by_kind
+from ridgeline.reporting.links import link_matrix, matrix_grid, sizes_grid
 from ridgeline.reporting.operators import (
     MOST_OPS,
     OpTime,
@@ -55,7 +55,10 @@ def machine_text(machine: Machine) -> RenderableType:
     hardware = (host.processor, f"{host.cores} cores", memory, *gpus_of(machine.devices))
     line = f"{', '.join(hardware)}; torch {host.torch}; fingerprint {machine.fingerprint}"
     parts = [title("Machine", line), grid_text(numbers_grid(machine))]
-    parts += _size_tables(machine)
+    if (sizes := sizes_grid(machine)) is not None:
+        parts.append(grid_text(sizes, "median seconds by size"))
+    if (matrix := link_matrix(machine)) is not None:
+        parts.append(grid_text(matrix_grid(matrix), "bytes per second at the largest size"))
     parts += warnings(machine.warnings)
     return Group(*parts)
 
@@ -123,7 +126,16 @@ def grid_text(grid: Grid, line: str = "") -> RenderableType:
     """
     parts: list[RenderableType] = [title(grid.title, line)]
     if grid.rows:
-        rows = table((*grid.head, *([""] if grid.bars else [])), right=grid.numeric)
+        rows = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+        for index, name in enumerate((*grid.head, *([""] if grid.bars else []))):
+            is_number = index in grid.numeric
+            # Numbers that are broken at their units cannot be compared.
+            rows.add_column(
+                name,
+                justify="right" if is_number else "left",
+                no_wrap=is_number,
+                overflow="fold",
+            )
         for index, cells in enumerate(grid.rows):
             drawn = [Text(bar(grid.bars[index], BAR_WIDTH), style="cyan")] if grid.bars else []
             # As they are: names in brackets would be taken for markup.
@@ -132,21 +144,6 @@ def grid_text(grid: Grid, line: str = "") -> RenderableType:
     if grid.reading:
         parts.append(Text(grid.reading))
     return Group(*parts)
-
-
-def table(head: Sequence[str], *, right: Sequence[int] = ()) -> Table:
-    """An empty table in the look of the terminal output."""
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    for index, name in enumerate(head):
-        is_number = index in right
-        made.add_column(
-            # Numbers that are broken at their units cannot be compared.
-            name,
-            justify="right" if is_number else "left",
-            no_wrap=is_number,
-            overflow="fold",
-        )
-    return made
 
 
 def title(name: str, line: str) -> RenderableType:
@@ -163,36 +160,3 @@ def bar(fraction: float, width: int) -> str:
     """A bar of `fraction` (0 to 1) of `width` characters; at least one when there is anything."""
     filled = round(min(1.0, max(0.0, fraction)) * width)
     return "█" * (max(1, filled) if fraction > 0 else 0)
-
-
-def _size_tables(machine: Machine) -> list[RenderableType]:
-    """One line per size and one column per collective or copy of the profile."""
-    columns: dict[str, dict[int, str]] = {}
-    for entry in machine.collectives:
-        name = (
-            f"{entry.operation}\n{entry.backend}, {units.counted(entry.setting.workers, 'worker')}"
-        )
-        columns[name] = {p.num_bytes: units.seconds(p.seconds.value) for p in entry.table}
-    for kind, seconds in links_by_kind(machine).items():
-        # In two lines, as a column is as wide as its heading.
-        name = kind.replace(", ", "\n")
-        columns[name] = {size: units.seconds(time) for size, time in seconds.items()}
-    if not columns:
-        return []
-    rows = table(("Size", *columns), right=range(len(columns) + 1))
-    for size in sorted({size for column in columns.values() for size in column}):
-        rows.add_row(units.num_bytes(size), *(column.get(size, "") for column in columns.values()))
-    return [title("Transfers", "median seconds by size"), rows, *_link_matrix(machine)]
-
-
-def _link_matrix(machine: Machine) -> list[RenderableType]:
-    """Rates from each device (row) to each other one (column); nothing where there is only one GPU."""
-    matrix = link_matrix(machine)
-    if matrix is None:
-        return []
-    head = ("From", *(f"to {name}" for name in matrix.names))
-    rows = table(head, right=range(1, len(head)))
-    for source, cells in zip(matrix.names, matrix.rows, strict=True):
-        texts = ["" if rate is None else units.quantity(rate, "B/s") for rate in cells]
-        rows.add_row(source, *texts)
-    return [title("Links", "bytes per second at the largest size"), rows]

@@ -19,6 +19,11 @@ NO_TURNS = "no turns: "
 """How the reason begins of a form that ran, but took no turns with the others, since they ended before."""
 
 
+def family_of(execution: Execution) -> Family:
+    """Whether torch's compiler has a part in a mode."""
+    return "compiled" if MODES[execution].is_compiled else "eager and graph"
+
+
 class FormRow(Value, frozen=True, kw_only=True):
     """One form of a network's step.
 
@@ -62,11 +67,6 @@ class TriedPlan(Value, frozen=True, kw_only=True):
     after_s: float | None = None
     measured_s: float | None = None
     failure: str = ""
-
-    @property
-    def family(self) -> Family:
-        """Whether torch's compiler has a part in it."""
-        return "compiled" if MODES[self.execution].is_compiled else "eager and graph"
 
     @property
     def why_not(self) -> str:
@@ -113,11 +113,6 @@ class Headline(Value, frozen=True, kw_only=True):
     before_s: float | None = None
     expected_s: float | None = None
     trained_s: Quantity | None = None
-
-    @property
-    def family(self) -> Family:
-        """Whether torch's compiler has a part in it."""
-        return "compiled" if MODES[self.execution].is_compiled else "eager and graph"
 
 
 class Check(Value, frozen=True, kw_only=True):

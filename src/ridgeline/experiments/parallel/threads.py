@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.experiments.parallel.ours import parallelized
 from ridgeline.experiments.parallel.work import (
     Work,
     branches,
@@ -18,6 +17,7 @@ from ridgeline.experiments.parallel.work import (
     chain,
     chains,
     independent,
+    parallelized,
     perceptron_step,
 )
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, simply

@@ -54,7 +54,7 @@ def _grid(case: WayCase) -> Grid:
     shown.sort(key=lambda row: WAY_KINDS.index(row.kind))
     extra = {name: cell for name, cell in _EXTRA.items() if any(cell(row) for row in case.rows)}
     head = ("", "Time", "Quartiles", "x first", "Of limit", *extra, "Difference", "")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             row.name,
             *_figures(row),

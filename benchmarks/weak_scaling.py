@@ -38,8 +38,8 @@ from ridgeline.experiments.networks.sides.forms import (
     plain_forms,
 )
 from ridgeline.experiments.networks.sides.timing import time_forms
-from ridgeline.experiments.result_files import now
-from ridgeline.experiments.turns import Samples, spread
+from ridgeline.experiments.result_files import now, quartiles
+from ridgeline.experiments.turns import Samples
 from ridgeline.plan import Plan, Precision, Sync
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.synchronisation import DEFAULT_ALGORITHM, DEFAULT_BUCKET_BYTES, MIB, offered
@@ -230,16 +230,11 @@ def _ours(subject: NetworkSubject, plan: Plan, world: World) -> NetworkRunner:
 def _figures(samples: Samples) -> dict[str, Any]:
     figures: dict[str, Any] = {"milliseconds": {}, f"times_{ALONE}": {}}
     for name, own in samples.items():
-        figures["milliseconds"][name] = _quartiles([1e3 * seconds for seconds in own])
+        figures["milliseconds"][name] = quartiles([1e3 * seconds for seconds in own])
         if ALONE in samples:
             ratios = [ours / alone for ours, alone in zip(own, samples[ALONE], strict=True)]
-            figures[f"times_{ALONE}"][name] = _quartiles(ratios)
+            figures[f"times_{ALONE}"][name] = quartiles(ratios)
     return figures
-
-
-def _quartiles(values: list[float]) -> dict[str, float]:
-    found = spread(values)
-    return {"median": found.value, "low": found.low, "high": found.high, "turns": found.n}
 
 
 def _show(name: str, found: dict[str, Any]) -> None:

@@ -79,6 +79,7 @@ class PlanCommand:
 
 def _of_several(ranking: Ranking) -> Plan:
     """The best plan, or the best one of several workers where there is one."""
+    # A worker alone exchanges nothing, so that its plan would have one row.
     plans = [candidate.plan for candidate in ranking.candidates]
     return next((plan for plan in plans if plan.workers > 1), plans[0])
 

@@ -96,6 +96,7 @@ def _ranking(
     plan = if_there(Plan, run_dir / run_directory.PLAN)
     if ranking is not None or plan is None or predicted is None:
         return ranking
+    # As a ranking of one, so that the page has a section for it.
     only = Candidate(plan=plan, timeline=predicted, why=GIVEN, measured=measured)
     # The page shows the model's error, of which the only plan's miss is all that is known.
     miss = abs(predicted.step_ns / measured.step_ns - 1.0) if measured and measured.step_ns else 0.0

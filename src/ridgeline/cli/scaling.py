@@ -49,6 +49,7 @@ class ScalingCommand:
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Load the runs, fit, show."""
+        # All are loaded before any is compared: one that is no run is named at once.
         found = scaling([_load(path) for path in args.run_dirs], args.devices)
         if args.output is not None:
             output.progress(f"written to {found.save(args.output)}")

@@ -105,6 +105,7 @@ class SimulateCommand:
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Describe, predict, show."""
+        # Parts that are given apart are asked about together: one step has all of them.
         question = ",".join(args.what_if or ())
         other = _profile(args.what_if or ())
         factors = parse_what_if(question) if args.what_if is not None and other is None else {}

@@ -159,6 +159,7 @@ def _of_kind(family: str, members: Sequence[Intensity], flops: int) -> str:
 
 
 def _of_link(found: Intensities, members: Sequence[Intensity]) -> str:
+    # Layers of one dtype have one ridge point, which is told once.
     ridges = dict.fromkeys(m.ridge for m in members if m.ridge is not None)
     if not ridges:
         return "No layer has a ridge point"

@@ -137,6 +137,7 @@ def group_ops(workload: Workload, times: Mapping[int, OpTime]) -> tuple[OpGroup,
     """The operators gathered by phase and key, longest first; without times, most work first."""
     members: dict[tuple[str, str], list[int]] = {}
     for index, op in enumerate(workload.ops):
+        # By phase as well: what forward runs the optimizer may run, too.
         members.setdefault((op.phase, op.key), []).append(index)
     groups = [
         _group([workload.ops[i] for i in found], [times[i] for i in found if i in times])

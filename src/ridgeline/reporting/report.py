@@ -151,6 +151,7 @@ def _sections(given: _Given) -> dict[str, Markup | None]:
     groups = _groups(workload, machine, setting, predicted)
     # The measurement is held against what was expected when training began.
     judged = given.expected or predicted
+    # Where nobody judged, that of `verify`.
     tolerance = verdict.tolerance if verdict is not None else 0.15
     return {
         "verdict": verdict_section(verdict, predicted, measured, workload, given.expected),
@@ -204,6 +205,7 @@ def _groups(
 
 
 def _title(nouns: dict[str, Noun | None]) -> str:
+    # What was measured says best what the page is about.
     for name, field in (
         ("measured", "title"),
         ("predicted", "title"),

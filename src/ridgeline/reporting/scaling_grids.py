@@ -148,6 +148,7 @@ def _number(name: str, value: float | None) -> str:
         return "none"
     if name in _SHARES:
         return units.percent(value)
+    # So small that percents would be all zeros.
     if name == "kappa":
         return f"{value:.1e}"
     return f"{units.digits3(value)} {'x' if name == 'limit' else 'workers'}"

@@ -67,6 +67,7 @@ def counts(text: str) -> tuple[int, ...]:
                 "begin with numbers that are further apart, or that double"
             )
         found += following
+    # Each once, in the order in which they are given.
     return tuple(dict.fromkeys(found))
 
 

@@ -42,6 +42,7 @@ def draw_curve(
     Cost: 105 predictions for the levers, and one for each number of workers.
     """
     most = points[-1].workers
+    # Where most workers are, since what helps there is what ends the scaling.
     gains = levers(found.machine, found.load(most), resized(found.plan, most))
     best = max(gains, key=lambda lever: lever.gain)
     curves = dict(others)

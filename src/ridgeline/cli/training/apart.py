@@ -32,6 +32,7 @@ def try_apart(request: TrialRequest) -> Timeline:
         which = f"rank {error.rank} of {plan.workers}"
         # What a signal ended did not write its last line about that.
         last = f": {error.last_line}" if error.last_line and not error.signal else ""
+        # A late one is stopped, and has raised nothing.
         if error.is_late:
             raise LaunchError(
                 f"wanted a trial of {label(plan)} within {units.seconds(limit_s)}, got no result from "

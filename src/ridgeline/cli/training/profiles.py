@@ -134,6 +134,7 @@ def why_again(machine: Machine, heartbeat: Heartbeat) -> str:
     from ridgeline.probe.host.load import listen
 
     found = retaking.due(machine, listen)
+    # Also where it is not measured again: the user sees that it was doubted.
     for line in found.lines:
         heartbeat.tell(line)
     return found.why

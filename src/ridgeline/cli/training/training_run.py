@@ -61,6 +61,7 @@ def prepare(order: Order, decision: Decision, output: Output) -> Path:
     decision.expected.save(run_dir / run_directory.EXPECTED)
     if decision.ranking is not None:
         decision.ranking.save(run_dir / run_directory.RANKING)
+        # As JSON one document is printed, when all is over.
         if not output.is_json:
             output.result({}, ranking_text(decision.ranking))
     name = run_directory.PENDING if order.resume else run_directory.REQUEST

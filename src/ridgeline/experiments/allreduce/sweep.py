@@ -49,6 +49,7 @@ def _case(world: World, name: str, num_bytes: int) -> Case:
         prepare=partial(_contest, world, num_bytes),
         lacking="a size for GPUs" if is_large else "",
         unit="all-reduce",
+        # As nccl-tests count them, so that figures compare with theirs.
         bus_bytes=num_bytes * bus_bandwidth_factor("all_reduce", world.size),
     )
 

@@ -198,6 +198,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
         if row.name not in samples or row.prepare_s is None:
             return row
         call_s, base_s = spread(samples[row.name]), spread(samples[BASE])
+        # What a warm cache saved is counted, since a program by itself finds none.
         cost_s = max(row.prepare_s, (self._first_compile_s or 0.0) if row.is_warm else 0.0)
         base_cost_s = self._rows[BASE].prepare_s or 0.0
         faster = {peer: own[row.name] for peer, own in ratios.items()}

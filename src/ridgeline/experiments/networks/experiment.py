@@ -195,6 +195,7 @@ class _Fleet:
             self._keep(result)
             if self._is_over:
                 break
+        # The compiler's caches of this network, which no other one can use.
         shutil.rmtree(folder, ignore_errors=True)
         self._progress(network_line(result))
 

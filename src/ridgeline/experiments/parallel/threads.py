@@ -83,6 +83,7 @@ def _contest(name: str, make: Callable[[], Work]) -> Contest:
         ),
         Way("ThreadPoolExecutor by hand", "peer", partial(_pool, work, cores), lacking),
     ]
+    # Only these are written for TorchScript below.
     if name in ("devices", "operators", "small"):
         ways.append(Way("torch.jit.fork", "peer", partial(_forked, name, work), lacking))
     return Contest(ways=(*ways, parallelized(work)), bound=_bound(work, cores))

@@ -179,6 +179,7 @@ def perceptron_step(devices: Sequence[str], batch: int, width: int) -> Work:
     first, second = devices
     # Equal on both devices, as data parallelism has them.
     weights = [normal(width, width, seed=index) for index in range(2)]
+    # Cloned: where both devices are one, they would share their weights.
     w = tuple(weight.to(device).clone() for device in devices for weight in weights)
     x = tuple(normal(batch, width, device=d, seed=5 + i) for i, d in enumerate(devices))
 

@@ -86,6 +86,7 @@ def _held(asked: GroupRequest, workers: int, progress: Progress) -> Sequence[Way
         lacking = namespaces.lacking(is_shaped=bool(asked.rate))
         if lacking:
             lacking = f"no network namespaces: this machine lacks {lacking}"
+    # Workers share the cores of this machine, as hosts of their own would not.
     threads = 0 if asked.device == "cuda" else max(1, num_cores() // workers)
     if not lacking:
         with namespaces.hosts(workers, asked.rate or None) as network:

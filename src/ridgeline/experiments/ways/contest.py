@@ -63,7 +63,6 @@ def hold(case: Case, *, limit_s: float, progress: Progress, peers: Peers | None 
         try:
             return _Hold(case, contest, progress, together).result(begin, limit_s)
         finally:
-            contest.close()
             release_memory()
 
 
@@ -133,6 +132,7 @@ class _Hold(Holding[WayRow, WayRunner]):
         """Runs that fill a turn, of the first way on the first worker."""
         with torch_threads(first.threads):
             once_s = min(wall_s(first.run) for _ in range(2)) / first.units
+        # One number for all: with other numbers of runs some would wait for the rest for ever.
         return int(self._peers.gather([calls_in(TURN_S, once_s)])[0][0])
 
     def _measure(self, runner: WayRunner, calls: int) -> Callable[[], Turn]:

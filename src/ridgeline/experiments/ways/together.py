@@ -91,6 +91,7 @@ def hold_together(
             workers=workers,
             threads=threads,
             device=asked.device,
+            # Late enough that none of a slow machine is ended, and that a hang ends.
             deadline_s=START_S + MOST_OVER * asked.limit_s,
             environment=environment,
             hanging=pass_on,
@@ -163,6 +164,7 @@ def work(request: bytes) -> bytes:
     asked = msgspec.json.decode(request, type=GroupRequest)
     world = World.join(device=asked.device)
     peers = Peers.of(world.group())
+    # By name, since the request comes as JSON.
     make_cases = importlib.import_module(asked.home).group_cases
     # In the same order on all workers, since every way holds collectives.
     chosen = [case for case in make_cases(world, asked) if case.name in asked.only]

@@ -59,6 +59,7 @@ def link_matrix_figure(matrix: LinkMatrix) -> Figure:
                 ],
                 "texttemplate": "%{text}",
                 "hovertemplate": "%{y} to %{x}: %{text}<extra></extra>",
+                # Colours of the palette, which has them for both themes.
                 "colorscale": [[0, "@backward"], [1, "@forward"]],
                 "showscale": False,
                 "xgap": 2,

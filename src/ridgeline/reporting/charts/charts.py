@@ -35,6 +35,7 @@ def memory_figure(
     if workspaces:
         stacks.append(([workspaces[point.op] for point in points], "Workspaces", "@workspace"))
     peak = max((sum(each) for each in zip(*(s[0] for s in stacks), strict=True)), default=0)
+    # One unit for the whole axis, that of the peak.
     scale = 1 << 30 if peak >= 1 << 30 else 1 << 20
     unit = "GiB" if scale == 1 << 30 else "MiB"
     data = [
@@ -44,6 +45,7 @@ def memory_figure(
             colour,
             name=name,
             stackgroup="live",
+            # Stairs and no slopes: memory comes and goes at once.
             line={"width": 0.5, "color": colour, "shape": "hv"},
             fillcolor=colour,
             hovertemplate=f"%{{y:.3~g}} {unit}",
@@ -81,6 +83,7 @@ def training_figures(history: History) -> list[tuple[str, Figure]]:
         data = [
             line(steps, losses, "@backward", line={"color": "@backward", "width": 1.2},
                  hovertemplate="step %{x}<br>loss %{y:.4~g}<extra></extra>"),
+            # Behind the raw ones, so that it is drawn above them.
             line(steps, smooth(losses), "@forward", hoverinfo="skip"),
         ]  # fmt: skip
         figures.append(("Loss by step", _small(data, "step", rangemode="tozero")))
@@ -118,6 +121,7 @@ def smooth(values: Sequence[float]) -> list[float]:
     result: list[float] = []
     for value in values:
         average = SMOOTHING * average + (1 - SMOOTHING) * value
+        # The weight so far, by which the average is divided: at the start it is far below 1.
         total = SMOOTHING * total + (1 - SMOOTHING)
         result.append(average / total)
     return result

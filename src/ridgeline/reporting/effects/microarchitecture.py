@@ -84,6 +84,7 @@ def _false_sharing(sharing: FalseSharing) -> Grid:
     else:
         than = " and ".join(
             f"{with_spread(slowdown)} slower than {units.num_bytes(one.distance_bytes)} apart"
+            # The first are those in one line, which the others are compared with.
             for slowdown, one in zip(sharing.slowdowns, sharing.counters[1:], strict=True)
         )
         one, other = sharing.cores

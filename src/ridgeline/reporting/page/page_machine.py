@@ -182,6 +182,7 @@ def _curves(machine: Machine, setting: Setting | None) -> Markup | None:
     titles = {"FLOP/s": "Rate by operation size", "B/s": "Bandwidth by operation size"}
     for unit, title in titles.items() if setting is not None else ():
         mine = [c for c in machine.ceilings if c.setting == setting and c.rate.unit == unit]
+        # The sentence reads the first curve of several on one pair of axes.
         curved = next((ceiling for ceiling in mine if ceiling.curve), None)
         if setting is not None and curved is not None:
             figure = efficiency_figure(machine, setting, unit)
@@ -250,6 +251,7 @@ def _collectives_reading(machine: Machine) -> str:
     # That of gradients, among the most workers: the one that training waits for.
     entry = max(machine.collectives, key=lambda c: (c.operation == usual, c.setting.workers))
     rates = [point.num_bytes / point.seconds.value for point in entry.table]
+    # From there on bandwidth counts for more than latency.
     half = next(
         point.num_bytes
         for point, rate in zip(entry.table, rates, strict=True)

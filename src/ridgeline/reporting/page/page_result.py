@@ -59,6 +59,7 @@ def _notes(notes: Sequence[str]) -> Markup | None:
     """The first notes in sight, the rest behind a click."""
     if not notes:
         return None
+    # What the run could not do as planned comes first among them.
     first, rest = notes[:MOST_NOTES], notes[MOST_NOTES:]
     shown = tag("ul", *(tag("li", as_sentence(note)) for note in first), class_="notes")
     if not rest:

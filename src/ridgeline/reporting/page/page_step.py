@@ -34,6 +34,7 @@ def timeline_section(predicted: Timeline | None, measured: Timeline | None) -> M
     return section(
         "timeline",
         "Timeline of one step",
+        # The measured one, where there is one.
         timeline_reading(timelines[-1]),
         chart("timeline", figure, "Timeline of one step", has_keys=True),
         _left_out(timelines),
@@ -178,6 +179,7 @@ def capacity_bytes(workload: Workload, machine: Machine | None) -> int:
 
 def memory_reading(workload: Workload, capacity: int, workspaces: Sequence[int] = ()) -> str:
     """One sentence on the peak, what it is made of, and how far the limit is."""
+    # Where workspaces are not known, the peak is that of the tensors alone.
     spaces = workspaces or [0] * len(workload.ops)
     peak = max(workload.memory, key=lambda point: point.total_bytes + spaces[point.op])
     total = peak.total_bytes + spaces[peak.op]
@@ -208,6 +210,7 @@ def frames_section(
     # What only one side has cannot be compared; the verdict lists it.
     pairs = [
         (frame.name, frame.predicted_ns * 1e-9, frame.measured_ns * 1e-9, frame_colour(frame.name))
+        # From the host outwards, as the timeline draws them.
         for frame in sorted(compare_frames(predicted, measured), key=lambda f: LANES.index(f.lane))
         if frame.predicted_ns is not None and frame.measured_ns is not None
     ]

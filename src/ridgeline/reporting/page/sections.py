@@ -9,6 +9,7 @@ from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.labels import as_sentence
 from ridgeline.reporting.page.html import Content, Markup, data_script, join, table, tag
 
+# A number, a space and a unit: no line shall break at that space.
 _BEFORE_UNIT = re.compile(r"(\d) (?=%|(?:[num]?s|[kKMGTP]?i?B|[kMGTP]?FLOP)\b)")
 
 

@@ -45,6 +45,7 @@ def timeline_text(
         headings: One for each timeline (default: whether it was predicted or measured).
     """
     headings = headings or [timeline.origin.capitalize() for timeline in timelines]
+    # One scale for all, so that lengths can be compared.
     longest = max(max((s.end_ns for s in t.frames), default=t.step_ns) for t in timelines) or 1
     parts: list[RenderableType] = []
     used: dict[str, str] = {}

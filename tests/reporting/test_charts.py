@@ -18,6 +18,7 @@ from ridgeline.reporting.page.page_machine import machine_reading, machine_secti
 from ridgeline.reporting.page.page_plan import plan_bars, plan_reading
 from ridgeline.reporting.page.page_result import result_tiles, waterfall_bars, waterfall_reading
 from ridgeline.reporting.page.page_step import (
+    FrameTimes,
     frames_reading,
     memory_reading,
     roofline_reading,
@@ -227,7 +228,7 @@ def test_readings_are_computed_from_the_data(
     )
     largest = waterfall_reading(verdict)
     assert "; the largest loss is " in largest
-    assert frames_reading([("a", 1.0, 1.1, "@x"), ("b", 1.0, 2.0, "@x")], 4.0, 0.15) == (
+    assert frames_reading([FrameTimes("a", 1.0, 1.1), FrameTimes("b", 1.0, 2.0)], 4.0, 0.15) == (
         "1 of 2 frames are within 15.0 % of their prediction; the largest difference is in b, 1.00 s "
         "longer than predicted (25.0 % of the step)."
     )

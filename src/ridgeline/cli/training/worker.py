@@ -51,28 +51,22 @@ class Job(Value, frozen=True, kw_only=True):
         return load_task(self.task, data_dir=self.data_dir, batch_size=self.batch_size)
 
 
-class TrainRequest(Noun, frozen=True, kw_only=True):
-    """What the workers of a run are to do; `request.json` in the run directory.
+class RunTerms(Noun, frozen=True, kw_only=True):
+    """What a run is asked for, whatever its plan.
 
     Attributes:
         job: Which task.
-        plan: Without its reasons.
-        device: `cpu` or `cuda`.
-        run_dir: Gets all files.
+        run_dir: Gets all files; it is claimed for this run.
         epochs: In all.
         seed: Of everything random.
         resume: Continue from the newest checkpoint.
         checkpoint_every: Steps.
         task_digest: SHA-256 of the task file's text; None for a built-in task.
         is_task_changed: That text has changed between the starts of this run.
-        allow: Changes of the maths that the choice of the plan could make.
+        allow: Changes of the maths that the choice of the plan may make.
     """
 
-    kind: ClassVar[str] = "train-request"
-
     job: Job
-    plan: Plan
-    device: str
     run_dir: str
     epochs: int
     seed: int
@@ -81,6 +75,20 @@ class TrainRequest(Noun, frozen=True, kw_only=True):
     task_digest: str | None = None
     is_task_changed: bool = False
     allow: tuple[str, ...] = ()
+
+
+class TrainRequest(RunTerms, frozen=True, kw_only=True):
+    """What the workers of a run are to do; `request.json` in the run directory.
+
+    Attributes:
+        plan: Without its reasons.
+        device: `cpu` or `cuda`.
+    """
+
+    kind: ClassVar[str] = "train-request"
+
+    plan: Plan
+    device: str
 
 
 class TrialRequest(Value, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from ridgeline.experiments.hybrid.result import (
     HybridExperiment,
     HybridRow,
 )
-from ridgeline.experiments.ways.text import gap_cell, quartiles_cell, skipped_lines, versions_words
+from ridgeline.experiments.ways.text import gap_cell, quartiles_cell, skipped_lines, where_words
 from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.terminal.text import grid_text, title, warnings
 
@@ -21,11 +21,8 @@ _KINDS = ("peer", "ridgeline", "bound")
 
 def experiment_text(experiment: HybridExperiment) -> RenderableType:
     """All cases, with the machine above them."""
-    host = experiment.host
-    names = [device.name for device in experiment.devices if device.kind == "cuda"]
-    where = ", ".join(names) or f"{host.processor}, {host.cores} cores"
     return Group(
-        title("Hybrid execution", f"{where}; {versions_words(experiment.versions)}"),
+        title("Hybrid execution", where_words(experiment)),
         *(case_text(case) for case in experiment.cases),
         *warnings(experiment.notes),
     )

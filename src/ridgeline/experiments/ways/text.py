@@ -6,7 +6,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ridgeline import units
-from ridgeline.experiments.ways.result import WAY_KINDS, ContestRow, WayCase, WayExperiment, WayRow
+from ridgeline.experiments.ways.result import (
+    WAY_KINDS,
+    ContestExperiment,
+    ContestRow,
+    WayCase,
+    WayExperiment,
+    WayRow,
+)
 from ridgeline.machine import Quantity
 from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.labels import gpus_of
@@ -24,12 +31,15 @@ HEADINGS = {
 
 def experiment_text(experiment: WayExperiment) -> RenderableType:
     """All cases, with the machine above them."""
-    host = experiment.host
-    processor = f"{host.processor}, {host.cores} cores"
-    where = ", ".join([*gpus_of(experiment.devices), processor])
-    line = f"{where}; {versions_words(experiment.versions)}"
-    heading = title(HEADINGS[experiment.name], line)
+    heading = title(HEADINGS[experiment.name], where_words(experiment))
     return Group(heading, *(case_text(case) for case in experiment.cases))
+
+
+def where_words(experiment: ContestExperiment) -> str:
+    """The GPUs and the processor that were there, and the versions."""
+    host = experiment.host
+    hardware = (*gpus_of(experiment.devices), host.processor, f"{host.cores} cores")
+    return f"{', '.join(hardware)}; {versions_words(experiment.versions)}"
 
 
 def versions_words(versions: Mapping[str, str]) -> str:

@@ -4,9 +4,9 @@ import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import torch
@@ -46,8 +46,6 @@ class HybridContest(Holding[HybridRow, Entrant]):
         limit_s: What the case may take; the contender that is being made when it ends is waited for.
         progress: Takes lines about what happens now.
     """
-
-    lost: ClassVar[Mapping[str, None]] = {"prepare_s": None}
 
     def __init__(
         self,

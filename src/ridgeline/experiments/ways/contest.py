@@ -3,8 +3,8 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import torch
@@ -68,8 +68,6 @@ def hold(case: Case, *, limit_s: float, progress: Progress, peers: Peers | None 
 
 class _Hold(Holding[WayRow, WayRunner]):
     """The rows of one case as they come to be."""
-
-    lost: ClassVar[Mapping[str, None]] = {"difference": None}
 
     def __init__(self, case: Case, contest: Contest, progress: Progress, peers: Peers) -> None:
         super().__init__(progress)

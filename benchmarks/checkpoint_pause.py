@@ -15,7 +15,6 @@ not counted.
 
 import contextlib
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -29,7 +28,13 @@ from torch import Tensor, nn
 
 from ridgeline.cli.arguments.output_file import output_file
 from ridgeline.engine import Engine
-from ridgeline.experiments.result_files import file_name, now, parser_of, this_hardware
+from ridgeline.experiments.result_files import (
+    file_name,
+    now,
+    parser_of,
+    quartiles,
+    this_hardware,
+)
 from ridgeline.runtime.checkpoints import checkpoint, tensor_files
 from ridgeline.runtime.checkpoints.staging import Staging
 from ridgeline.runtime.checkpoints.state_tree import flatten
@@ -163,12 +168,7 @@ def longest_gap_s(goes_on: Callable[[], bool]) -> float:
 
 def summary(readings: list[dict[str, float]]) -> dict[str, Any]:
     """Median and quartiles of each figure."""
-    found = {}
-    for name in readings[0]:
-        values = [reading[name] for reading in readings]
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-        found[name] = {"median": median, "low": low, "high": high, "n": len(values)}
-    return found
+    return {name: quartiles([reading[name] for reading in readings]) for name in readings[0]}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.experiments.networks.catalog import catalog
-from ridgeline.experiments.result_files import file_name, now, this_hardware
+from ridgeline.experiments.result_files import file_name, now, quartiles, this_hardware
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.graphs.graph import GraphRunner
 from ridgeline.session import TrainStep
@@ -139,16 +138,11 @@ def _result(
         "python": platform.python_version(),
         "torch": torch.__version__,
         "replays": "real" if torch.cuda.is_available() else "do nothing",
-        "us_a_step": {name: _quartiles(values) for name, values in taken.items()},
-        "own_us": _quartiles(own),
-        "times_by_hand": _quartiles(ratios),
+        "us_a_step": {name: quartiles(values) for name, values in taken.items()},
+        "own_us": quartiles(own),
+        "times_by_hand": quartiles(ratios),
         "notes": notes,
     }
-
-
-def _quartiles(values: list[float]) -> dict[str, float]:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return {"median": round(middle, 3), "low": round(low, 3), "high": round(high, 3)}
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ from ridgeline.experiments.networks.network import Network, Parts, Scale, adamw,
 from ridgeline.experiments.networks.result import COMPILE
 from ridgeline.experiments.networks.sides.forms import (
     CHANNELS_LAST,
-    NetworkRunner,
     NetworkSubject,
     optimizer_options,
     plain_forms,
 )
 from ridgeline.experiments.networks.sides.timing import time_forms
-from ridgeline.experiments.result_files import now
-from ridgeline.experiments.turns import Samples, spread
+from ridgeline.experiments.result_files import now, quartiles
+from ridgeline.experiments.turns import Samples
+from ridgeline.experiments.ways.case import WayRunner
 from ridgeline.plan import Plan, Precision, Sync
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.synchronisation import DEFAULT_ALGORITHM, DEFAULT_BUCKET_BYTES, MIB, offered
@@ -139,7 +139,7 @@ class _Measured:
             network=network, world=world, scale=scale, precision=precision
         )
         self._world, self._arguments, self._begin = world, arguments, begin
-        self._runners: dict[str, NetworkRunner] = {}
+        self._runners: dict[str, WayRunner] = {}
         self._found: dict[str, Any] = {
             "title": network.title,
             "losses": {},
@@ -168,7 +168,7 @@ class _Measured:
             _show(self._subject.network.name, found)
         return found
 
-    def _add(self, name: str, make: Callable[[], NetworkRunner]) -> None:
+    def _add(self, name: str, make: Callable[[], WayRunner]) -> None:
         """Make a way and run its first steps; what one worker cannot do none does."""
         is_late = time.perf_counter() - self._begin > self._arguments.seconds
         if largest_of_workers(float(is_late), self._world):
@@ -194,7 +194,7 @@ class _Measured:
 
 def _ways(
     subject: NetworkSubject, buckets: Sequence[Sequence[float]], algorithms: Sequence[str]
-) -> Iterable[tuple[str, Callable[[], NetworkRunner]]]:
+) -> Iterable[tuple[str, Callable[[], WayRunner]]]:
     """Name to what makes it; DDP is that of users, on GPUs compiled and in the layout that suits it best."""
     world = subject.world
     alone = World(0, 1, world.local_rank, world.device)
@@ -217,29 +217,24 @@ def _ways(
             yield form.name, partial(form.make, subject)
 
 
-def _ours(subject: NetworkSubject, plan: Plan, world: World) -> NetworkRunner:
+def _ours(subject: NetworkSubject, plan: Plan, world: World) -> WayRunner:
     network, place = subject.network, subject.world
     options = optimizer_options(network, place.device)
     setup = network.build(place.device, subject.scale, rank=place.rank, **options)
     step = PlannedStep(
         setup.model, setup.loss_fn, setup.optimizer, plan, clip_norm=network.clip_norm, world=world
     )
-    return NetworkRunner(run=lambda: step(setup.batch), close=step.close)
+    return WayRunner(run=lambda: step(setup.batch), close=step.close)
 
 
 def _figures(samples: Samples) -> dict[str, Any]:
     figures: dict[str, Any] = {"milliseconds": {}, f"times_{ALONE}": {}}
     for name, own in samples.items():
-        figures["milliseconds"][name] = _quartiles([1e3 * seconds for seconds in own])
+        figures["milliseconds"][name] = quartiles([1e3 * seconds for seconds in own])
         if ALONE in samples:
             ratios = [ours / alone for ours, alone in zip(own, samples[ALONE], strict=True)]
-            figures[f"times_{ALONE}"][name] = _quartiles(ratios)
+            figures[f"times_{ALONE}"][name] = quartiles(ratios)
     return figures
-
-
-def _quartiles(values: list[float]) -> dict[str, float]:
-    found = spread(values)
-    return {"median": found.value, "low": found.low, "high": found.high, "turns": found.n}
 
 
 def _show(name: str, found: dict[str, Any]) -> None:

@@ -12,8 +12,8 @@ from ridgeline.cli.arguments import inputs
 from ridgeline.cli.arguments.wishes import Wishes
 from ridgeline.cli.training import decision as choosing
 from ridgeline.cli.training import profiles
+from ridgeline.cli.training.apart import PHASES
 from ridgeline.cli.training.decision import Decision, decide, decide_in_group
-from ridgeline.cli.training.whole_step import PHASES
 from ridgeline.cli.training.worker import Job, TrialRequest
 from ridgeline.codec import decode
 from ridgeline.decision.heartbeat import EVERY_S, Heartbeat

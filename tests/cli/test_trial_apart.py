@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.training.trial_apart import try_apart
+from ridgeline.cli.training.apart import try_apart
 from ridgeline.cli.training.worker import Job, TrialRequest
 from ridgeline.errors import LaunchError, ObstacleError
 from ridgeline.plan import Execution, Plan

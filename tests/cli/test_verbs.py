@@ -175,7 +175,7 @@ def test_verify_exits_with_3_when_off(run, run_dir: Path, tolerance: str, status
     )
     ran = run(*words)
     assert ran.status == status
-    assert "error -9.1 %" in " ".join(ran.out.replace("│", "").split())
+    assert "(-9.1 %)" in " ".join(ran.out.replace("│", "").split())
     assert ran.err == ""
     printed = run(*words, "--json")
     assert printed.status == status

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from ridgeline.cli.arguments.wishes import Wishes
-from ridgeline.cli.training import profiles, whole_step
+from ridgeline.cli.training import profiles
+from ridgeline.cli.training.apart import PHASES, phases_apart
 from ridgeline.cli.training.decision import decide
-from ridgeline.cli.training.whole_step import PHASES, held_against_task, phases_apart
+from ridgeline.cli.training.profiles import held_against_task
 from ridgeline.cli.training.worker import Job, TrialRequest
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.machine import Machine, OperatorTiming, Quantity, Setting
@@ -65,7 +66,7 @@ def test_workers_time_their_steps(
     path.write_text(f"{path.read_text()}\n{broken}")
     said: list[str] = []
     machine, setting = Machine.load(machine_file), Setting(device="cpu", workers=2, threads=1)
-    monkeypatch.setattr(whole_step, "is_long", lambda *_: False)
+    monkeypatch.setattr(profiles, "is_long", lambda *_: False)
     workload: Any = None  # nobody comes to it
     with Heartbeat(said.append) as heartbeat:
         phases = partial(phases_apart, request)
@@ -82,7 +83,7 @@ def test_a_long_step_is_left_to_trials(machine_file: str, monkeypatch: pytest.Mo
     def fails() -> dict[str, float]:
         raise AssertionError("made")
 
-    monkeypatch.setattr(whole_step, "is_long", lambda *_: True)
+    monkeypatch.setattr(profiles, "is_long", lambda *_: True)
     machine, setting = Machine.load(machine_file), Setting(device="cpu", workers=1, threads=2)
     workload: Any = None
     with Heartbeat(print) as heartbeat:

@@ -32,11 +32,11 @@ from ridgeline.experiments.networks.settings import settings_for
 from ridgeline.experiments.networks.sides import check, contest
 from ridgeline.experiments.networks.sides.forms import (
     NetworkForm,
-    NetworkRunner,
     NetworkSubject,
     plain_forms,
 )
 from ridgeline.experiments.turns import spread
+from ridgeline.experiments.ways.case import WayRunner
 from ridgeline.machine import Quantity, Setting
 from ridgeline.workers.world import World
 from strategies import make_machine
@@ -74,7 +74,7 @@ def request_for(task: Task, name: str, folder: Path, **changes: Any) -> NetworkR
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain forms but those that compile, which would take half a minute; the last one fails."""
 
-    def fail(subject: NetworkSubject) -> NetworkRunner:
+    def fail(subject: NetworkSubject) -> WayRunner:
         raise RuntimeError("no compiler here")
 
     def forms(subject: NetworkSubject) -> list[NetworkForm]:

@@ -8,8 +8,8 @@ import torch
 from rows import row_of
 
 from ridgeline.experiments.parallel import CASES, cases, gpus, threads
-from ridgeline.experiments.parallel.ours import NAME
 from ridgeline.experiments.parallel.work import (
+    NAME,
     Work,
     branches,
     cell,

@@ -11,12 +11,14 @@ from ridgeline.machine import Setting
 from ridgeline.reporting.charts import chart_timeline
 from ridgeline.reporting.charts.chart_rates import collectives_figure, efficiency_figure
 from ridgeline.reporting.charts.chart_timeline import MOST_DETAILS, timeline_figure
-from ridgeline.reporting.charts.charts import memory_figure, parity_figure, smooth, training_figures
+from ridgeline.reporting.charts.charts import memory_figure, smooth, training_figures
+from ridgeline.reporting.labels import as_sentence
 from ridgeline.reporting.operators import group_ops, short_name, times_from_timeline
 from ridgeline.reporting.page.page_machine import machine_reading, machine_section, training_reading
 from ridgeline.reporting.page.page_plan import plan_bars, plan_reading
 from ridgeline.reporting.page.page_result import result_tiles, waterfall_bars, waterfall_reading
 from ridgeline.reporting.page.page_step import (
+    FrameTimes,
     frames_reading,
     memory_reading,
     roofline_reading,
@@ -24,7 +26,7 @@ from ridgeline.reporting.page.page_step import (
     timeline_reading,
     timeline_section,
 )
-from ridgeline.reporting.page.sections import as_sentence, bound_units
+from ridgeline.reporting.page.sections import bound_units
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Span, Timeline
 
@@ -171,15 +173,6 @@ def test_rates_are_bytes_over_seconds(machine) -> None:
     assert names == ["elementwise float32", "memory float32"]
 
 
-def test_parity_leaves_out_what_has_no_logarithm() -> None:
-    """Frames of no duration have no place on a logarithmic axis."""
-    figure = parity_figure(
-        [("a", 1e-3, 2e-3, "@x"), ("b", 0.0, 1e-3, "@x"), ("c", 1.0, 1.0, "@x")], 0.1
-    )
-    assert figure["data"][-1]["x"] == [1.0, 1000.0]
-    assert figure["data"][-1]["y"] == [2.0, 1000.0]
-
-
 def test_waterfall_bars_touch_and_reach_the_step(verdict) -> None:
     """Each part starts where the last one ended, and the last ends at the measured step."""
     *parts, total = waterfall_bars(verdict)
@@ -235,7 +228,7 @@ def test_readings_are_computed_from_the_data(
     )
     largest = waterfall_reading(verdict)
     assert "; the largest loss is " in largest
-    assert frames_reading([("a", 1.0, 1.1, "@x"), ("b", 1.0, 2.0, "@x")], 4.0, 0.15) == (
+    assert frames_reading([FrameTimes("a", 1.0, 1.1), FrameTimes("b", 1.0, 2.0)], 4.0, 0.15) == (
         "1 of 2 frames are within 15.0 % of their prediction; the largest difference is in b, 1.00 s "
         "longer than predicted (25.0 % of the step)."
     )

@@ -113,7 +113,7 @@ def test_datasheets_stand_beside_what_was_measured() -> None:
     assert "4.80 TB/s (87.5 %)" in row
     assert all("%)" not in line for line in lines if line.startswith("elementwise"))
     assert all("%)" not in line for line in lines if "cpu threads" in line)
-    source = "Datasheet: NVIDIA H200 Tensor Core GPU datasheet; tensor cores halved, as it counts sparsity"
+    source = "Datasheet: NVIDIA H200 Tensor Core GPU datasheet; tensor cores halved, as it counts sparsity."
     assert source in lines
     page = str(machine_section(machine, None)).replace("\xa0", " ")
     assert "990 TFLOP/s (70.7 %)" in page

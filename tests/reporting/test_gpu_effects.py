@@ -132,8 +132,8 @@ def test_sizes() -> None:
     [
         (gpu_rates_figure(KNOWN), ["read by all multiprocessors", "mul_ of float32"]),
         (gpu_rates_figure(GpuLevels(sizes=SIZES)), ["mul_ of float32"]),
-        (gpu_latency_figure(KNOWN), ["a load that waits for the one before"]),
-        (gpu_blocks_figure(KNOWN), ["multiply-add", "read"]),
+        (gpu_latency_figure(STAIRS), ["a load that waits for the one before"]),
+        (gpu_blocks_figure(BLOCKS), ["multiply-add", "read"]),
     ],
 )
 def test_charts_are_figures(figure: dict[str, object], names: list[str]) -> None:
@@ -143,7 +143,7 @@ def test_charts_are_figures(figure: dict[str, object], names: list[str]) -> None
 
 def test_blocks_are_drawn_as_shares_of_the_best() -> None:
     """So that both kernels have one axis."""
-    arithmetic, reading = gpu_blocks_figure(KNOWN)["data"]
+    arithmetic, reading = gpu_blocks_figure(BLOCKS)["data"]
     assert arithmetic["y"] == pytest.approx([1 / 301, 150 / 301, 300 / 301, 1.0])
     assert reading["x"] == [1, 528]
 
@@ -154,5 +154,5 @@ def test_the_page_has_tables_and_charts_of_what_was_measured() -> None:
     for title in (*(effect.title for effect in gpu_effects(KNOWN)), "GPU latency by size"):
         assert title.replace("'", "&#x27;") in page or title.replace("'", "&#39;") in page
     assert "GPU" not in str(machine_section(make_machine(), None))
-    assert len(gpu_charts(KNOWN)) == 3
-    assert len(gpu_charts(GpuLevels(blocks=BLOCKS))) == 1
+    assert len(list(gpu_charts(KNOWN))) == 3
+    assert len(list(gpu_charts(GpuLevels(blocks=BLOCKS)))) == 1

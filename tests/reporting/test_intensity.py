@@ -15,7 +15,7 @@ from layered_workloads import CONVOLUTION, LINEAR, NORM, LayerSpec, layered
 from printed import as_text
 from ridgeline.codec import decode
 from ridgeline.reporting.charts.chart_intensity import intensity_figure
-from ridgeline.reporting.layer_rows import intensity_reading, rest_lines, row_cells, rows_of
+from ridgeline.reporting.layer_rows import intensity_reading, layers_grid, rest_lines, rows_of
 from ridgeline.reporting.report import report
 from ridgeline.reporting.terminal.text_intensity import intensity_text
 from ridgeline.simulator.layers.intensity import Intensities, intensities
@@ -36,8 +36,7 @@ def test_equal_layers_share_a_row(found) -> None:
     """With what all of them send, and FLOP per byte of each; norms are told of below."""
     rows = rows_of(found)
     assert [row.name for row in rows] == ["stem", "conv and 1 more", "fc"]
-    cells = row_cells(rows[1])
-    assert cells == (
+    assert layers_grid(found).rows[1] == (
         *("conv and 1 more", "convolution", "480 MFLOP", "7.81 KiB", "60000", "compute"),
         *("938 KiB", "500", "compute", "data, 120 x", "0.0667"),
     )

@@ -20,11 +20,11 @@ from ridgeline.machine.microarchitecture import (
     Vectors,
 )
 from ridgeline.machine.quantity import Sampled
-from ridgeline.reporting.effects.effects import Effect
 from ridgeline.reporting.effects.machine_effects import machine_effects
 from ridgeline.reporting.effects.microarchitecture import host_effects
+from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.page.page_machine import machine_section
-from ridgeline.reporting.terminal.text_host import effect_texts
+from ridgeline.reporting.terminal.text import grid_text
 
 GIB = 1 << 30
 
@@ -102,7 +102,7 @@ def nodes(reason: str = "") -> Nodes:
     )
 
 
-def one(**parts: object) -> Effect:
+def one(**parts: object) -> Grid:
     """The only effect of a host of which only this is known."""
     (effect,) = host_effects(msgspec.convert(parts, Microarchitecture, from_attributes=True))
     return effect
@@ -111,7 +111,6 @@ def one(**parts: object) -> Effect:
 def test_what_was_not_measured_is_not_shown() -> None:
     """In no place: not in the terminal, not on the page."""
     assert machine_effects(make_machine()) == ()
-    assert effect_texts(()) == []
     assert "False sharing" not in str(machine_section(make_machine(), None))
 
 
@@ -216,7 +215,7 @@ def test_terminal_and_page_show_the_same() -> None:
     machine = msgspec.structs.replace(make_machine(), microarchitecture=known)
     page = str(machine_section(machine, None)).replace("\xa0", " ").replace("&#x27;", "'")
     shown = machine_effects(machine)
-    text = " ".join(as_text(*effect_texts(shown)).split())
+    text = " ".join(as_text(*map(grid_text, shown)).split())
     assert len(shown) == 5
     for effect in shown:
         for part in (effect.title, effect.reading, *effect.head, *sum(effect.rows, ())):

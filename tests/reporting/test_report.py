@@ -12,8 +12,8 @@ from printed import as_text
 from ridgeline.errors import RidgelineError
 from ridgeline.history import History, Outage
 from ridgeline.machine import Machine
-from ridgeline.reporting.page.outages import outages_text
 from ridgeline.reporting.report import report, setting_of
+from ridgeline.reporting.terminal.text import warnings
 from ridgeline.timeline import Timeline
 
 SECTIONS = [
@@ -133,7 +133,7 @@ def test_figures_are_strict_json_with_their_place(content: Reader) -> None:
     wanted = {value for _, name, value in content.attributes if name == "data-figure"}
     figures = {name for name in content.scripts if name.startswith("figure-")}
     assert wanted == figures
-    assert {"figure-timeline", "figure-roofline", "figure-memory", "figure-parity"} <= figures
+    assert {"figure-timeline", "figure-roofline", "figure-memory"} <= figures
     for name in figures:
         figure = json.loads(content.scripts[name])
         assert figure["data"]
@@ -213,7 +213,7 @@ def test_outages_are_shown(history: History, tmp_path: Path) -> None:
     row = "1 worker 2 2026-01-31 12:00:05 UTC 6.04 s 1 replaced, now at tcp://10.0.0.2:5555"
     assert row in text
     assert "15.5 s 3 back at tcp://10.0.0.2:5555" in text
-    assert as_text(*outages_text(history)).splitlines() == [
+    assert as_text(*warnings(map(str, history.outages))).splitlines() == [
         (
             "! worker 2 got no answer from server 1 from 2026-01-31 12:00:05 UTC on for 6.0 s; another took "
             "its place at tcp://10.0.0.2:5555, 1 push sent again"

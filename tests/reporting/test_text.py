@@ -7,14 +7,17 @@ import pytest
 
 from printed import as_text
 from ridgeline.machine import Machine
+from ridgeline.reporting.grid import Grid
+from ridgeline.reporting.labels import numbers_grid
 from ridgeline.reporting.operators import times_from_timeline
-from ridgeline.reporting.page.page_machine import quantity_table
+from ridgeline.reporting.page.sections import grid_table
+from ridgeline.reporting.scaling_grids import points_grid
 from ridgeline.reporting.terminal.text import (
     bar,
     console,
+    grid_text,
     machine_text,
     ranking_text,
-    scaling_text,
     workload_text,
 )
 from ridgeline.reporting.terminal.text_step import (
@@ -84,10 +87,10 @@ def test_numbers_say_how_they_repeat(machine) -> None:
     )
     assert (first.family, first.dtype) == ("matmul", "float32")
     assert row(visited)[-5:] == ["%", "12.5", "%", "9", "measured"]
-    page = str(quantity_table(visited))
+    page = str(grid_table(numbers_grid(visited)))
     assert "Repeats within" in page
     assert "12.5 %" in page
-    assert "12.5 %" not in str(quantity_table(machine))
+    assert "12.5 %" not in str(grid_table(numbers_grid(machine)))
 
 
 def test_operator_table_needs_no_times(workload, predicted) -> None:
@@ -116,9 +119,9 @@ def test_verdict_box_has_verdict_why_next(verdict) -> None:
     text = as_text(verdict_text(verdict))
     flat = " ".join(text.replace("│", " ").split())
     assert verdict.verdict in flat
-    assert f"Why {verdict.why}" in flat
-    assert f"Next {verdict.next}" in flat
-    assert f"error {100 * verdict.error:+.1f} %" in flat
+    assert f"why {verdict.why}" in flat
+    assert f"next {verdict.next}" in flat
+    assert f"({100 * verdict.error:+.1f} %)" in flat
 
 
 def test_waterfall_lists_every_part_once(verdict) -> None:
@@ -142,6 +145,14 @@ def test_lanes_are_as_wide_as_the_step(predicted, measured) -> None:
     assert rows[0].rstrip().endswith(".")
 
 
+def test_cells_are_shown_as_they_are() -> None:
+    """What stands in brackets is a user's name, and no markup of rich's."""
+    grid = Grid("Names", ("", "Where"), (("[bold]layer", "blocks[0]"),), reading="A [sentence].")
+    text = as_text(grid_text(grid))
+    for part in ("[bold]layer", "blocks[0]", "A [sentence]."):
+        assert part in text
+
+
 @pytest.mark.parametrize(
     ("fraction", "length"), [(0.0, 0), (0.001, 1), (0.5, 5), (1.0, 10), (3.0, 10)]
 )
@@ -158,8 +169,8 @@ def test_scaling_lists_efficiency() -> None:
         )
         for n in (1, 2)
     ]
-    rows = as_text(scaling_text(points)).splitlines()
-    assert rows[-1].split()[:8] == ["2", "100", "ms", "200", "1.80", "x", "90.0", "%"]
+    rows = as_text(grid_text(points_grid(points, "Scaling"))).splitlines()
+    assert rows[-1].split()[:9] == ["2", "10.0", "100", "ms", "200", "1.80", "x", "90.0", "%"]
 
 
 def test_memory_says_what_it_is_held_for(predicted) -> None:

@@ -9,7 +9,8 @@ from printed import as_text
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine, Quantity
 from ridgeline.plan import Plan
-from ridgeline.reporting.terminal.text_levers import gain_text, levers_text
+from ridgeline.reporting.scaling_grids import gain_text, levers_grid
+from ridgeline.reporting.terminal.text import grid_text
 from ridgeline.simulator.curves.levers import Lever, elsewhere, levers
 from ridgeline.simulator.curves.what_if import PARTS, what_if
 from ridgeline.simulator.step import simulate
@@ -106,12 +107,16 @@ def test_levers_as_text() -> None:
     def lever(part: str, gain: float, low: float) -> Lever:
         return Lever(factors={part: 2.0}, step_s=1e-3 / gain, gain=gain, low=low, high=gain + 0.1)
 
-    text = as_text(levers_text([lever("memory", 1.05, 1.0), lever("compute", 1.5, 1.4)]))
-    assert "compute helps most" in text
+    text = as_text(
+        grid_text(levers_grid([lever("memory", 1.05, 1.0), lever("compute", 1.5, 1.4)], ""))
+    )
+    assert "Compute helps most." in text
     assert text.index("compute 2 x") < text.index("memory 2 x")
     assert "1.40 .. 1.60" in text
-    text = as_text(levers_text([lever("memory", 1.05, 1.0)]))
-    assert "no part alone helps by more than its spread" in text
-    text = as_text(levers_text([lever("memory", 1.2, 1.1), lever("compute", 1.5, 1.4)]))
-    assert "compute, then memory help" in text
+    text = as_text(grid_text(levers_grid([lever("memory", 1.05, 1.0)], "")))
+    assert "No part alone helps by more than its spread." in text
+    text = as_text(
+        grid_text(levers_grid([lever("memory", 1.2, 1.1), lever("compute", 1.5, 1.4)], ""))
+    )
+    assert "Compute, then memory help." in text
     assert gain_text(lever("compute", 1.5, 1.4)) == "1.50 x (1.40 to 1.60)"

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from printed import as_text
 from ridgeline.errors import LawError, MachineError
 from ridgeline.machine import Machine
 from ridgeline.machine.cluster import Level
 from ridgeline.machine.stragglers import Stragglers, parse_stragglers
 from ridgeline.plan import Plan, Sync
-from ridgeline.reporting.terminal.text_levers import levers_text
+from ridgeline.reporting.scaling_grids import levers_grid
 from ridgeline.simulator.curves.levers import levers
 from ridgeline.simulator.curves.scaling import differing_as_measured, scaling_curve
 from ridgeline.simulator.curves.spread import drawn_machines
@@ -159,7 +158,7 @@ def test_what_if_all_were_alike() -> None:
     *_, lever = levers(machine, workload, plan)
     assert lever.factors == {"stragglers": 1e9}
     assert lever.step_s == pytest.approx(1e-9 * alike.step_ns)
-    assert "stragglers free" in as_text(levers_text([lever]))
+    assert levers_grid([lever], "").rows[0][0] == "stragglers free"
     for equal in (on(Stragglers()), make_machine()):
         assert len(levers(equal, workload, plan)) == 4
     assert len(levers(machine, workload, Plan())) == 4

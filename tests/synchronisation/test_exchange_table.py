@@ -9,8 +9,8 @@ from layer_chains import chain
 from ridgeline.errors import PlanError
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.exchanges.exchange_table import UNKNOWN_LOSS, ExchangeRow, exchange_table
-from ridgeline.reporting.terminal.text import console
-from ridgeline.reporting.terminal.text_exchanges import exchanges_text
+from ridgeline.reporting.plan_grids import exchanges_grid
+from ridgeline.reporting.terminal.text import console, grid_text
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, RHYTHMS
 from strategies import make_machine, make_workload
 
@@ -180,7 +180,7 @@ def test_a_worker_alone_has_no_ways() -> None:
 def test_the_terminal_shows_them() -> None:
     """By their labels."""
     buffer = io.StringIO()
-    console(buffer).print(exchanges_text([*rows_of(1e8).values()], "2 workers"))
+    console(buffer).print(grid_text(exchanges_grid([*rows_of(1e8).values()]), "2 workers"))
     text = buffer.getvalue()
     assert "gossip protocol" in text
     assert "halved" in text

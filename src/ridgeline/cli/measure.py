@@ -5,9 +5,8 @@ import argparse
 from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, Output
 from ridgeline.reporting.effects.machine_effects import machine_effects
-from ridgeline.reporting.terminal.text import machine_text
-from ridgeline.reporting.terminal.text_host import effect_texts, limits_text, storage_text
-from ridgeline.reporting.terminal.text_stairs import stairs_text
+from ridgeline.reporting.effects.stairs import stairs_grid
+from ridgeline.reporting.terminal.text import grid_text, machine_text
 
 
 class MeasureCommand:
@@ -38,11 +37,7 @@ class MeasureCommand:
             output.progress(f"wrote {machine.save(args.output)}")
         shown = [machine_text(machine)]
         if machine.stairs:
-            shown.append(stairs_text(machine.stairs, machine.caches))
-        shown += effect_texts(machine_effects(machine))
-        if machine.storage:
-            shown.append(storage_text(machine.storage))
-        if machine.limits:
-            shown.append(limits_text(machine.limits))
+            shown.append(grid_text(stairs_grid(machine.stairs, machine.caches)))
+        shown += map(grid_text, machine_effects(machine))
         output.result(machine, *shown)
         return FINE

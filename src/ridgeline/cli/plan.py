@@ -16,8 +16,8 @@ from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
 from ridgeline.planner.exchanges.exchange_table import exchange_table
 from ridgeline.planner.labels import label
-from ridgeline.reporting.terminal.text import choices_text, ranking_text, title
-from ridgeline.reporting.terminal.text_exchanges import exchanges_text
+from ridgeline.reporting.plan_grids import exchanges_grid, knobs_grid
+from ridgeline.reporting.terminal.text import grid_text, ranking_text
 
 EXCHANGES = "sync"
 """What `--explain` calls all ways to exchange gradients."""
@@ -66,11 +66,12 @@ class PlanCommand:
         if args.explain == EXCHANGES:
             plan = _of_several(ranking)
             rows = exchange_table(machine, workloads, plan, allow=args.allow, error=ranking.error)
-            output.result({"plan": plan, "ways": rows}, exchanges_text(rows, label(plan)))
+            shown = grid_text(exchanges_grid(rows), label(plan))
+            output.result({"plan": plan, "ways": rows}, shown)
         elif args.explain is not None:
             choice = ranking.choice(args.explain)
-            text = title(f"{choice.knob} = {choice.value}", f"set by {choice.origin}")
-            output.result({"choice": choice}, text, choices_text([choice]))
+            grid = knobs_grid([choice], f"{choice.knob} = {choice.value}")
+            output.result({"choice": choice}, grid_text(grid, f"set by {choice.origin}"))
         else:
             output.result(ranking, ranking_text(ranking))
         return FINE
@@ -78,6 +79,7 @@ class PlanCommand:
 
 def _of_several(ranking: Ranking) -> Plan:
     """The best plan, or the best one of several workers where there is one."""
+    # A worker alone exchanges nothing, so that its plan would have one row.
     plans = [candidate.plan for candidate in ranking.candidates]
     return next((plan for plan in plans if plan.workers > 1), plans[0])
 

@@ -11,10 +11,9 @@ from ridgeline.history import History
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Candidate, Ranking
-from ridgeline.reporting.page.outages import outages_text
 from ridgeline.reporting.page.page_plan import GIVEN
 from ridgeline.reporting.report import TRACE_NAME, report
-from ridgeline.reporting.terminal.text import title
+from ridgeline.reporting.terminal.text import title, warnings
 from ridgeline.reporting.trace_json import write_trace
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
@@ -40,7 +39,7 @@ class ReportCommand:
         output.result(
             {"files": [str(path) for path in written], "outages": [*map(str, outages)]},
             *(title("Wrote", str(path)) for path in written),
-            *([] if history is None else outages_text(history)),
+            *warnings(map(str, outages)),
         )
         return FINE
 
@@ -97,6 +96,7 @@ def _ranking(
     plan = if_there(Plan, run_dir / run_directory.PLAN)
     if ranking is not None or plan is None or predicted is None:
         return ranking
+    # As a ranking of one, so that the page has a section for it.
     only = Candidate(plan=plan, timeline=predicted, why=GIVEN, measured=measured)
     # The page shows the model's error, of which the only plan's miss is all that is known.
     miss = abs(predicted.step_ns / measured.step_ns - 1.0) if measured and measured.step_ns else 0.0

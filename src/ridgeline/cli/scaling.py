@@ -12,7 +12,8 @@ from ridgeline.errors import FileFormatError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.reporting.report import report
-from ridgeline.reporting.terminal.text_scaling import scaling_of_runs_text
+from ridgeline.reporting.scaling_grids import REGIMES, laws_grid, runs_grid
+from ridgeline.reporting.terminal.text import grid_text, title, warnings
 from ridgeline.timeline import Timeline
 from ridgeline.verdict.scaling import scaling
 from ridgeline.verdict.scaling_nouns import MeasuredRun
@@ -48,12 +49,20 @@ class ScalingCommand:
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Load the runs, fit, show."""
+        # All are loaded before any is compared: one that is no run is named at once.
         found = scaling([_load(path) for path in args.run_dirs], args.devices)
         if args.output is not None:
             output.progress(f"written to {found.save(args.output)}")
         if args.report is not None:
             output.progress(f"written to {report(args.report, scaling=found)}")
-        output.result(found, scaling_of_runs_text(found))
+        laws = laws_grid(found.laws, "Laws")
+        output.result(
+            found,
+            title(f"Scaling of {found.title}", f"measured; {REGIMES[found.regime]}"),
+            grid_text(runs_grid(found)),
+            grid_text(laws, "through these runs, 90 % intervals"),
+            *warnings(found.notes),
+        )
         return FINE
 
 

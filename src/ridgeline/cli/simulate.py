@@ -25,10 +25,14 @@ from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
-from ridgeline.reporting.terminal.text import plan_text, scaling_text, title, warnings
+from ridgeline.reporting.scaling_grids import (
+    REGIMES,
+    gain_text,
+    levers_grid,
+    points_grid,
+)
+from ridgeline.reporting.terminal.text import grid_text, plan_text, title, warnings
 from ridgeline.reporting.terminal.text_intensity import intensity_text
-from ridgeline.reporting.terminal.text_levers import gain_text, levers_text
-from ridgeline.reporting.terminal.text_scaling import REGIMES
 from ridgeline.reporting.terminal.text_step import memory_text, timeline_text, waterfall_text
 from ridgeline.simulator.curves.levers import Lever, elsewhere, levers
 from ridgeline.simulator.curves.scaling import ScalingPoint, scaling_curve
@@ -101,6 +105,7 @@ class SimulateCommand:
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Describe, predict, show."""
+        # Parts that are given apart are asked about together: one step has all of them.
         question = ",".join(args.what_if or ())
         other = _profile(args.what_if or ())
         factors = parse_what_if(question) if args.what_if is not None and other is None else {}
@@ -145,12 +150,12 @@ class SimulateCommand:
         else:
             shown.append(timeline_text([timeline]))
         value["levers"] = levers(machine, workload, plan)
-        shown.append(levers_text(value["levers"]))
+        shown.append(grid_text(levers_grid(value["levers"], "Levers")))
         if args.report is not None:
             found = Curve(plan, machine, workloads, tuple(workloads))
             drawn = draw_step(args.report, found, timeline, points, others, value["levers"])
             output.progress(f"written to {drawn}")
-        output.result(value, *shown, scaling_text(points))
+        output.result(value, *shown, _scaling(points, "predicted"))
         return FINE
 
 
@@ -160,10 +165,10 @@ def _show_curve(
     """Predict and show the curve, and that on another machine, where one is asked about."""
     points, regime = found.points(), args.scaling
     value: dict[str, Any] = {"plan": found.plan.settings, "regime": regime, "scaling": points}
-    shown = [plan_text(found.plan), scaling_text(points, REGIMES[regime])]
+    shown = [plan_text(found.plan), _scaling(points, f"predicted; {REGIMES[regime]}")]
     if then is not None:
         value["what_if"] = found.points(then)
-        shown.append(scaling_text(value["what_if"], question))
+        shown.append(_scaling(value["what_if"], f"predicted; {question}"))
     shared: Intensities | None = None
     if args.intensity:
         most = points[-1].workers
@@ -178,6 +183,10 @@ def _show_curve(
     shown += warnings(notes)
     output.result(value, *shown)
     return FINE
+
+
+def _scaling(points: Sequence[ScalingPoint], line: str) -> RenderableType:
+    return grid_text(points_grid(points, "Scaling"), line)
 
 
 def _profile(questions: Sequence[str]) -> Machine | None:

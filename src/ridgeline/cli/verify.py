@@ -56,6 +56,7 @@ class VerifyCommand:
         # Any two may be compared, so that this is no error.
         if steps[0] != steps[1]:
             output.progress(f"! two different steps are compared: {steps[0]}, and {steps[1]}")
+        # One of them alone prices no operator.
         if (given.machine is None) != (given.workload is None):
             flags = ["--machine", "--workload"]
             known, missing = flags if given.workload is None else reversed(flags)

@@ -97,6 +97,7 @@ def torch_threads(count: int) -> Iterator[None]:
     """So many threads for torch on the CPU; 0 leaves them."""
     before = torch.get_num_threads()
     if count in (0, before):
+        # Nothing is set, and nothing to put back.
         yield
         return
     set_threads(count)

@@ -80,6 +80,7 @@ class NamespaceNetwork:
         """
         return subprocess.Popen(
             [*self.hosts[host].prefix, *command],
+            # What the caller gives comes last, and wins.
             env={**os.environ, **gloo_environment(), **(environment or {})},
             text=True,
             **settings,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ridgeline.experiments.turns import spread
 from ridgeline.machine import Device, Host
 
 
@@ -27,6 +28,12 @@ def say(line: str) -> None:
 def now() -> str:
     """The moment in UTC, as ISO 8601 has it, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def quartiles(figures: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles of figures, of which there is at least one, and how many they are, for JSON."""
+    found = spread(figures)
+    return {"median": found.value, "low": found.low, "high": found.high, "n": found.n}
 
 
 def file_name(what: str, hardware: str) -> str:

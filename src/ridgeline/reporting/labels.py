@@ -1,4 +1,4 @@
-"""Settings and hardware numbers in a few words, the same in the terminal and on the page."""
+"""Settings, hardware numbers and sentences, the same in the terminal and on the page."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 from ridgeline import units
 from ridgeline.machine import Ceiling, Device, Machine, Quantity, Setting
 from ridgeline.machine.datasheet import sheet_of, stated
+from ridgeline.reporting.grid import Grid
 from ridgeline.synchronisation import COMPRESSIONS
 
 
@@ -62,10 +63,40 @@ def quantities_of(machine: Machine) -> list[Figure]:
     return found
 
 
+def numbers_grid(machine: Machine) -> Grid:
+    """Median, spread, repeats, samples and source of every number, and what a datasheet has for it."""
+    figures = quantities_of(machine)
+    # A column that no row fills is left out.
+    known = ("Datasheet",) if any(figure.stated for figure in figures) else ()
+    head = ("What", "Where", "Median", *known, "Spread", "Repeats within", "Samples", "Source")
+    rows = tuple(
+        (
+            figure.what,
+            figure.where,
+            units.quantity(number.value, number.unit),
+            *((figure.beside,) if known else ()),
+            spread(number) if number.n > 1 else "",
+            repeats(number),
+            str(number.n) if number.n else "",
+            number.source,
+        )
+        for figure in figures
+        for number in (figure.number,)
+    )
+    reading = f"Datasheet: {datasheet_of(machine)}." if known else ""
+    return Grid("Numbers", head, rows, reading, right=range(2, len(head) - 1))
+
+
 def gpus_of(devices: Sequence[Device]) -> list[str]:
     """The GPUs among devices, equal ones together: `2 x NVIDIA H200`."""
     names = [device.name for device in devices if device.kind == "cuda"]
     return [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
+
+
+def as_sentence(text: str) -> str:
+    """The text with a capital letter and a full stop."""
+    start = f"{text[:1].upper()}{text[1:]}"
+    return start if not start or start[-1] in ".!?" else f"{start}."
 
 
 def times(factor: float) -> str:

@@ -4,25 +4,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline import units
+from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.labels import times
 from ridgeline.simulator.layers.intensity import Intensities, Intensity, Way
 from ridgeline.simulator.layers.layers import names_of
 
 KINDS = {"matmul": "fully connected", "gather": "embedding"}
 """What people call a layer whose work is of a family; others are called by the family."""
-WAYS: tuple[tuple[Way | None, str], ...] = (
+_WAYS: tuple[tuple[Way | None, str], ...] = (
     ("data", "all by data parallelism"),
     ("model", "all by model parallelism"),
     (None, "each layer the better way"),
 )
-HEAD = (
-    *("Layer", "Kind", "FLOP", "Data: sent", "FLOP/B", "Bound", "Model: sent", "FLOP/B", "Bound"),
-    *("Higher", "Data from"),
-)
-"""Columns of `row_cells`."""
-NUMERIC = (2, 3, 4, 6, 7, 10)
-WAYS_HEAD = ("Way", "Sent", "FLOP/B", "On the link")
-"""Columns of `way_cells`."""
 
 
 class LayerRow(NamedTuple):
@@ -63,8 +56,27 @@ def kind(family: str) -> str:
     return KINDS.get(family, family)
 
 
-def row_cells(row: LayerRow) -> tuple[str, ...]:
-    """What every table says of layers that are alike, under `HEAD`; bytes are of all of them."""
+def layers_grid(found: Intensities) -> Grid:
+    """Layers that are alike in a row, with what each worker sends for them; bytes are of all of them."""
+    head = (
+        *(
+            "Layer",
+            "Kind",
+            "FLOP",
+            "Data: sent",
+            "FLOP/B",
+            "Bound",
+            "Model: sent",
+            "FLOP/B",
+            "Bound",
+        ),
+        *("Higher", "Data from"),
+    )
+    rows = tuple(map(_cells, rows_of(found)))
+    return Grid(f"Layers of {found.title}", head, rows, right=(2, 3, 4, 6, 7, 10))
+
+
+def _cells(row: LayerRow) -> tuple[str, ...]:
     one, count = row.one, len(row.members)
     return (
         row.name,
@@ -96,15 +108,20 @@ def rest_lines(found: Intensities) -> list[str]:
     return lines
 
 
-def way_cells(found: Intensities, way: Way | None, name: str) -> tuple[str, ...]:
-    """What a worker sends for all layers in one way, under `WAYS_HEAD`."""
-    sent, link = found.sent(way), found.link_bytes_per_s
-    return (
-        name,
-        units.num_bytes(sent),
-        units.digits3(found.flops / sent) if sent else "",
-        units.seconds(sent / link) if link else "",
+def ways_grid(found: Intensities) -> Grid:
+    """What a worker sends for all layers, in one way or the other."""
+    link = found.link_bytes_per_s
+    rows = tuple(
+        (
+            name,
+            units.num_bytes(sent),
+            units.digits3(found.flops / sent) if sent else "",
+            units.seconds(sent / link) if link else "",
+        )
+        for way, name in _WAYS
+        for sent in (found.sent(way),)
     )
+    return Grid("What all layers send", ("Way", "Sent", "FLOP/B", "On the link"), rows)
 
 
 def intensity_reading(found: Intensities) -> str:
@@ -142,6 +159,7 @@ def _of_kind(family: str, members: Sequence[Intensity], flops: int) -> str:
 
 
 def _of_link(found: Intensities, members: Sequence[Intensity]) -> str:
+    # Layers of one dtype have one ridge point, which is told once.
     ridges = dict.fromkeys(m.ridge for m in members if m.ridge is not None)
     if not ridges:
         return "No layer has a ridge point"

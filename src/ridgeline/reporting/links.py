@@ -1,8 +1,10 @@
-"""The links of a machine in few words: one curve a kind, and one rate for each pair of devices."""
+"""The transfers of a machine in few words: one curve a kind of link, one rate for each pair of devices."""
 
 from typing import NamedTuple
 
+from ridgeline import units
 from ridgeline.machine import Machine
+from ridgeline.reporting.grid import Grid
 
 
 def links_by_kind(machine: Machine) -> dict[str, dict[int, float]]:
@@ -47,3 +49,34 @@ def link_rates(machine: Machine) -> dict[tuple[str, str], float]:
         for link in machine.links
         if link.table
     }
+
+
+def matrix_grid(matrix: LinkMatrix) -> Grid:
+    """The same as a table, with units."""
+    rows = tuple(
+        (source, *("" if rate is None else units.quantity(rate, "B/s") for rate in rates))
+        for source, rates in zip(matrix.names, matrix.rows, strict=True)
+    )
+    return Grid("Links", ("From", *(f"to {name}" for name in matrix.names)), rows)
+
+
+def sizes_grid(machine: Machine) -> Grid | None:
+    """A row for each size and a column for each collective or kind of link; None where there are none."""
+    columns: dict[str, dict[int, float]] = {}
+    for entry in machine.collectives:
+        workers = units.counted(entry.setting.workers, "worker")
+        name = f"{entry.operation}\n{entry.backend}, {workers}"
+        columns[name] = {point.num_bytes: point.seconds.value for point in entry.table}
+    for kind, seconds in links_by_kind(machine).items():
+        # In two lines, as a column is as wide as its heading.
+        columns[kind.replace(", ", "\n")] = seconds
+    if not columns:
+        return None
+    rows = tuple(
+        (
+            units.num_bytes(size),
+            *(units.seconds(column[size]) if size in column else "" for column in columns.values()),
+        )
+        for size in sorted({size for column in columns.values() for size in column})
+    )
+    return Grid("Transfers", ("Size", *columns), rows, right=range(len(columns) + 1))

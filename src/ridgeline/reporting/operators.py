@@ -1,10 +1,11 @@
 """Operators of a step gathered into kinds: how often, how much work, how long, bound by what."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ridgeline import units
 from ridgeline.codec import Value
 from ridgeline.machine import Machine, Setting
+from ridgeline.reporting.grid import Grid
 from ridgeline.simulator.pricing.costs import op_seconds
 from ridgeline.timeline import Span, Timeline
 from ridgeline.workload import Op, Phase, Workload
@@ -17,8 +18,8 @@ class OpTime(Value, frozen=True, kw_only=True):
     bound: str
 
 
-FIGURES = ("Phase", "Module", "Count", "FLOP", "Moved", "FLOP/B")
-"""Columns of `operator_figures`."""
+MOST_OPS = 15
+"""Kinds of operators that are shown; the saved workload has all."""
 
 
 class OpGroup(Value, frozen=True, kw_only=True):
@@ -54,16 +55,29 @@ class OpGroup(Value, frozen=True, kw_only=True):
         return f"{self.modules[0]} and {len(self.modules) - 1} more"
 
 
-def operator_figures(group: OpGroup) -> tuple[str, ...]:
-    """What every table says of a group under `FIGURES`; empty where there is nothing to count."""
-    return (
-        group.phase,
-        group.where,
-        str(group.count),
-        units.quantity(group.flops, "FLOP") if group.flops else "",
-        units.num_bytes(group.num_bytes),
-        units.digits3(group.intensity) if group.flops else "",
+def operators_grid(groups: Sequence[OpGroup], title: str) -> Grid:
+    """The first groups, with times and what bounds them where these are known; nothing is counted as ""."""
+    total = sum(group.seconds for group in groups)
+    head = ("Operator", "Phase", "Module", "Count", "FLOP", "Moved", "FLOP/B")
+    rows = tuple(
+        (
+            group.name,
+            group.phase,
+            group.where,
+            str(group.count),
+            units.quantity(group.flops, "FLOP") if group.flops else "",
+            units.num_bytes(group.num_bytes),
+            units.digits3(group.intensity) if group.flops else "",
+            *(_timed(group, total) if total else ()),
+        )
+        for group in groups[:MOST_OPS]
     )
+    timed = ("Time", "Share", "Bound by") if total else ()
+    return Grid(title, (*head, *timed), rows, right=(3, 4, 5, 6, 7, 8))
+
+
+def _timed(group: OpGroup, total: float) -> tuple[str, str, str]:
+    return units.seconds(group.seconds), units.percent(group.seconds / total), group.bound
 
 
 def times_from_timeline(workload: Workload, timeline: Timeline) -> dict[int, OpTime]:
@@ -123,6 +137,7 @@ def group_ops(workload: Workload, times: Mapping[int, OpTime]) -> tuple[OpGroup,
     """The operators gathered by phase and key, longest first; without times, most work first."""
     members: dict[tuple[str, str], list[int]] = {}
     for index, op in enumerate(workload.ops):
+        # By phase as well: what forward runs the optimizer may run, too.
         members.setdefault((op.phase, op.key), []).append(index)
     groups = [
         _group([workload.ops[i] for i in found], [times[i] for i in found if i in times])

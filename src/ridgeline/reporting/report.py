@@ -23,9 +23,8 @@ from ridgeline.reporting.page.html import Markup, asset, join, tag
 from ridgeline.reporting.page.page_intensity import intensity_section
 from ridgeline.reporting.page.page_machine import data_section, machine_section, training_section
 from ridgeline.reporting.page.page_plan import plan_section
-from ridgeline.reporting.page.page_predicted_scaling import predicted_scaling_section
 from ridgeline.reporting.page.page_result import verdict_section, waterfall_section
-from ridgeline.reporting.page.page_scaling import scaling_section
+from ridgeline.reporting.page.page_scaling import predicted_scaling_section, scaling_section
 from ridgeline.reporting.page.page_step import (
     frames_section,
     memory_section,
@@ -152,6 +151,7 @@ def _sections(given: _Given) -> dict[str, Markup | None]:
     groups = _groups(workload, machine, setting, predicted)
     # The measurement is held against what was expected when training began.
     judged = given.expected or predicted
+    # Where nobody judged, that of `verify`.
     tolerance = verdict.tolerance if verdict is not None else 0.15
     return {
         "verdict": verdict_section(verdict, predicted, measured, workload, given.expected),
@@ -205,6 +205,7 @@ def _groups(
 
 
 def _title(nouns: dict[str, Noun | None]) -> str:
+    # What was measured says best what the page is about.
     for name, field in (
         ("measured", "title"),
         ("predicted", "title"),

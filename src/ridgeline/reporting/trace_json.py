@@ -140,6 +140,7 @@ def _slice(pid: int, tid: int, span: Span) -> Event:
         "tid": tid,
         "name": span.name,
         "cat": "op" if span.detail else "frame",
+        # The format has microseconds, in which three decimals are whole nanoseconds.
         "ts": span.start_ns / 1000,
         "dur": span.duration_ns / 1000,
         "args": _plain(span.attributes),

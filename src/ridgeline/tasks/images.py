@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from ridgeline.errors import DataError
-from ridgeline.tasks.idx import NUM_CLASSES, read_split
+from ridgeline.tasks.idx import read_split
 
 TEST_FRACTION = 0.2
 SPLIT_SEED = 0
@@ -59,7 +59,6 @@ class Images:
 
     train: ImageData
     test: ImageData
-    num_classes: int
 
 
 def load_images(data_dir: str | Path | None = None) -> Images:
@@ -124,7 +123,6 @@ def _scaled(
     return Images(
         train=ImageData(train_images, train_labels, mean=mean, deviation=deviation),
         test=ImageData(test_images, test_labels, mean=mean, deviation=deviation),
-        num_classes=NUM_CLASSES,
     )
 
 

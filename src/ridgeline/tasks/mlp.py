@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.runtime.training.task import Task
+from ridgeline.tasks.idx import NUM_CLASSES
 from ridgeline.tasks.images import count_correct, cross_entropy, load_images
 
 HIDDEN_SIZES = (256, 128)
@@ -51,7 +52,7 @@ def mlp(
     in_features = data.train.images[0].numel()
     return Task(
         name="mlp",
-        model=lambda: perceptron(in_features, data.num_classes, hidden_sizes=hidden_sizes),
+        model=lambda: perceptron(in_features, NUM_CLASSES, hidden_sizes=hidden_sizes),
         loss_fn=cross_entropy,
         optimizer=_sgd,
         train_data=data.train,

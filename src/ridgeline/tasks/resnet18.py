@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from ridgeline.runtime.training.task import Task
+from ridgeline.tasks.idx import NUM_CLASSES
 from ridgeline.tasks.images import count_correct, cross_entropy, load_images
 
 CHANNELS = (64, 128, 256, 512)
@@ -88,7 +89,7 @@ def resnet18(*, data_dir: str | Path | None = None, batch_size: int = 64) -> Tas
     data = load_images(data_dir)
     return Task(
         name="resnet18",
-        model=lambda: ResNet18(data.num_classes),
+        model=lambda: ResNet18(NUM_CLASSES),
         loss_fn=cross_entropy,
         optimizer=_sgd,
         train_data=data.train,

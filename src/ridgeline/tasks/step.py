@@ -134,28 +134,3 @@ def _as_on_gpu(workload: Workload) -> Workload:
     variants = tuple(map(_as_on_gpu, workload.variants))
     notes = (*workload.notes, note)
     return msgspec.structs.replace(workload, device="cuda", variants=variants, notes=notes)
-
-
-def step_workloads(
-    task: Task,
-    workers: Collection[int],
-    *,
-    device: str | None = None,
-    precisions: Collection[str] = (),
-    memory_formats: Collection[str] = (),
-) -> dict[int, Workload]:
-    """`step_workload` for several numbers of workers, keyed by them; what fakes cannot do may run.
-
-    Raises as `step_workload`.
-    """
-    return {
-        count: step_workload(
-            task,
-            workers=count,
-            device=device,
-            precisions=precisions,
-            memory_formats=memory_formats,
-            may_run=True,
-        )
-        for count in workers
-    }

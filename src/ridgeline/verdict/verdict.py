@@ -130,7 +130,7 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
     yield from _headed("model", f"{verdict.outlook}: {outcome} (tolerance {tolerance})")
     yield from _headed("clock", verdict.replay_outlook)
     yield ""
-    yield from _waterfall_lines(verdict)
+    yield from waterfall_lines(verdict)
     yield ""
     yield f"{'frame':<32}{'predicted':>12}{'measured':>12}{'error':>10}"
     shown = sorted(verdict.frames, key=lambda f: -max(f.predicted_ns or 0, f.measured_ns or 0))
@@ -161,7 +161,7 @@ def _own_time(verdict: Verdict, fraction: float) -> str:
     return f"{on_host} a step on the host, hidden behind the device"
 
 
-def _waterfall_lines(verdict: Verdict) -> Iterator[str]:
+def waterfall_lines(verdict: Verdict) -> Iterator[str]:
     """One floating bar a part, each from where the last one ended."""
     reached = 0
     for part in verdict.waterfall:
@@ -173,7 +173,7 @@ def _waterfall_lines(verdict: Verdict) -> Iterator[str]:
         share = units.percent(part.ns / verdict.measured_ns)
         yield f"{part.name:<24}{bar:<{_BAR}}{units.nanoseconds(part.ns):>12}{share:>10}"
     total = units.nanoseconds(verdict.measured_ns)
-    yield f"{'measured step':<24}{'=' * _BAR}{total:>12}{'100.0 %':>10}"
+    yield f"{'step':<24}{'=' * _BAR}{total:>12}{'100.0 %':>10}"
 
 
 def _cut(text: str, width: int) -> str:

@@ -67,6 +67,7 @@ def counts(text: str) -> tuple[int, ...]:
                 "begin with numbers that are further apart, or that double"
             )
         found += following
+    # Each once, in the order in which they are given.
     return tuple(dict.fromkeys(found))
 
 
@@ -272,18 +273,22 @@ def traced(
         TaskError: its batch is too small.
         WorkloadError: the step cannot be traced.
     """
-    from ridgeline.tasks.step import step_workloads
+    from ridgeline.tasks.step import step_workload
 
     of_whom = ", ".join(map(str, counts)) + " worker" + "s" * (tuple(counts) != (1,))
     heartbeat.tell(f"tracing a step of {task.name} for {of_whom}")
     with heartbeat.during(TRACING):
-        return step_workloads(
-            task,
-            counts,
-            device=device,
-            precisions=precisions_of(allow),
-            memory_formats=MEMORY_FORMATS,
-        )
+        return {
+            count: step_workload(
+                task,
+                workers=count,
+                device=device,
+                precisions=precisions_of(allow),
+                memory_formats=MEMORY_FORMATS,
+                may_run=True,
+            )
+            for count in counts
+        }
 
 
 def measured_for(

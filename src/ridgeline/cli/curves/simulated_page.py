@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ridgeline.cli.curves.scaling_curve import STRONG, Curve
 from ridgeline.reporting.report import report
-from ridgeline.reporting.terminal.text_levers import LEAST_GAIN, lever_name
+from ridgeline.reporting.scaling_grids import LEAST_GAIN, lever_name
 from ridgeline.simulator.curves.levers import Lever, levers
 from ridgeline.simulator.curves.scaling import ScalingPoint, scaling_curve
 from ridgeline.simulator.curves.what_if import what_if
@@ -42,6 +42,7 @@ def draw_curve(
     Cost: 105 predictions for the levers, and one for each number of workers.
     """
     most = points[-1].workers
+    # Where most workers are, since what helps there is what ends the scaling.
     gains = levers(found.machine, found.load(most), resized(found.plan, most))
     best = max(gains, key=lambda lever: lever.gain)
     curves = dict(others)

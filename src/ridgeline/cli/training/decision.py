@@ -15,11 +15,15 @@ import msgspec
 from ridgeline import units
 from ridgeline.cli.arguments.inputs import TRACING, measured, worker_counts
 from ridgeline.cli.arguments.wishes import Wishes, settled
-from ridgeline.cli.training.profiles import TaskProfiles, mark, unmarked, why_again
-from ridgeline.cli.training.task_phases import phases_in_group
-from ridgeline.cli.training.trial_apart import try_apart
-from ridgeline.cli.training.whole_step import held_against_task
-from ridgeline.cli.training.worker import Job, TrialRequest
+from ridgeline.cli.training.apart import try_apart
+from ridgeline.cli.training.profiles import (
+    TaskProfiles,
+    held_against_task,
+    mark,
+    unmarked,
+    why_again,
+)
+from ridgeline.cli.training.worker import Job, TrialRequest, phases_in_group
 from ridgeline.codec import Value
 from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.memory import compile_times, remembered

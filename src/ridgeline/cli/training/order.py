@@ -12,8 +12,7 @@ from ridgeline.cli.arguments import run_directory
 from ridgeline.cli.arguments.run_directory import if_there
 from ridgeline.cli.arguments.wishes import TRIES, Wishes
 from ridgeline.cli.training.decision import Decision
-from ridgeline.cli.training.worker import Job, TrainRequest
-from ridgeline.codec import Value
+from ridgeline.cli.training.worker import Job, RunTerms, TrainRequest
 from ridgeline.decision.heartbeat import Say
 from ridgeline.errors import CheckpointError, PlanError, RidgelineError
 from ridgeline.machine import Machine
@@ -24,50 +23,21 @@ from ridgeline.workload import Workload
 EPOCHS = 3
 
 
-class Order(Value, frozen=True, kw_only=True):
-    """What is to be trained, whatever the plan.
+class Order(RunTerms, frozen=True, kw_only=True):
+    """What is to be trained; the paths of its job are absolute.
 
     Attributes:
-        run_dir: Claimed for this run.
-        job: Its paths are absolute.
-        epochs: In all.
-        seed: Of everything random.
-        resume: Continue with the run that is there.
-        checkpoint_every: Steps.
-        task_digest: See `TrainRequest`.
-        is_task_changed: See `TrainRequest`.
         planned: The plan of the run that is resumed.
         decided: All that it decided; None where it lost a part of that.
-        allow: Changes of the maths that its choice may make.
     """
 
-    run_dir: str
-    job: Job
-    epochs: int
-    seed: int
-    resume: bool
-    checkpoint_every: int | None
-    task_digest: str | None = None
-    is_task_changed: bool = False
     planned: Plan | None = None
     decided: Decision | None = None
-    allow: tuple[str, ...] = ()
 
     def request(self, plan: Plan, device: str) -> TrainRequest:
         """What the workers are to do."""
-        return TrainRequest(
-            job=self.job,
-            plan=plan.settings,
-            device=device,
-            run_dir=self.run_dir,
-            epochs=self.epochs,
-            seed=self.seed,
-            resume=self.resume,
-            checkpoint_every=self.checkpoint_every,
-            task_digest=self.task_digest,
-            is_task_changed=self.is_task_changed,
-            allow=self.allow,
-        )
+        terms = {name: getattr(self, name) for name in RunTerms.__struct_fields__}
+        return TrainRequest(plan=plan.settings, device=device, **terms)
 
 
 def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:

@@ -6,12 +6,14 @@ from functools import partial
 
 from ridgeline.cli.arguments.inputs import measured
 from ridgeline.cli.arguments.wishes import Wishes
-from ridgeline.cli.training.whole_step import held_against_task, phases_apart
+from ridgeline.cli.training.apart import phases_apart
 from ridgeline.cli.training.worker import TrialRequest
 from ridgeline.decision import retaking
 from ridgeline.decision.heartbeat import Heartbeat
+from ridgeline.errors import RidgelineError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
+from ridgeline.planner.trials.whole_steps import held_against_step, is_long
 from ridgeline.simulator.model import setting_of
 from ridgeline.workload import Workload
 
@@ -91,6 +93,39 @@ class TaskProfiles:
         return setting_of(machine, self.workloads[workers], shape)
 
 
+def held_against_task(
+    machine: Machine,
+    workload: Workload,
+    setting: Setting,
+    phases: Callable[[], dict[str, float]],
+    heartbeat: Heartbeat,
+) -> Machine:
+    """The machine whose operators add up to the task's step, see `held_against_step`.
+
+    Args:
+        machine: Measured.
+        workload: The step of one worker.
+        setting: Of all of them.
+        phases: Times them.
+        heartbeat: Reports what is under way, which phases were missed, and why it did not work.
+    """
+    try:
+        if is_long(machine, workload, setting):
+            return machine
+        with heartbeat.during("timing a step"):
+            seconds = phases()
+    except RidgelineError as error:  # whatever fails here fails in a trial, which says it at length
+        heartbeat.tell(
+            f"operators were not compared with a whole step: {str(error).splitlines()[0]}"
+        )
+        return machine
+    found = held_against_step(machine, workload, setting, seconds)
+    # Warnings are appended, so that those behind the known ones are new.
+    for line in found.warnings[len(machine.warnings) :]:
+        heartbeat.tell(line)
+    return found
+
+
 def why_again(machine: Machine, heartbeat: Heartbeat) -> str:
     """Why a saved profile is to be measured again now, empty where it is not; the reasons are reported.
 
@@ -99,6 +134,7 @@ def why_again(machine: Machine, heartbeat: Heartbeat) -> str:
     from ridgeline.probe.host.load import listen
 
     found = retaking.due(machine, listen)
+    # Also where it is not measured again: the user sees that it was doubted.
     for line in found.lines:
         heartbeat.tell(line)
     return found.why

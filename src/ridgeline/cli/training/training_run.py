@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich import box
 from rich.console import RenderableType
-from rich.panel import Panel
 from rich.text import Text
 
 from ridgeline import units
@@ -18,8 +16,8 @@ from ridgeline.cli.training.order import Order
 from ridgeline.cli.training.worker import TrainRequest
 from ridgeline.history import History, metric_text
 from ridgeline.planner.labels import label
-from ridgeline.reporting.page.outages import outages_text
-from ridgeline.reporting.terminal.text import ranking_text, title
+from ridgeline.reporting.terminal.text import ranking_text, title, warnings
+from ridgeline.reporting.terminal.text_step import verdict_text
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
 
@@ -63,6 +61,7 @@ def prepare(order: Order, decision: Decision, output: Output) -> Path:
     decision.expected.save(run_dir / run_directory.EXPECTED)
     if decision.ranking is not None:
         decision.ranking.save(run_dir / run_directory.RANKING)
+        # As JSON one document is printed, when all is over.
         if not output.is_json:
             output.result({}, ranking_text(decision.ranking))
     name = run_directory.PENDING if order.resume else run_directory.REQUEST
@@ -132,7 +131,7 @@ def _conclude_unmeasured(run_dir: Path, task: str, output: Output) -> int:
     output.result(
         {"run_dir": str(run_dir), "task": task, "metric": metric, "report": str(page)},
         _done(task, history),
-        *outages_text(history),
+        *warnings(map(str, history.outages)),
         Text(
             "no verdict: the run was killed after its last step, before it wrote down what that took"
         ),
@@ -193,8 +192,8 @@ def _summary(
         overhead += " on the host, hidden behind the device"
     return [
         _done(task, history),
-        Panel(Text(verdict.text), box=box.ROUNDED, expand=False),
-        *outages_text(history),
+        verdict_text(verdict),
+        *warnings(map(str, history.outages)),
         Text(verdict.outlook),
         Text(f"Ridgeline's own time: {overhead}"),
         Text(f"report: {page}"),

@@ -23,8 +23,11 @@ from ridgeline.workers import worker_process
 
 if TYPE_CHECKING:
     from ridgeline.runtime.training.task import Task
+    from ridgeline.workers.world import World
 
 PROGRESS_FILE = "progress.jsonl"
+MOST_PHASES_S = 60.0
+"""For all steps whose phases are timed, which were not thought to be long."""
 
 
 class Job(Value, frozen=True, kw_only=True):
@@ -48,28 +51,22 @@ class Job(Value, frozen=True, kw_only=True):
         return load_task(self.task, data_dir=self.data_dir, batch_size=self.batch_size)
 
 
-class TrainRequest(Noun, frozen=True, kw_only=True):
-    """What the workers of a run are to do; `request.json` in the run directory.
+class RunTerms(Noun, frozen=True, kw_only=True):
+    """What a run is asked for, whatever its plan.
 
     Attributes:
         job: Which task.
-        plan: Without its reasons.
-        device: `cpu` or `cuda`.
-        run_dir: Gets all files.
+        run_dir: Gets all files; it is claimed for this run.
         epochs: In all.
         seed: Of everything random.
         resume: Continue from the newest checkpoint.
         checkpoint_every: Steps.
         task_digest: SHA-256 of the task file's text; None for a built-in task.
         is_task_changed: That text has changed between the starts of this run.
-        allow: Changes of the maths that the choice of the plan could make.
+        allow: Changes of the maths that the choice of the plan may make.
     """
 
-    kind: ClassVar[str] = "train-request"
-
     job: Job
-    plan: Plan
-    device: str
     run_dir: str
     epochs: int
     seed: int
@@ -78,6 +75,20 @@ class TrainRequest(Noun, frozen=True, kw_only=True):
     task_digest: str | None = None
     is_task_changed: bool = False
     allow: tuple[str, ...] = ()
+
+
+class TrainRequest(RunTerms, frozen=True, kw_only=True):
+    """What the workers of a run are to do; `request.json` in the run directory.
+
+    Attributes:
+        plan: Without its reasons.
+        device: `cpu` or `cuda`.
+    """
+
+    kind: ClassVar[str] = "train-request"
+
+    plan: Plan
+    device: str
 
 
 class TrialRequest(Value, frozen=True, kw_only=True):
@@ -117,12 +128,40 @@ def trial(request: bytes) -> bytes:
 
 def phases(request: bytes) -> bytes:
     """Time a step of each worker of this group, as JSON (target of `run_in_group`)."""
-    from ridgeline.cli.training.task_phases import phases_in_group
     from ridgeline.workers.world import World
 
     asked = msgspec.json.decode(request, type=TrialRequest)
     world = World.join(threads=asked.plan.threads, device=asked.device)
     return msgspec.json.encode(phases_in_group(asked.job.load(asked.seed), world, seed=asked.seed))
+
+
+def phases_in_group(task: "Task", world: "World", *, seed: int) -> dict[str, float]:
+    """The seconds of each phase, by all workers of a group, which call this together.
+
+    Raises:
+        RidgelineError: the step fails, or takes too long.
+    """
+    from ridgeline.decision.whole_step import phase_seconds
+    from ridgeline.runtime.steps.step import PlannedStep, move
+    from ridgeline.runtime.training.plan_trial import batches_of
+    from ridgeline.state.random_state import seed_all
+    from ridgeline.workers.world import World as Place
+
+    seed_all(seed)
+    model = move(task.model(), world.device)
+    (batch,) = batches_of(task, world, seed=seed).some(1, 1)
+    with PlannedStep(
+        model,
+        task.loss_fn,
+        task.optimizer(model),
+        # Each by itself, though all at once: exchanges are none of the operators that it is held against.
+        Plan(workers=1, threads=world.threads),
+        clip_norm=task.clip_norm,
+        world=Place(0, 1, world.local_rank, world.device),
+        name=task.name,
+        is_undone=True,
+    ) as step:
+        return phase_seconds(step, batch, world, MOST_PHASES_S)
 
 
 def work(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ridgeline import units
 from ridgeline.errors import PlanError
-from ridgeline.experiments.contests import nothing
+from ridgeline.experiments.contests import captured, nothing
 from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
 from ridgeline.experiments.ways.result import WayKind
 from ridgeline.experiments.ways.together import GroupRequest
@@ -49,6 +49,7 @@ def _case(world: World, name: str, num_bytes: int) -> Case:
         prepare=partial(_contest, world, num_bytes),
         lacking="a size for GPUs" if is_large else "",
         unit="all-reduce",
+        # As nccl-tests count them, so that figures compare with theirs.
         bus_bytes=num_bytes * bus_bandwidth_factor("all_reduce", world.size),
     )
 
@@ -105,15 +106,8 @@ def _runner(reduction: _Reduction) -> WayRunner:
 
 def _replayed(reduction: _Reduction) -> _Reduction:
     """In a CUDA graph, whose replay leaves out what the host does for each call."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        reduction.once()  # NCCL connects and kernels are loaded before a capture
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            reduction.once()
-    torch.cuda.synchronize()
+    # Called before the capture, in which NCCL connects and kernels are loaded.
+    graph, _ = captured(reduction.once)
 
     def close() -> None:
         graph.reset()

@@ -73,6 +73,7 @@ def _engine(num: int, variables: str) -> WayRunner:
     # Of 64, not one a task: making a variable is no part of what a task costs.
     count = {"none": 0, "own": 64, "same": 1}[variables]
     written = [(engine.variable(f"v{index}"),) for index in range(count)] or [()]
+    # Looked up once: beside a task of microseconds a look-up in each turn would show.
     push: Callable[..., object] = engine.push
 
     def run() -> int:

@@ -113,6 +113,7 @@ def _engine(work: DeviceChain) -> WayRunner:
 
         index = torch.cuda.current_device()
         engine = Engine(lanes=device_lanes(torch.device("cuda", index)))
+        # Lanes of a device are named by its index.
         lane = f"compute:{index}"
     state = engine.variable("state")
 

@@ -72,6 +72,7 @@ def queued(
     """Queue every operation, pacing after each as given; something of the result."""
     work.begin()
     for index in range(work.num):
+        # Issued here, by the front end; only computing is pushed.
         push(partial(work.compute, work.issue()))
         pace(index)
     return sum(work.fetch())
@@ -159,6 +160,7 @@ def _pool(work: HostChain) -> WayRunner:
         futures: list[Future[None]] = []
 
         def pace(index: int) -> None:
+            # One thread keeps the order by itself, so that nothing is waited for before the end.
             if index == work.num - 1:
                 for future in futures:
                     future.result()

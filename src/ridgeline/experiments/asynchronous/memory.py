@@ -155,6 +155,7 @@ def _engine(num: int, max_bytes: int | None, batch: int) -> WayRunner:
 
     def push(item: Tensor) -> None:
         task: Callable[[], None] = partial(items.consume, item)
+        # The bytes are what the bound of the engine counts.
         engine.push(task, writes=(consumed,), lane="loader", name="consume", num_bytes=ITEM_BYTES)
 
     def run() -> float:

@@ -46,6 +46,7 @@ def call_contenders(case: HybridCase) -> list[Contender]:
     return [
         Contender(BASE, "peer", 0, partial(_peer, as_written)),
         Contender("torch.jit.script", "peer", 0, partial(_peer, scripted)),
+        # What compiles comes behind all that does not, and what searches last.
         *(contender for contender in ours if not contender.compilations),
         Contender("torch.compile", "peer", 1, partial(_peer, torch.compile)),
         Contender("reduce-overhead", "peer", 1, partial(_peer, _reducing_overhead)),
@@ -128,6 +129,7 @@ def bare_replay(case: HybridCase, budget_s: float) -> Entrant:
     statics = case.batches()[0]
     graph, output = captured(lambda: model(*statics))
 
+    # Its argument is not read: `load` has written the inputs where the graph reads them.
     def run(inputs: Inputs) -> Any:
         graph.replay()
         return output

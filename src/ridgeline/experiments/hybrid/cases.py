@@ -198,6 +198,7 @@ def _transformers(device: str) -> list[HybridCase]:
     size = "124M" if on_gpu else f"{config.num_blocks} blocks of width {config.width}, 256 tokens"
     title = f"{size}, {batch} x {length} tokens"
     kind = "bf16" if on_gpu else f"float32{ONE_THREAD}"
+    # Bytes, as the task has them, however large the vocabulary is.
     draw = next_tokens(batch, length, 256)
     base = HybridCase(
         model="gpt2",

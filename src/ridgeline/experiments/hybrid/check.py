@@ -50,6 +50,7 @@ def difference(case: HybridCase, seen: Seen, wanted: Seen) -> float:
     if case.purpose == "callable":
         return results_difference(seen.tensors, wanted.tensors)
     initial = [p.detach() for p in case.model_on_device().parameters()]
+    # Over the change: beside weights that hardly move any difference would look small.
     change = distance(wanted.tensors, initial)
     return distance(seen.tensors, wanted.tensors) / (change or 1.0)
 

@@ -4,9 +4,9 @@ import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import torch
@@ -46,8 +46,6 @@ class HybridContest(Holding[HybridRow, Entrant]):
         limit_s: What the case may take; the contender that is being made when it ends is waited for.
         progress: Takes lines about what happens now.
     """
-
-    lost: ClassVar[Mapping[str, None]] = {"prepare_s": None}
 
     def __init__(
         self,
@@ -198,6 +196,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
         if row.name not in samples or row.prepare_s is None:
             return row
         call_s, base_s = spread(samples[row.name]), spread(samples[BASE])
+        # What a warm cache saved is counted, since a program by itself finds none.
         cost_s = max(row.prepare_s, (self._first_compile_s or 0.0) if row.is_warm else 0.0)
         base_cost_s = self._rows[BASE].prepare_s or 0.0
         faster = {peer: own[row.name] for peer, own in ratios.items()}

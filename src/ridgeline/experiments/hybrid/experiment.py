@@ -73,6 +73,7 @@ def run(
         )
     # Before anything runs: a misspelt name would show after minutes.
     _check_contenders(contenders, chosen)
+    # By weight: what compiles more, or is trained, takes longer.
     rooms = rooms_s([case.weight for case in chosen], limit_s=limit, least_s=LEAST_S)
     results = [
         hold(case, limit_s=min(limit, room_s), names=contenders, progress=progress)

@@ -4,10 +4,14 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from ridgeline.codec import Noun, Value
 from ridgeline.execution import Purpose
-from ridgeline.experiments.ways.result import ContestRow, LowerBound, fastest_of
-from ridgeline.machine import Device, Host, Quantity
+from ridgeline.experiments.ways.result import (
+    ContestCase,
+    ContestExperiment,
+    ContestRow,
+    fastest_of,
+)
+from ridgeline.machine import Quantity
 
 Kind = Literal["peer", "ridgeline", "bound"]
 PURPOSES: dict[Purpose, str] = {"callable": "inference", "step": "training"}
@@ -45,22 +49,13 @@ class HybridRow(ContestRow, frozen=True, kw_only=True):
     chosen: str = ""
 
 
-class CaseResult(Value, frozen=True, kw_only=True):
-    """One model, called or trained, with all contenders.
-
-    `calls` is the number of calls in a turn, `turns` how many turns there were; `seconds` is what the
-    case took in all.
-    """
+class CaseResult(ContestCase, frozen=True, kw_only=True):
+    """One model, called or trained, with all contenders; `seconds` is what the case took in all."""
 
     model: str
     purpose: Purpose
-    title: str
     rows: tuple[HybridRow, ...]
-    calls: int = 0
-    turns: int = 0
-    limit: LowerBound | None = None
     seconds: float = 0.0
-    notes: tuple[str, ...] = ()
 
     def fastest(self, kind: Kind, *, may_overwrite: bool = True) -> HybridRow | None:
         """The contender of a kind with the least median; None without any.
@@ -74,16 +69,11 @@ class CaseResult(Value, frozen=True, kw_only=True):
         )
 
 
-class HybridExperiment(Noun, frozen=True, kw_only=True):
+class HybridExperiment(ContestExperiment, frozen=True, kw_only=True):
     """The whole experiment on one machine; saved as JSON."""
 
     kind: ClassVar[str] = "hybrid-experiment"
 
-    host: Host
-    devices: tuple[Device, ...]
-    versions: dict[str, str]
-    is_quick: bool
-    limit_s: float
     cases: tuple[CaseResult, ...]
     notes: tuple[str, ...] = ()
 

@@ -11,8 +11,9 @@ from ridgeline.experiments.hybrid.result import (
     HybridExperiment,
     HybridRow,
 )
-from ridgeline.experiments.ways.text import gap_cell, quartiles_cell, skipped_lines, versions_words
-from ridgeline.reporting.terminal.text import table, title, warnings
+from ridgeline.experiments.ways.text import gap_cell, quartiles_cell, skipped_lines, where_words
+from ridgeline.reporting.grid import Grid
+from ridgeline.reporting.terminal.text import grid_text, title, warnings
 
 WARM = "warm cache: break-even counts the seconds of the first that compiled, if those were more"
 _KINDS = ("peer", "ridgeline", "bound")
@@ -20,11 +21,8 @@ _KINDS = ("peer", "ridgeline", "bound")
 
 def experiment_text(experiment: HybridExperiment) -> RenderableType:
     """All cases, with the machine above them."""
-    host = experiment.host
-    names = [device.name for device in experiment.devices if device.kind == "cuda"]
-    where = ", ".join(names) or f"{host.processor}, {host.cores} cores"
     return Group(
-        title("Hybrid execution", f"{where}; {versions_words(experiment.versions)}"),
+        title("Hybrid execution", where_words(experiment)),
         *(case_text(case) for case in experiment.cases),
         *warnings(experiment.notes),
     )
@@ -33,24 +31,26 @@ def experiment_text(experiment: HybridExperiment) -> RenderableType:
 def case_text(case: CaseResult) -> RenderableType:
     """Every contender with its time, what preparing costs, and after how many calls that is earned back."""
     unit = "calls" if case.purpose == "callable" else "steps"
-    rows = table(
-        ("", "Per call", "Quartiles", "x eager", "Ready after", "Break-even", "Difference", ""),
-        right=(1, 2, 3, 4, 5, 6),
-    )
-    # Of those that keep outputs, as ordinary semantics want it.
-    fastest = case.fastest("ridgeline", may_overwrite=False)
     # Skipped ones are told in lines below, several with one reason.
     shown = [row for row in case.rows if row.status != "skipped"]
-    for row in sorted(shown, key=lambda row: _KINDS.index(row.kind)):
-        style = "bold" if row is fastest else None if row.seconds is not None else "dim"
-        rows.add_row(*_cells(row), style=style)
-    heading = title(
+    shown.sort(key=lambda row: _KINDS.index(row.kind))
+    # Of those that keep outputs, as ordinary semantics want it.
+    fastest = case.fastest("ridgeline", may_overwrite=False)
+    head = ("", "Per call", "Quartiles", "x eager", "Ready after", "Break-even", "Difference", "")
+    grid = Grid(
         f"{case.model} {PURPOSES[case.purpose]}",
-        f"{case.title}; {case.turns} turns of {case.calls} {unit}",
+        head,
+        tuple(map(_cells, shown)),
+        right=range(1, 7),
+        chosen=None if fastest is None else shown.index(fastest),
     )
-    notes = warnings((*skipped_lines(case.rows), *case.notes))
     legend = [Text(WARM, style="dim")] if any(row.is_warm for row in shown) else []
-    return Group(heading, rows, *legend, *(Text(line) for line in conclusions(case)), *notes)
+    return Group(
+        grid_text(grid, f"{case.title}; {case.turns} turns of {case.calls} {unit}"),
+        *legend,
+        *map(Text, conclusions(case)),
+        *warnings((*skipped_lines(case.rows), *case.notes)),
+    )
 
 
 def conclusions(case: CaseResult) -> list[str]:

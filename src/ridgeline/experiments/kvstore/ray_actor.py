@@ -25,8 +25,10 @@ class ActorServer:
     """
 
     def __init__(self, like: Tensor) -> None:
+        # Before Ray is imported, which reads it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray: Any = importlib.import_module("ray")
+        # A Ray of its own, whatever cluster this host may belong to.
         self._ray.init(
             address="local",
             num_cpus=1,

@@ -76,6 +76,7 @@ def _labelled(data: ImageData) -> _Labelled:
 
 
 def _runner(world: World, train: _Labelled, test: _Labelled, kind: str) -> WayRunner:
+    # The same model in every worker, and below other samples for each.
     torch.manual_seed(0)
     features, classes = train.images[0].numel(), int(train.labels.max()) + 1
     model = nn.Sequential(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ridgeline.experiments.contests import captured
 from ridgeline.experiments.memory.result import Latency
 from ridgeline.machine import Quantity
 
@@ -74,11 +75,7 @@ def _copied(source: Tensor, target: Tensor, num_samples: int) -> Quantity:
 def _replayed(num_samples: int) -> Quantity:
     """One kernel of a graph of them in a chain, each waiting for the one before."""
     number = torch.zeros(1, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    # Needs no warm-up, since this kernel has run before.
-    with torch.cuda.graph(graph):
-        for _ in range(NODES):
-            number.add_(1.0)
+    graph, _ = captured(lambda: [number.add_(1.0) for _ in range(NODES)])
     # One replay is a thousand kernels, so that a tenth of the samples does.
     whole = _timed(graph.replay, max(num_samples // 10, 5))
     return whole.times(1.0 / NODES)

@@ -18,6 +18,7 @@ BURST_S = 0.2e-9
 
 def level_latencies(caches: Sequence[Cache], stairs: Sequence[Stair]) -> list[Latency]:
     """A hit in each cache, and what main memory costs by itself and in a burst."""
+    # A quick walk leaves sizes out, and those of some caches may be among them.
     by_size = {stair.num_bytes: stair for stair in stairs}
     found = []
     for cache, size in zip(caches, stand_ins(caches), strict=True):

@@ -61,5 +61,6 @@ def _round_trips(peer: socket.socket, num_messages: int) -> list[float]:
             if not got:
                 raise ConnectionError("wanted the message back, got the end of the connection")
             left = left[got:]
+        # One way, as the textbook has it.
         samples.append((time.perf_counter() - begun) / 2.0)
     return samples

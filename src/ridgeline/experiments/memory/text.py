@@ -1,13 +1,13 @@
 """The experiment `memory` as text for the terminal: the latencies, then the staircase."""
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from ridgeline import units
 from ridgeline.experiments.memory.result import Latency, MemoryExperiment
-from ridgeline.reporting.labels import spread
-from ridgeline.reporting.terminal.text import table, title, warnings
-from ridgeline.reporting.terminal.text_stairs import decades, stairs_text
+from ridgeline.reporting.effects.cells import seconds
+from ridgeline.reporting.effects.stairs import decades, stairs_grid
+from ridgeline.reporting.grid import Grid
+from ridgeline.reporting.terminal.text import grid_text, title, warnings
 
 
 def experiment_text(experiment: MemoryExperiment) -> RenderableType:
@@ -17,21 +17,23 @@ def experiment_text(experiment: MemoryExperiment) -> RenderableType:
     where = f"{host.processor}, {host.cores} cores; {sizes or 'caches unknown'}; {experiment.date}"
     parts: list[RenderableType] = [title("Memory", where)]
     if experiment.latencies:
-        parts.append(_latencies(experiment.latencies))
+        parts.append(grid_text(_latencies(experiment.latencies)))
     if experiment.stairs:
-        parts.append(stairs_text(experiment.stairs, experiment.caches))
+        parts.append(grid_text(stairs_grid(experiment.stairs, experiment.caches)))
     return Group(*parts, *warnings(experiment.notes))
 
 
-def _latencies(latencies: tuple[Latency, ...]) -> RenderableType:
-    rows = table(("", "Here", "Spread", "Textbook", "", "How"), right=(1, 2, 3))
-    for one in latencies:
-        rows.add_row(
+def _latencies(latencies: tuple[Latency, ...]) -> Grid:
+    rows = tuple(
+        (
             one.name,
-            "" if one.measured is None else units.seconds(one.measured.value),
-            "" if one.measured is None else spread(one.measured),
+            *seconds(one.measured),
             "" if one.textbook_s is None else units.seconds(one.textbook_s),
-            Text("" if one.measured is None else decades(one.measured.value), style="cyan"),
             one.how or f"not measured: {one.reason}",
         )
-    return rows
+        for one in latencies
+    )
+    # One nanosecond is no bar, as is what was not measured.
+    bars = tuple(decades(one.measured.value) if one.measured else 0.0 for one in latencies)
+    head = ("", "Here", "Spread", "Textbook", "How")
+    return Grid("Latencies", head, rows, right=(1, 2, 3), bars=bars)

@@ -24,7 +24,11 @@ from ridgeline.experiments.networks.request import (
     NetworkSettings,
     Task,
 )
-from ridgeline.experiments.networks.result import NetworkResult, NetworksExperiment
+from ridgeline.experiments.networks.result import (
+    NetworkResult,
+    NetworksExperiment,
+    NetworkTerms,
+)
 from ridgeline.experiments.networks.results.combine import best_by_hand, combined
 from ridgeline.experiments.networks.results.text import network_line
 from ridgeline.experiments.networks.settings import (
@@ -195,6 +199,7 @@ class _Fleet:
             self._keep(result)
             if self._is_over:
                 break
+        # The compiler's caches of this network, which no other one can use.
         shutil.rmtree(folder, ignore_errors=True)
         self._progress(network_line(result))
 
@@ -236,21 +241,15 @@ class _Fleet:
 
 
 def _blank(how: NetworkSettings, earlier: NetworksExperiment | None) -> NetworksExperiment:
+    terms = {name: getattr(how, name) for name in NetworkTerms.__struct_fields__}
     return NetworksExperiment(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         host=host(),
         devices=devices(),
         versions=versions(),
-        device=how.device,
-        scale=how.scale,
-        workers=how.workers,
-        allow=how.allow,
-        turns=how.turns,
-        steps=how.steps,
-        budget_s=how.budget_s,
-        parallel=how.parallel,
         networks=earlier.networks if earlier is not None else (),
         notes=_notes(how),
+        **terms,
     )
 
 

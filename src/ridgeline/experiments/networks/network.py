@@ -161,6 +161,7 @@ def perceptron(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequent
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), activation()]
+    # Logits are not activated.
     return nn.Sequential(*layers[:-1])
 
 

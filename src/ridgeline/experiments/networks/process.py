@@ -92,6 +92,7 @@ class Children:
             finally:
                 _end(child)
                 self._running.discard(child)
+        # A child that failed may have written what it knew by then.
         if not answer.exists():
             return ChildReply(NetworkAnswer(), reason or "it ended without an answer")
         told = msgspec.json.decode(answer.read_bytes(), type=NetworkAnswer)

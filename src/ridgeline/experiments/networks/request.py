@@ -4,7 +4,13 @@ from collections.abc import Callable
 from typing import Literal
 
 from ridgeline.codec import Value
-from ridgeline.experiments.networks.result import Check, FormRow, Headline, TriedPlan
+from ridgeline.experiments.networks.result import (
+    Check,
+    FormRow,
+    Headline,
+    NetworkTerms,
+    TriedPlan,
+)
 
 Task = Literal["compile", "compile again", "plan", "contest", "check", "machine"]
 TASKS: tuple[Task, ...] = ("compile", "compile again", "plan", "contest", "check")
@@ -20,18 +26,10 @@ Once for all networks, `machine` measures the machine.
 """
 
 
-class NetworkSettings(Value, frozen=True, kw_only=True):
+class NetworkSettings(NetworkTerms, frozen=True, kw_only=True):
     """How the experiment is run.
 
     Attributes:
-        device: `cpu` or `cuda`.
-        scale: Of the networks.
-        allow: Changes of the maths that all forms may make.
-        turns: Turns of the timing.
-        steps: Steps in a turn; 0: as many as fill one.
-        budget_s: What `TrainStep` gets to choose in; None: its own.
-        workers: Processes that train a network together.
-        parallel: Networks at the same time, each on its own GPU and share of the cores.
         tasks: What to do with each network.
         limit_s: A task that takes longer is ended.
         stop_after_s: No network begins after so many seconds; None: all do.
@@ -40,14 +38,6 @@ class NetworkSettings(Value, frozen=True, kw_only=True):
         sources: Files with networks beside the catalog's; those that `run` is given.
     """
 
-    device: Literal["cpu", "cuda"]
-    scale: Literal["gpu", "cpu"]
-    allow: tuple[str, ...] = ()
-    turns: int
-    steps: int
-    budget_s: float | None = None
-    workers: int = 1
-    parallel: int = 1
     tasks: tuple[Task, ...] = TASKS
     limit_s: float = 600.0
     stop_after_s: float | None = None

@@ -19,6 +19,11 @@ NO_TURNS = "no turns: "
 """How the reason begins of a form that ran, but took no turns with the others, since they ended before."""
 
 
+def family_of(execution: Execution) -> Family:
+    """Whether torch's compiler has a part in a mode."""
+    return "compiled" if MODES[execution].is_compiled else "eager and graph"
+
+
 class FormRow(Value, frozen=True, kw_only=True):
     """One form of a network's step.
 
@@ -62,11 +67,6 @@ class TriedPlan(Value, frozen=True, kw_only=True):
     after_s: float | None = None
     measured_s: float | None = None
     failure: str = ""
-
-    @property
-    def family(self) -> Family:
-        """Whether torch's compiler has a part in it."""
-        return "compiled" if MODES[self.execution].is_compiled else "eager and graph"
 
     @property
     def why_not(self) -> str:
@@ -113,11 +113,6 @@ class Headline(Value, frozen=True, kw_only=True):
     before_s: float | None = None
     expected_s: float | None = None
     trained_s: Quantity | None = None
-
-    @property
-    def family(self) -> Family:
-        """Whether torch's compiler has a part in it."""
-        return "compiled" if MODES[self.execution].is_compiled else "eager and graph"
 
 
 class Check(Value, frozen=True, kw_only=True):
@@ -176,19 +171,35 @@ class NetworkResult(Value, frozen=True, kw_only=True):
         return self.form(COMPILE) or self.form(f"DDP + {COMPILE}")
 
 
-class NetworksExperiment(Noun, frozen=True, kw_only=True):
-    """The experiment on one machine; saved as JSON after each task on a network.
+class NetworkTerms(Noun, frozen=True, kw_only=True):
+    """What figures of networks depend on beside the machine.
 
     Attributes:
-        date: Of the run, as YYYY-MM-DD.
         device: `cpu` or `cuda`.
         scale: Of the networks.
         workers: Processes that train a network together.
         allow: Changes of the maths that all forms may make.
-        turns: Turns that were taken, at most.
+        turns: Turns of the timing, at most.
         steps: Steps in a turn; 0: as many as fill one.
-        budget_s: What `TrainStep` was given to choose in; None: its own.
-        parallel: Networks that were run at the same time, each on its own device.
+        budget_s: What `TrainStep` gets to choose in; None: its own.
+        parallel: Networks at the same time, each on its own GPU and share of the cores.
+    """
+
+    device: Literal["cpu", "cuda"]
+    scale: Literal["gpu", "cpu"]
+    workers: int = 1
+    allow: tuple[str, ...] = ()
+    turns: int
+    steps: int
+    budget_s: float | None = None
+    parallel: int = 1
+
+
+class NetworksExperiment(NetworkTerms, frozen=True, kw_only=True):
+    """The experiment on one machine; saved as JSON after each task on a network.
+
+    Attributes:
+        date: Of the run, as YYYY-MM-DD.
         machine_s: What measuring the machine took, once, before all networks; None: each did for itself.
     """
 
@@ -198,14 +209,6 @@ class NetworksExperiment(Noun, frozen=True, kw_only=True):
     host: Host
     devices: tuple[Device, ...]
     versions: dict[str, str]
-    device: Literal["cpu", "cuda"]
-    scale: Literal["gpu", "cpu"]
-    workers: int = 1
-    allow: tuple[str, ...] = ()
-    turns: int
-    steps: int
-    budget_s: float | None = None
-    parallel: int = 1
     machine_s: float | None = None
     networks: tuple[NetworkResult, ...] = ()
     notes: tuple[str, ...] = ()

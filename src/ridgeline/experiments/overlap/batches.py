@@ -75,6 +75,7 @@ class Steps:
 
     def over(self, batches: Iterable[Tensor]) -> Tensor:
         """A step on every batch; all means."""
+        # Kept on the device: reading a number after each step would wait for it.
         return torch.stack([self(batch) for batch in batches])
 
 
@@ -111,6 +112,7 @@ def _device_contest(num: int) -> Contest:
     def load_and_copy() -> None:
         for loaded in data:
             pinned.copy_(loaded)
+            # Waited for below, since the pinned memory is written again for the next one.
             batch.copy_(pinned, non_blocking=True)
             synchronize()
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ridgeline.experiments.contests import captured
 from ridgeline.experiments.parallel.host_and_device import host_and_device_case
-from ridgeline.experiments.parallel.ours import parallelized
 from ridgeline.experiments.parallel.work import (
     Work,
     branches,
     cell,
     independent,
+    parallelized,
     perceptron_step,
     squares_on,
 )

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.experiments.parallel.ours import parallelized
-from ridgeline.experiments.parallel.work import Work, chain, normal
+from ridgeline.experiments.parallel.work import Work, chain, normal, parallelized
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, longest, simply
 from ridgeline.probe.timing import synchronize
 

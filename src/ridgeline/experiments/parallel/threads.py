@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.experiments.parallel.ours import parallelized
 from ridgeline.experiments.parallel.work import (
     Work,
     branches,
@@ -18,6 +17,7 @@ from ridgeline.experiments.parallel.work import (
     chain,
     chains,
     independent,
+    parallelized,
     perceptron_step,
 )
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, simply
@@ -83,6 +83,7 @@ def _contest(name: str, make: Callable[[], Work]) -> Contest:
         ),
         Way("ThreadPoolExecutor by hand", "peer", partial(_pool, work, cores), lacking),
     ]
+    # Only these are written for TorchScript below.
     if name in ("devices", "operators", "small"):
         ways.append(Way("torch.jit.fork", "peer", partial(_forked, name, work), lacking))
     return Contest(ways=(*ways, parallelized(work)), bound=_bound(work, cores))

@@ -1,4 +1,7 @@
-"""The functions that are parallelised, with their inputs; each returns everything it computes."""
+"""The functions that are parallelised, with their inputs, and `rl.parallelize` as a way to do them.
+
+Each function returns everything it computes.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline import units
+from ridgeline.experiments.ways.case import Way, WayRemarks, WayRunner
+
+NAME = "ridgeline parallelize"
 Function = Callable[..., Any]
 
 
@@ -172,6 +179,7 @@ def perceptron_step(devices: Sequence[str], batch: int, width: int) -> Work:
     first, second = devices
     # Equal on both devices, as data parallelism has them.
     weights = [normal(width, width, seed=index) for index in range(2)]
+    # Cloned: where both devices are one, they would share their weights.
     w = tuple(weight.to(device).clone() for device in devices for weight in weights)
     x = tuple(normal(batch, width, device=d, seed=5 + i) for i, d in enumerate(devices))
 
@@ -197,3 +205,21 @@ def perceptron_step(devices: Sequence[str], batch: int, width: int) -> Work:
         pieces=(lambda: gradients(x[0], w[0], w[1]), lambda: gradients(x[1], w[2], w[3])),
         join=lambda parts: update(parts, w),
     )
+
+
+def parallelized(work: Work) -> Way:
+    """The function as it is, scheduled by Ridgeline where its inputs are."""
+    return Way(NAME, "ridgeline", partial(_make, work))
+
+
+def _make(work: Work) -> WayRunner:
+    from ridgeline.autoparallel.parallelize import parallelize
+
+    program = parallelize(work.fn, work.inputs)
+
+    def remarks() -> WayRemarks:
+        report = program.report
+        bound = f"no schedule is shorter than {units.seconds(report.bounds.limit_s)}"
+        return WayRemarks(notes=(f"chose {report.chosen}: {report.reason}", bound, *report.notes))
+
+    return WayRunner(run=lambda: program(*work.inputs), close=program.close, remarks=remarks)

@@ -4,17 +4,15 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-import torch
 
 from ridgeline.experiments import namespaces
 from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.sync.steps import CASES, QUICK_CASES
 from ridgeline.experiments.ways.experiment import LEAST_S, check_names, experiment_of
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
-from ridgeline.experiments.ways.together import GroupRequest, hold_together
+from ridgeline.experiments.ways.together import GroupRequest, WorkersPlace, hold_together
 from ridgeline.probe.host.fingerprint import num_cores
 
-HOSTS = 2
 UNSHAPED = "none"
 RATES = {True: ("1gbit", UNSHAPED), False: ("100mbit", "1gbit", UNSHAPED)}
 """Quick or not to the rates of the link."""
@@ -53,13 +51,12 @@ def run(
     Cost: Keeps the machine busy for about `limit_s`, and as long again for measuring it.
     """
     check_names("sync", CASES, only)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    kind = device or ("cuda" if gpus > 1 else "cpu")
+    place = WorkersPlace.of(device, None)
     # Refused before minutes are spent on other rates.
     for rate in rates:
         if rate != UNSHAPED:
             namespaces.bytes_per_s(rate)
-    chosen = tuple(rates) or (RATES[quick] if kind == "cpu" else (UNSHAPED,))
+    chosen = tuple(rates) or (RATES[quick] if place.device == "cpu" else (UNSHAPED,))
     limit = LIMITS_S[quick] if limit_s is None else limit_s
     end = time.perf_counter() + limit
     cases: list[WayCase] = []
@@ -67,14 +64,14 @@ def run(
         progress(f"sync: a link of {rate}" if rate != UNSHAPED else "sync: an unshaped link")
         asked = GroupRequest(
             home="ridgeline.experiments.sync.steps",
-            device=kind,
+            device=place.device,
             quick=quick,
             only=tuple(only) or (QUICK_CASES if quick else CASES),
             # What is left is shared by the rates that are to come.
             limit_s=max(LEAST_S, (end - time.perf_counter()) / (len(chosen) - index)),
             rate="" if rate == UNSHAPED else rate,
         )
-        cases += _held(asked, gpus if kind == "cuda" else HOSTS, progress)
+        cases += _held(asked, place.workers, progress)
     return experiment_of("sync", cases, quick=quick, limit_s=limit)
 
 
@@ -86,6 +83,7 @@ def _held(asked: GroupRequest, workers: int, progress: Progress) -> Sequence[Way
         lacking = namespaces.lacking(is_shaped=bool(asked.rate))
         if lacking:
             lacking = f"no network namespaces: this machine lacks {lacking}"
+    # Workers share the cores of this machine, as hosts of their own would not.
     threads = 0 if asked.device == "cuda" else max(1, num_cores() // workers)
     if not lacking:
         with namespaces.hosts(workers, asked.rate or None) as network:

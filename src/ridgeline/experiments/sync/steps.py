@@ -97,6 +97,7 @@ def _bound(training: Training, link: ShapedLink, *, is_quick: bool) -> Bound:
         COMPUTE: lambda: alone(batch),
         ONE_ALL_REDUCE: lambda: dist.all_reduce(flat, group=world.group()),
     }
+    # What each worker must send of all gradients, whatever the algorithm.
     sent = num_bytes * bus_bandwidth_factor("all_reduce", world.size)
     if not link.bytes_per_s:
         return Bound(

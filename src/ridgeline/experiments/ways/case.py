@@ -82,13 +82,11 @@ class Contest:
         ways: The first is what all are compared with.
         bound: What no way can beat; None: unknown.
         explain: Lines about the figures, from seconds by way and part, when all are timed.
-        close: Releases the inputs.
     """
 
     ways: Sequence[Way]
     bound: Bound | None = None
     explain: Callable[[Mapping[str, float]], Sequence[str]] = field(default=lambda seconds: ())
-    close: Callable[[], None] = nothing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import torch
@@ -63,14 +63,11 @@ def hold(case: Case, *, limit_s: float, progress: Progress, peers: Peers | None 
         try:
             return _Hold(case, contest, progress, together).result(begin, limit_s)
         finally:
-            contest.close()
             release_memory()
 
 
 class _Hold(Holding[WayRow, WayRunner]):
     """The rows of one case as they come to be."""
-
-    lost: ClassVar[Mapping[str, None]] = {"difference": None}
 
     def __init__(self, case: Case, contest: Contest, progress: Progress, peers: Peers) -> None:
         super().__init__(progress)
@@ -133,6 +130,7 @@ class _Hold(Holding[WayRow, WayRunner]):
         """Runs that fill a turn, of the first way on the first worker."""
         with torch_threads(first.threads):
             once_s = min(wall_s(first.run) for _ in range(2)) / first.units
+        # One number for all: with other numbers of runs some would wait for the rest for ever.
         return int(self._peers.gather([calls_in(TURN_S, once_s)])[0][0])
 
     def _measure(self, runner: WayRunner, calls: int) -> Callable[[], Turn]:

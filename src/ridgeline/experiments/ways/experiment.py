@@ -49,6 +49,7 @@ def run_cases(
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     found = make_cases(kind, quick)
+    # Before anything is timed: a misspelt name would show after minutes.
     check_names(name, [case.name for case in found], only)
     chosen = [case for case in found if not only or case.name in only]
     limit = LIMITS_S[quick] if limit_s is None else limit_s

@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -48,16 +48,13 @@ class Holding(Generic[Row, Made]):
         progress: Takes lines about what happens now.
     """
 
-    lost: ClassVar[Mapping[str, None]] = {}
-    """Fields that the row of a failure does not keep."""
-
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._rows: dict[str, Row] = {}
         self._made: dict[str, Made] = {}
 
     def _failed(self, row: Row, error: Exception) -> Row:
-        return msgspec.structs.replace(row, status="failed", reason=reason_of(error), **self.lost)
+        return msgspec.structs.replace(row, status="failed", reason=reason_of(error))
 
     def _fail(self, name: str, error: Exception) -> None:
         """One that ran fails in a turn."""

@@ -84,49 +84,62 @@ class WayRow(ContestRow, frozen=True, kw_only=True):
     bus_bytes_per_s: float | None = None
 
 
-class WayCase(Value, frozen=True, kw_only=True):
+class ContestCase(Value, frozen=True, kw_only=True):
+    """What cases of all contests have.
+
+    Attributes:
+        title: Sizes and settings, for the heading.
+        calls: Runs in a turn.
+        turns: How many turns there were.
+        limit: A time that nothing can go below, and how it was found; of what the rows' seconds are of.
+        notes: What is to be known when reading it.
+    """
+
+    title: str
+    calls: int = 0
+    turns: int = 0
+    limit: LowerBound | None = None
+    notes: tuple[str, ...] = ()
+
+
+class WayCase(ContestCase, frozen=True, kw_only=True):
     """One kind of work with all ways to do it; the first row is what the others are compared with.
 
     Attributes:
         name: What `--only` calls it.
-        title: Sizes and settings, for the heading.
         rows: The ways, then the parts.
         unit: What `seconds` are of.
-        calls: Runs in a turn.
-        turns: How many turns there were.
-        limit: A time that no way can go below, and how it was found; of one unit.
         skipped: Why the case was not held here; then there are no rows.
         elapsed_s: What the case took in all.
-        notes: What is to be known when reading it.
     """
 
     name: str
-    title: str
     rows: tuple[WayRow, ...] = ()
     unit: str = "run"
-    calls: int = 0
-    turns: int = 0
-    limit: LowerBound | None = None
     skipped: str = ""
     elapsed_s: float = 0.0
-    notes: tuple[str, ...] = ()
 
     def fastest(self, kind: WayKind) -> WayRow | None:
         """The way of a kind with the least median; None without any."""
         return fastest_of(row for row in self.rows if row.kind == kind)
 
 
-class WayExperiment(Noun, frozen=True, kw_only=True):
-    """One of these experiments on one machine; saved as JSON."""
+class ContestExperiment(Noun, frozen=True, kw_only=True):
+    """Where and how contests were held; `limit_s` is what they were to take in all."""
 
-    kind: ClassVar[str] = "way-experiment"
-
-    name: WayName
     host: Host
     devices: tuple[Device, ...]
     versions: dict[str, str]
     is_quick: bool
     limit_s: float
+
+
+class WayExperiment(ContestExperiment, frozen=True, kw_only=True):
+    """One of these experiments on one machine; saved as JSON."""
+
+    kind: ClassVar[str] = "way-experiment"
+
+    name: WayName
     cases: tuple[WayCase, ...]
 
 

@@ -6,10 +6,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ridgeline import units
-from ridgeline.experiments.ways.result import WAY_KINDS, ContestRow, WayCase, WayExperiment, WayRow
+from ridgeline.experiments.ways.result import (
+    WAY_KINDS,
+    ContestExperiment,
+    ContestRow,
+    WayCase,
+    WayExperiment,
+    WayRow,
+)
 from ridgeline.machine import Quantity
+from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.labels import gpus_of
-from ridgeline.reporting.terminal.text import table, title, warnings
+from ridgeline.reporting.terminal.text import grid_text, title, warnings
 
 HEADINGS = {
     "async": "Asynchronous execution",
@@ -23,12 +31,15 @@ HEADINGS = {
 
 def experiment_text(experiment: WayExperiment) -> RenderableType:
     """All cases, with the machine above them."""
-    host = experiment.host
-    processor = f"{host.processor}, {host.cores} cores"
-    where = ", ".join([*gpus_of(experiment.devices), processor])
-    line = f"{where}; {versions_words(experiment.versions)}"
-    heading = title(HEADINGS[experiment.name], line)
+    heading = title(HEADINGS[experiment.name], where_words(experiment))
     return Group(heading, *(case_text(case) for case in experiment.cases))
+
+
+def where_words(experiment: ContestExperiment) -> str:
+    """The GPUs and the processor that were there, and the versions."""
+    host = experiment.host
+    hardware = (*gpus_of(experiment.devices), host.processor, f"{host.cores} cores")
+    return f"{', '.join(hardware)}; {versions_words(experiment.versions)}"
 
 
 def versions_words(versions: Mapping[str, str]) -> str:
@@ -42,24 +53,34 @@ def case_text(case: WayCase) -> RenderableType:
         return Group(title(case.name, case.title), *warnings([f"not held here: {case.skipped}"]))
     of = f"per {case.unit}, " if case.unit != "run" else ""
     runs = "run" if case.calls == 1 else "runs"
-    heading = title(case.name, f"{case.title}; {of}{case.turns} turns of {case.calls} {runs}")
-    extra = [(name, cell) for name, cell in _EXTRA.items() if any(cell(row) for row in case.rows)]
-    more = (name for name, _ in extra)
-    head = ("", "Time", "Quartiles", "x first", "Of limit", *more, "Difference", "")
-    rows = table(head, right=range(1, len(head) - 1))
+    line = f"{case.title}; {of}{case.turns} turns of {case.calls} {runs}"
+    lines = [Text(line) for line in (*conclusions(case), *case.notes)]
+    return Group(grid_text(_grid(case), line), *lines, *_remarks(case))
+
+
+def _grid(case: WayCase) -> Grid:
+    """The ways by kind, our fastest one marked, then the limit."""
+    shown = [row for row in case.rows if row.status != "skipped"]
+    shown.sort(key=lambda row: WAY_KINDS.index(row.kind))
+    extra = {name: cell for name, cell in _EXTRA.items() if any(cell(row) for row in case.rows)}
+    head = ("", "Time", "Quartiles", "x first", "Of limit", *extra, "Difference", "")
+    rows: list[tuple[str, ...]] = [
+        (
+            row.name,
+            *_figures(row),
+            *(cell(row) for cell in extra.values()),
+            gap_cell(row),
+            row.reason,
+        )
+        for row in shown
+    ]
+    if case.limit is not None:
+        limit = ("limit", units.seconds(case.limit.seconds))
+        rows.append((*limit, *[""] * (len(head) - len(limit))))
     # The one that the line below the table is about.
     best = case.fastest("ridgeline")
-    for row in sorted(case.rows, key=lambda row: WAY_KINDS.index(row.kind)):
-        if row.status == "skipped":
-            continue
-        cells = [*_figures(row), *(cell(row) for _, cell in extra)]
-        is_dim = row.seconds is None or row.kind == "part"
-        style = "bold" if row is best else "dim" if is_dim else None
-        rows.add_row(row.name, *cells, gap_cell(row), row.reason, style=style)
-    if case.limit is not None:
-        rows.add_row("limit", units.seconds(case.limit.seconds), style="dim")
-    lines = [Text(line) for line in (*conclusions(case), *case.notes)]
-    return Group(heading, rows, *lines, *_remarks(case))
+    chosen = None if best is None else shown.index(best)
+    return Grid(case.name, head, tuple(rows), right=range(1, len(head) - 1), chosen=chosen)
 
 
 def conclusions(case: WayCase) -> list[str]:

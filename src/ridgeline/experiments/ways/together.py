@@ -5,14 +5,16 @@ A module of such cases has a function `group_cases(world, asked)`, which lists t
 
 import importlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import torch
 
 from ridgeline.codec import Value
+from ridgeline.errors import TaskError
 from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.namespaces import NamespaceNetwork, gloo_environment
 from ridgeline.experiments.ways.contest import hold
@@ -27,6 +29,8 @@ from ridgeline.workers.world import World
 MOST_OVER = 4.0
 """A group may take so many times the wanted seconds, and `START_S`, before it is ended."""
 START_S = 600.0
+LOCAL_WORKERS = 2
+"""Over gloo, where there are not several GPUs."""
 
 
 class GroupRequest(Value, frozen=True, kw_only=True):
@@ -91,6 +95,7 @@ def hold_together(
             workers=workers,
             threads=threads,
             device=asked.device,
+            # Late enough that none of a slow machine is ended, and that a hang ends.
             deadline_s=START_S + MOST_OVER * asked.limit_s,
             environment=environment,
             hanging=pass_on,
@@ -107,13 +112,21 @@ class WorkersPlace(NamedTuple):
     device: str
     workers: int
 
+    @classmethod
+    def of(cls, device: str | None, workers: int | None) -> "WorkersPlace":
+        """As asked for; else all GPUs where there are several, and two workers where not."""
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        # A single GPU has nobody to exchange with.
+        kind = device or ("cuda" if gpus > 1 else "cpu")
+        return cls(kind, workers or (gpus if kind == "cuda" else LOCAL_WORKERS))
+
 
 def run_together(
     name: WayName,
     home: str,
     cases: Sequence[str],
-    place: Callable[[str | None, int | None], WorkersPlace],
     *,
+    on_gpus: bool = True,
     quick: bool = False,
     only: Sequence[str] = (),
     limit_s: float | None = None,
@@ -127,12 +140,12 @@ def run_together(
         name: Of the experiment.
         home: Module of the cases.
         cases: All their names.
-        place: Where, from the device and the number of workers that are asked for, if they are.
+        on_gpus: Whether GPUs can hold them.
         quick: About a minute instead of three.
         only: Names of cases to hold; none: all.
         limit_s: Seconds to take, about; None: 60 quick, 180 else.
-        device: `cpu` or `cuda`; None leaves it to `place`.
-        workers: None leaves it to `place`.
+        device: `cpu` or `cuda`; None takes GPUs where there are several.
+        workers: None: one for each GPU, or two on a CPU.
         progress: Takes lines about what happens now.
 
     Raises:
@@ -142,7 +155,11 @@ def run_together(
     Cost: Keeps the machine busy for about `limit_s`.
     """
     check_names(name, cases, only)
-    where = place(device, workers)
+    if device == "cuda" and not on_gpus:
+        raise TaskError(
+            f"wanted device 'cpu' for the experiment {name}, got {device!r}; leave it out"
+        )
+    where = WorkersPlace.of(device if on_gpus else "cpu", workers)
     limit = LIMITS_S[quick] if limit_s is None else limit_s
     asked = GroupRequest(
         home=home,
@@ -163,6 +180,7 @@ def work(request: bytes) -> bytes:
     asked = msgspec.json.decode(request, type=GroupRequest)
     world = World.join(device=asked.device)
     peers = Peers.of(world.group())
+    # By name, since the request comes as JSON.
     make_cases = importlib.import_module(asked.home).group_cases
     # In the same order on all workers, since every way holds collectives.
     chosen = [case for case in make_cases(world, asked) if case.name in asked.only]

@@ -83,9 +83,11 @@ def _dots(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
             symbol=symbol(family),
             color=family_colour(family),
             opacity=0.78,
+            # By the root, so that areas and not diameters are in proportion.
             size=[max(_SMALLEST, _LARGEST * math.sqrt(row.flops / most)) for row in mine],
         )
         | {"name": kind(family)}
+        # A trace for each family, which is an entry of the legend.
         for family in dict.fromkeys(row.one.layer.family for row in rows)
         for mine in ([row for row in rows if row.one.layer.family == family],)
     ]

@@ -4,55 +4,43 @@ import math
 
 from ridgeline import units
 from ridgeline.machine import Machine
-from ridgeline.reporting.charts.chart_rates import byte_ticks
-from ridgeline.reporting.charts.figure import LOG, Figure, axis, layout, line, note, rule
+from ridgeline.reporting.charts.chart_rates import CurveDot, curves_figure
+from ridgeline.reporting.charts.figure import LOG, Figure, axis, layout, note, rule
 from ridgeline.reporting.links import LinkMatrix
 
-_SERIES = (
-    ("a load that waits for the one before", "access_s", "@wait", "solid"),
-    ("a word of each line, in order", "line_s", "@communication", "dash"),
-    ("each word, in order", "word_s", "@forward", "dot"),
-)
+_ACCESSES = {
+    "access_s": "a load that waits for the one before",
+    "line_s": "a word of each line, in order",
+    "word_s": "each word, in order",
+}
 
 
 def staircase_figure(machine: Machine) -> Figure:
     """Seconds of an access by the bytes walked through, with the ends of the caches; needs stairs."""
-    sizes = [stair.num_bytes for stair in machine.stairs]
-    data = [
-        line(
-            sizes,
-            [getattr(stair, field).value for stair in machine.stairs],
-            colour,
-            name=name,
-            mode="lines+markers",
-            line={"color": colour, "width": 2, "dash": dash},
-            marker={"size": 5},
-            text=[
-                f"{units.num_bytes(stair.num_bytes)}: {units.seconds(getattr(stair, field).value)}"
-                for stair in machine.stairs
-            ],
-            hovertemplate="%{text}<extra>%{fullData.name}</extra>",
-        )
-        for name, field, colour, dash in _SERIES
-    ]
-    # An end that was not walked across would have no step beside it.
-    reached = {name: size for name, size in machine.caches.items() if sizes[0] < size < sizes[-1]}
-    return {
-        "data": data,
-        "layout": layout(
-            320,
-            xaxis=axis("bytes walked through", type="log") | byte_ticks(sizes[0], sizes[-1]),
-            yaxis=axis("seconds", **LOG),
-            showlegend=True,
-            shapes=[rule("x", size, "@line", dash="dash") for size in reached.values()],
-            annotations=[
-                # On a logarithmic axis Plotly places lines by values, but words by logarithms.
-                {**note(f"{name} ends", x=math.log10(size), y=0), "yref": "paper"}
-                for name, size in reached.items()
-            ],
-            margin={"l": 8, "r": 12, "t": 12, "b": 46},
-        ),
+    curves = {
+        name: [
+            latency_dot(stair.num_bytes, getattr(stair, field).value) for stair in machine.stairs
+        ]
+        for field, name in _ACCESSES.items()
     }
+    figure = curves_figure(curves, axis("bytes walked through", type="log"), axis("seconds", **LOG))
+    first, last = machine.stairs[0].num_bytes, machine.stairs[-1].num_bytes
+    # An end that was not walked across would have no step beside it.
+    reached = {name: size for name, size in machine.caches.items() if first < size < last}
+    figure["layout"] |= {
+        "shapes": [rule("x", size, "@line", dash="dash") for size in reached.values()],
+        "annotations": [
+            # On a logarithmic axis Plotly places lines by values, but words by logarithms.
+            {**note(f"{name} ends", x=math.log10(size), y=0), "yref": "paper"}
+            for name, size in reached.items()
+        ],
+    }
+    return figure
+
+
+def latency_dot(num_bytes: int, seconds: float) -> CurveDot:
+    """What an access takes where so many bytes are used."""
+    return CurveDot(num_bytes, seconds, f"{units.num_bytes(num_bytes)}: {units.seconds(seconds)}")
 
 
 def link_matrix_figure(matrix: LinkMatrix) -> Figure:
@@ -71,6 +59,7 @@ def link_matrix_figure(matrix: LinkMatrix) -> Figure:
                 ],
                 "texttemplate": "%{text}",
                 "hovertemplate": "%{y} to %{x}: %{text}<extra></extra>",
+                # Colours of the palette, which has them for both themes.
                 "colorscale": [[0, "@backward"], [1, "@forward"]],
                 "showscale": False,
                 "xgap": 2,

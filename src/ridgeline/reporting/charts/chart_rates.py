@@ -1,7 +1,7 @@
-"""Figures of rates by size: collectives, copies, and operators that are too small for the hardware."""
+"""Figures of curves by size: collectives, copies, and operators that are too small for the hardware."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline import units
 from ridgeline.machine import Machine, Setting
@@ -12,32 +12,44 @@ _SERIES = ("@forward", "@communication", "@normalization", "@attention", "@wait"
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
+class CurveDot(NamedTuple):
+    """A point of a curve, and what is said of it."""
+
+    x: float
+    y: float
+    text: str
+
+
+Curves = Mapping[str, Sequence[CurveDot]]
+"""Name to points, by what is on the x axis."""
+
+
 def collectives_figure(machine: Machine) -> Figure:
     """Payload per second of each measured collective by message size."""
     curves = {
         f"{entry.operation} ({entry.backend}, {entry.setting.workers})": [
-            (point.num_bytes, point.num_bytes / point.seconds.value, point.seconds.value)
-            for point in entry.table
+            rate_dot(point.num_bytes, point.seconds.value) for point in entry.table
         ]
         for entry in machine.collectives
     }
-    return rates_figure(curves, "message size", "B", "bytes/s")
+    return curves_figure(curves, axis("message size", **LOG), axis("bytes/s", **LOG))
 
 
 def links_figure(machine: Machine) -> Figure:
     """Bytes per second between host and GPU, and between GPUs, by copy size."""
     curves = {
-        kind: [(size, size / seconds, seconds) for size, seconds in table.items()]
+        kind: [rate_dot(size, seconds) for size, seconds in table.items()]
         for kind, table in links_by_kind(machine).items()
     }
-    return rates_figure(curves, "copy size", "B", "bytes/s")
+    return curves_figure(curves, axis("copy size", **LOG), axis("bytes/s", **LOG))
 
 
 def efficiency_figure(machine: Machine, setting: Setting, unit: str) -> Figure:
     """Rate by operation size of the ceilings of one setting that are given in `unit`."""
+    work = unit.partition("/")[0]
     curves = {
         f"{ceiling.family} {ceiling.dtype}": [
-            (point.work, point.rate, point.work / point.rate)
+            rate_dot(point.work, point.work / point.rate, work)
             for point in ceiling.curve
             # Logarithmic axes have no place for 0.
             if point.rate > 0
@@ -45,18 +57,33 @@ def efficiency_figure(machine: Machine, setting: Setting, unit: str) -> Figure:
         for ceiling in machine.ceilings
         if ceiling.setting == setting and ceiling.curve and ceiling.rate.unit == unit
     }
-    work = unit.partition("/")[0]
-    return rates_figure(curves, f"work per operation, {work}", work, unit)
+    x = axis(f"work per operation, {work}", **LOG)
+    return curves_figure(curves, x, axis(unit, **LOG), in_bytes=work == "B")
 
 
-def rates_figure(
-    curves: Mapping[str, Sequence[tuple[float, float, float]]], x: str, x_unit: str, y_unit: str
+def rate_dot(size: float, seconds: float, unit: str = "B", moved: float = 1.0) -> CurveDot:
+    """The rate at a size: `moved` times the size, of this unit, in so many seconds."""
+    rate = moved * size / seconds
+    words = units.num_bytes(size) if unit == "B" else units.quantity(size, unit)
+    told = f"{words}: {units.quantity(rate, f'{unit}/s')}, {units.seconds(seconds)}"
+    return CurveDot(size, rate, told)
+
+
+def curves_figure(
+    curves: Curves, x: dict[str, Any], y: dict[str, Any], *, in_bytes: bool = True
 ) -> Figure:
-    """Log-log lines of (size, rate, seconds) by name; units of sizes and rates."""
+    """Curves with dots that tell their text.
+
+    Args:
+        curves: By what stands on the x axis.
+        x: That axis.
+        y: The other.
+        in_bytes: Whether x is in bytes, whose ticks are powers of two.
+    """
     data = [
         line(
-            [point[0] for point in points],
-            [point[1] for point in points],
+            [dot.x for dot in dots],
+            [dot.y for dot in dots],
             _SERIES[index % len(_SERIES)],
             name=name,
             mode="lines+markers",
@@ -67,37 +94,21 @@ def rates_figure(
                 "dash": _DASHES[index // len(_SERIES) % len(_DASHES)],
             },
             marker={"size": 5},
-            text=[
-                # The axis spells its unit out, which beside a number is short.
-                f"{_size(point[0], x_unit)}: {units.quantity(point[1], y_unit.replace('bytes', 'B'))}"
-                f", {units.seconds(point[2])}"
-                for point in points
-            ],
+            text=[dot.text for dot in dots],
             hovertemplate="%{text}<extra>%{fullData.name}</extra>",
         )
-        for index, (name, points) in enumerate(curves.items())
+        for index, (name, dots) in enumerate(curves.items())
     ]
-    sizes = [point[0] for points in curves.values() for point in points]
-    x_axis = axis(x, **LOG)
-    if x_unit == "B" and sizes:
-        x_axis |= byte_ticks(min(sizes), max(sizes))
+    sizes = [dot.x for dots in curves.values() for dot in dots]
+    ticks = _byte_ticks(min(sizes), max(sizes)) if in_bytes and sizes else {}
+    margin = {"l": 8, "r": 12, "t": 12, "b": 46}
     return {
         "data": data,
-        "layout": layout(
-            320,
-            xaxis=x_axis,
-            yaxis=axis(y_unit, **LOG),
-            showlegend=True,
-            margin={"l": 8, "r": 12, "t": 12, "b": 46},
-        ),
+        "layout": layout(320, xaxis=x | ticks, yaxis=y, showlegend=True, margin=margin),
     }
 
 
-def _size(value: float, unit: str) -> str:
-    return units.num_bytes(value) if unit == "B" else units.quantity(value, unit)
-
-
-def byte_ticks(low: float, high: float) -> dict[str, Any]:
+def _byte_ticks(low: float, high: float) -> dict[str, Any]:
     """Ticks at powers of two that people know, a factor of 32 apart."""
     powers = [power for power in range(0, 50, 5) if low <= 1 << power <= high]
     return {

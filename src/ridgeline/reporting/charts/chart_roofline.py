@@ -61,6 +61,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
     data, names = _roof_lines(compute, memory, {group.dtype for group in shown}, left, right)
     data.extend(_dots(shown))
     rates = [group.rate for group in shown] + [ceiling.rate.value for ceiling in compute]
+    # Room below the lowest dot, and above the highest roof.
     bounds = [math.log10(min(rates, default=1.0)) - 0.5, math.log10(max(rates, default=1.0)) + 0.35]
     return {
         "data": data,
@@ -98,6 +99,7 @@ def _roof_lines(
         data.append(_roof([left, end], [left * slope, end * slope], "solid"))
     for ceiling in compute:
         value = ceiling.rate.value
+        # Left of its ridge point no operator reaches a ceiling, for memory limits it before.
         start = value / memory.rate.value if memory else left
         is_used = ceiling.dtype in used
         data.append(_roof([start, right], [value, value], "solid" if is_used else "dot"))
@@ -143,6 +145,7 @@ def _dots(groups: Sequence[OpGroup]) -> list[dict[str, Any]]:
             size=[max(7.0, _LARGEST * math.sqrt(group.seconds / longest)) for group in mine],
         )
         | {"name": family}
+        # A trace for each family, which is an entry of the legend.
         for family in dict.fromkeys(group.family for group in groups)
         for mine in ([group for group in groups if group.family == family],)
     ]

@@ -51,6 +51,7 @@ def scaling_layout(counts: Collection[int], height: int = 340, **settings: Any) 
 
 def _ticks(counts: Sequence[int]) -> list[int]:
     """Those with room for their numbers on a logarithmic axis, the first and the last among them."""
+    # A ratio, since equal ratios are equal distances on this axis.
     closest = (counts[-1] / counts[0]) ** (1.0 / _MOST_TICKS)
     ticks = [counts[0]]
     for count in counts[1:-1]:
@@ -105,6 +106,7 @@ def _measured(scaling: MeasuredScaling) -> dict[str, Any]:
 
 def _predicted(scaling: MeasuredScaling) -> dict[str, Any]:
     shown = [point for point in scaling.points if point.predicted_s]
+    # A step has the same samples, whatever it takes.
     rates = [point.samples_per_s * point.step_s / (point.predicted_s or 1.0) for point in shown]
     marker = {"color": "@communication", "size": 9, "symbol": "diamond-open"}
     counts = [float(point.workers) for point in shown]

@@ -37,6 +37,7 @@ def kind(name: str) -> str:
     if is_bucket_frame(name):
         return "bucket"
     head = name.partition("/")[0]
+    # Micro-batches but the last have forward and backward in one frame.
     return {"micro": "forward"}.get(head, head if head in KINDS else "other")
 
 
@@ -112,6 +113,7 @@ class _Drawing:
     def add(self, timeline: Timeline) -> None:
         """Draw the lanes of one timeline below what is there."""
         if self.height:
+            # Or the title of the second would be taken for a lane of the first.
             self.height += 0.45
         steps = len(timeline.steps_ns)
         what = f"<b>{timeline.origin.capitalize()}</b>   {units.nanoseconds(timeline.step_ns)}"
@@ -150,6 +152,7 @@ class _Drawing:
             self.height += 1.0 if thickness > 0.5 else 0.72
 
     def _bar(self, span: Span, thickness: float) -> None:
+        # Operators are coloured by what bounds them, frames by what they are.
         if span.detail:
             bound = str(span.attributes.get("bound", "other"))
             group = bound if bound in _BOUNDS else "other"

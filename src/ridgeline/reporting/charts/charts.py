@@ -1,11 +1,11 @@
-"""Figures of a run: memory over the step, training curves, measured against predicted."""
+"""Figures of a run: memory over the step, and training curves."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from ridgeline import units
 from ridgeline.history import History
-from ridgeline.reporting.charts.figure import Figure, axis, layout, line, markers, note, rule
+from ridgeline.reporting.charts.figure import Figure, axis, layout, line, note, rule
 from ridgeline.workload import Workload
 
 MEMORY_CATEGORIES = (
@@ -35,6 +35,7 @@ def memory_figure(
     if workspaces:
         stacks.append(([workspaces[point.op] for point in points], "Workspaces", "@workspace"))
     peak = max((sum(each) for each in zip(*(s[0] for s in stacks), strict=True)), default=0)
+    # One unit for the whole axis, that of the peak.
     scale = 1 << 30 if peak >= 1 << 30 else 1 << 20
     unit = "GiB" if scale == 1 << 30 else "MiB"
     data = [
@@ -44,6 +45,7 @@ def memory_figure(
             colour,
             name=name,
             stackgroup="live",
+            # Stairs and no slopes: memory comes and goes at once.
             line={"width": 0.5, "color": colour, "shape": "hv"},
             fillcolor=colour,
             hovertemplate=f"%{{y:.3~g}} {unit}",
@@ -81,6 +83,7 @@ def training_figures(history: History) -> list[tuple[str, Figure]]:
         data = [
             line(steps, losses, "@backward", line={"color": "@backward", "width": 1.2},
                  hovertemplate="step %{x}<br>loss %{y:.4~g}<extra></extra>"),
+            # Behind the raw ones, so that it is drawn above them.
             line(steps, smooth(losses), "@forward", hoverinfo="skip"),
         ]  # fmt: skip
         figures.append(("Loss by step", _small(data, "step", rangemode="tozero")))
@@ -118,49 +121,10 @@ def smooth(values: Sequence[float]) -> list[float]:
     result: list[float] = []
     for value in values:
         average = SMOOTHING * average + (1 - SMOOTHING) * value
+        # The weight so far, by which the average is divided: at the start it is far below 1.
         total = SMOOTHING * total + (1 - SMOOTHING)
         result.append(average / total)
     return result
-
-
-def parity_figure(pairs: Sequence[tuple[str, float, float, str]], tolerance: float) -> Figure:
-    """Measured against predicted seconds, on equal logarithmic axes with the tolerance as a band.
-
-    Args:
-        pairs: (name, predicted seconds, measured seconds, colour); only positive ones are drawn.
-        tolerance: Half-width of the band, as a fraction.
-    """
-    shown = [pair for pair in pairs if pair[1] > 0 and pair[2] > 0]
-    values = [1e3 * value for pair in shown for value in pair[1:3]]
-    low, high = min(values) / 2, max(values) * 2
-    band = [
-        line([low, high], [low * (1 - tolerance), high * (1 - tolerance)], "@line",
-             line={"width": 0}, hoverinfo="skip"),
-        line([low, high], [low * (1 + tolerance), high * (1 + tolerance)], "@line",
-             line={"width": 0}, fill="tonexty", fillcolor="@sunk", hoverinfo="skip"),
-        line([low, high], [low, high], "@faint", line={"width": 1, "color": "@faint"}, hoverinfo="skip"),
-    ]  # fmt: skip
-    dots = markers(
-        [1e3 * pair[1] for pair in shown],
-        [1e3 * pair[2] for pair in shown],
-        [
-            f"<b>{pair[0]}</b><br>predicted {units.seconds(pair[1])}<br>measured {units.seconds(pair[2])}"
-            for pair in shown
-        ],
-        size=11,
-        color=[pair[3] for pair in shown],
-        line={"width": 1.5, "color": "@card"},
-    )
-    scale = {"type": "log", "exponentformat": "none", "dtick": 1, "showgrid": True}
-    return {
-        "data": [*band, dots],
-        "layout": layout(
-            430,
-            xaxis=axis("predicted, ms", **scale),
-            yaxis=axis("measured, ms", **scale),
-            margin={"l": 8, "r": 12, "t": 12, "b": 46},
-        ),
-    }
 
 
 def _small(data: list[dict[str, Any]], x: str, dtick: int | None = None, **y: Any) -> Figure:

@@ -31,6 +31,7 @@ def layout(height: int, **settings: Any) -> dict[str, Any]:
     return {
         "height": height,
         "margin": {"l": 8, "r": 12, "t": 12, "b": 40},
+        # The card behind it shows through, in the light and in the dark theme.
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"size": 12, "color": "@soft"},
@@ -76,6 +77,7 @@ def note(
         "x": x,
         "y": y,
         "xref": xref,
+        # At the right edge of the paper a word would leave it, unless it ends there.
         "xanchor": "right" if xref == "paper" else "left",
         "yanchor": "bottom",
         "showarrow": False,
@@ -108,6 +110,7 @@ def markers(
         "y": list(y),
         "text": list(text),
         "hovertemplate": "%{text}<extra></extra>",
+        # A rim in the colour of the card parts dots that overlap.
         "marker": {"line": {"width": 1, "color": "@card"}, **marker},
     }
 

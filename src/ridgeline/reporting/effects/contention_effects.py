@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ridgeline import units
 from ridgeline.machine.contention import Contention
 from ridgeline.machine.quantity import Quantity
-from ridgeline.reporting.effects.effects import Effect, samples
+from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.labels import spread, times
 
 NAMES = {
@@ -24,7 +24,7 @@ HEAD = (
 )
 
 
-def contention_effects(known: Sequence[Contention]) -> tuple[Effect, ...]:
+def contention_effects(known: Sequence[Contention]) -> tuple[Grid, ...]:
     """One table of all settings; none where nothing was measured."""
     if not known:
         return ()
@@ -34,11 +34,11 @@ def contention_effects(known: Sequence[Contention]) -> tuple[Effect, ...]:
             *_slowed(entry.compute_slowdown),
             *_slowed(entry.transfer_slowdown),
             times(entry.gain),
-            samples(entry.compute_slowdown),
+            str(entry.compute_slowdown.n),
         )
         for entry in known
     )
-    return (Effect("Computing beside transfers", HEAD, rows, _reading(known)),)
+    return (Grid("Computing beside transfers", HEAD, rows, _reading(known)),)
 
 
 def _transfers(entry: Contention) -> str:

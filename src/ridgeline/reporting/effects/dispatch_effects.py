@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from ridgeline import units
 from ridgeline.machine.operator_dispatch import OperatorDispatch
-from ridgeline.reporting.effects.effects import Effect, samples, seconds
+from ridgeline.reporting.effects.cells import seconds
+from ridgeline.reporting.grid import Grid
 
 HEAD = (
     "Class",
@@ -19,7 +20,7 @@ HEAD = (
 )
 
 
-def dispatch_effects(known: Sequence[OperatorDispatch]) -> tuple[Effect, ...]:
+def dispatch_effects(known: Sequence[OperatorDispatch]) -> tuple[Grid, ...]:
     """A table for each device; none where nothing was measured."""
     devices = dict.fromkeys(entry.device for entry in known)
     return tuple(
@@ -27,7 +28,7 @@ def dispatch_effects(known: Sequence[OperatorDispatch]) -> tuple[Effect, ...]:
     )
 
 
-def _effect(device: str, known: Sequence[OperatorDispatch]) -> Effect:
+def _effect(device: str, known: Sequence[OperatorDispatch]) -> Grid:
     rows = tuple(
         (
             f"{entry.kind}: {entry.call}",
@@ -35,11 +36,11 @@ def _effect(device: str, known: Sequence[OperatorDispatch]) -> Effect:
             *seconds(entry.recorded),
             *seconds(entry.backward),
             "" if entry.backward_share is None else units.percent(entry.backward_share.value),
-            samples(entry.plain),
+            str(entry.plain.n),
         )
         for entry in known
     )
-    return Effect(f"Dispatch by class of operator ({device})", HEAD, rows, _reading(known))
+    return Grid(f"Dispatch by class of operator ({device})", HEAD, rows, _reading(known))
 
 
 def _reading(known: Sequence[OperatorDispatch]) -> str:

@@ -2,13 +2,14 @@
 
 from ridgeline import units
 from ridgeline.machine.gpu_levels import BlocksCurve, GpuBlocks, GpuLevels, GpuSizes, GpuStairs
-from ridgeline.reporting.effects.effects import Effect, rate, samples, seconds
+from ridgeline.reporting.effects.cells import rate, seconds
+from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.labels import times
 
 USES = {"multiply-add": "Multiply-adds", "read": "Reads of memory"}
 
 
-def gpu_effects(known: GpuLevels) -> tuple[Effect, ...]:
+def gpu_effects(known: GpuLevels) -> tuple[Grid, ...]:
     """Those that were measured."""
     found = (
         None if known.stairs is None else _stairs(known.stairs),
@@ -18,13 +19,13 @@ def gpu_effects(known: GpuLevels) -> tuple[Effect, ...]:
     return tuple(effect for effect in found if effect is not None)
 
 
-def _stairs(known: GpuStairs) -> Effect:
+def _stairs(known: GpuStairs) -> Grid:
     rows = tuple(
         (
             units.num_bytes(stair.num_bytes),
             *seconds(stair.access),
             *rate(stair.read),
-            samples(stair.access),
+            str(stair.access.n),
         )
         for stair in known.stairs
     )
@@ -43,10 +44,10 @@ def _stairs(known: GpuStairs) -> Effect:
             "fast"
         )
     head = ("Bytes used", "Load that waits", "Spread", "Read by all", "Spread", "Samples")
-    return Effect("Levels of a GPU's memory", head, rows, f"{reading}.")
+    return Grid("Levels of a GPU's memory", head, rows, f"{reading}.")
 
 
-def _blocks(known: GpuBlocks) -> Effect:
+def _blocks(known: GpuBlocks) -> Grid:
     # Not every kernel was run with every number of blocks.
     by_blocks: dict[int, dict[str, tuple[str, str]]] = {}
     for curve in known.curves:
@@ -68,7 +69,7 @@ def _blocks(known: GpuBlocks) -> Effect:
         f"Blocks of {threads} threads",
         *(word for work in works for word in (USES[work], "Spread")),
     )
-    return Effect("Rates by blocks of a kernel", head, rows, reading)
+    return Grid("Rates by blocks of a kernel", head, rows, reading)
 
 
 def _knee(curve: BlocksCurve, multiprocessors: int) -> str:
@@ -81,14 +82,14 @@ def _knee(curve: BlocksCurve, multiprocessors: int) -> str:
     )
 
 
-def _sizes(known: GpuSizes) -> Effect:
+def _sizes(known: GpuSizes) -> Grid:
     rows = tuple(
         (
             units.num_bytes(point.num_bytes),
             *rate(point.rate),
             # Its rate counts what is read and what is written.
             units.seconds(2 * point.num_bytes / point.rate.value),
-            samples(point.rate),
+            str(point.rate.n),
         )
         for point in known.points
     )
@@ -100,4 +101,4 @@ def _sizes(known: GpuSizes) -> Effect:
         "kernel takes microseconds to start and end. Smaller tensors are worth merging."
     )
     head = ("Tensor", "Read and written", "Spread", "Kernel", "Samples")
-    return Effect("An operator by the size of its tensor (GPU)", head, rows, reading)
+    return Grid("An operator by the size of its tensor (GPU)", head, rows, reading)

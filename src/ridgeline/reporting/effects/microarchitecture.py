@@ -11,11 +11,12 @@ from ridgeline.machine.microarchitecture import (
 )
 from ridgeline.machine.quantity import Quantity
 from ridgeline.machine.stairs import WORD_BYTES
-from ridgeline.reporting.effects.effects import Effect, samples, seconds, with_spread
+from ridgeline.reporting.effects.cells import seconds, with_spread
+from ridgeline.reporting.grid import Grid
 from ridgeline.reporting.labels import spread, times
 
 
-def host_effects(known: Microarchitecture) -> tuple[Effect, ...]:
+def host_effects(known: Microarchitecture) -> tuple[Grid, ...]:
     """Those that were measured."""
     found = (
         None if known.strides is None else _strides(known.strides),
@@ -27,7 +28,7 @@ def host_effects(known: Microarchitecture) -> tuple[Effect, ...]:
     return tuple(effect for effect in found if effect is not None)
 
 
-def _strides(strides: Strides) -> Effect:
+def _strides(strides: Strides) -> Grid:
     first, last = strides.points[0], strides.points[-1]
     rows = tuple(
         (
@@ -46,10 +47,10 @@ def _strides(strides: Strides) -> Effect:
         "pay the first, lookups of single values the second."
     )
     head = ("Stride", "In order", "Spread", "At random", "Spread", "Random / in order")
-    return Effect("Loads by stride", head, rows, reading)
+    return Grid("Loads by stride", head, rows, reading)
 
 
-def _pages(pages: Pages) -> Effect:
+def _pages(pages: Pages) -> Grid:
     waiting, independent = pages.waiting, pages.independent
     small = units.num_bytes(pages.small_page_bytes)
     rows = [_page_row(small, waiting.small, independent.small)]
@@ -66,16 +67,16 @@ def _pages(pages: Pages) -> Effect:
             "this, unless large ones are requested (from torch's allocator by THP_MEM_ALLOC_ENABLE=1)."
         )
     head = ("Page", "Load that waits", "Spread", "Independent load", "Spread", "Samples")
-    return Effect("Pages", head, tuple(rows), reading)
+    return Grid("Pages", head, tuple(rows), reading)
 
 
 def _page_row(page: str, waiting: Quantity, independent: Quantity) -> tuple[str, ...]:
-    return page, *seconds(waiting), *seconds(independent), samples(waiting)
+    return page, *seconds(waiting), *seconds(independent), str(waiting.n)
 
 
-def _false_sharing(sharing: FalseSharing) -> Effect:
+def _false_sharing(sharing: FalseSharing) -> Grid:
     rows = tuple(
-        (units.num_bytes(one.distance_bytes), *seconds(one.increment), samples(one.increment))
+        (units.num_bytes(one.distance_bytes), *seconds(one.increment), str(one.increment.n))
         for one in sharing.counters
     )
     if not sharing.slowdowns:
@@ -83,6 +84,7 @@ def _false_sharing(sharing: FalseSharing) -> Effect:
     else:
         than = " and ".join(
             f"{with_spread(slowdown)} slower than {units.num_bytes(one.distance_bytes)} apart"
+            # The first are those in one line, which the others are compared with.
             for slowdown, one in zip(sharing.slowdowns, sharing.counters[1:], strict=True)
         )
         one, other = sharing.cores
@@ -91,10 +93,10 @@ def _false_sharing(sharing: FalseSharing) -> Effect:
             "threads whose counters, flags or sums share a line pay this at every write."
         )
     head = ("Counters apart", "Increment", "Spread", "Samples")
-    return Effect("False sharing", head, rows, reading)
+    return Grid("False sharing", head, rows, reading)
 
 
-def _vectors(vectors: Vectors) -> Effect:
+def _vectors(vectors: Vectors) -> Grid:
     rows = tuple(
         (
             f"{one.bits} bit" if index else "one float",
@@ -102,7 +104,7 @@ def _vectors(vectors: Vectors) -> Effect:
             spread(one.rate),
             units.digits3(one.per_cycle.value),
             times(one.gain.value),
-            samples(one.rate),
+            str(one.rate.n),
         )
         for index, one in enumerate(vectors.rates)
     )
@@ -115,10 +117,10 @@ def _vectors(vectors: Vectors) -> Effect:
         f"vectorised pay this. torch's own kernels use {vectors.torch_capability}.{missing}"
     )
     head = ("Vector", "Multiply-add", "Spread", "FLOP a cycle", "Gain", "Samples")
-    return Effect("Width of vectors", head, rows, reading)
+    return Grid("Width of vectors", head, rows, reading)
 
 
-def _nodes(nodes: Nodes) -> Effect:
+def _nodes(nodes: Nodes) -> Grid:
     rows = [
         (f"{node.index}: {node.cores} cores, {units.num_bytes(node.memory_bytes)}", "", "", "", "")
         for node in nodes.nodes
@@ -150,4 +152,4 @@ def _nodes(nodes: Nodes) -> Effect:
             f"{f' Doubtful: {nodes.reason}.' if nodes.reason else ''}"
         )
     head = ("Node", "Load", "Spread", "Read in order", "Spread")
-    return Effect("Nodes of memory (NUMA)", head, tuple(rows), reading)
+    return Grid("Nodes of memory (NUMA)", head, tuple(rows), reading)

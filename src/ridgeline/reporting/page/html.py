@@ -67,6 +67,7 @@ def table(
     right = set(numeric)
 
     def cells(row: Sequence[Content], name: str) -> Markup:
+        # By it screen readers say which heading a cell has.
         scope = "col" if name == "th" else None
         return join(
             tag(name, cell, class_="n" if column in right else None, scope=scope)

@@ -1,31 +1,25 @@
-"""Outages that a training went through, for the page and the terminal."""
+"""Outages that a training went through, in the report's section on the training."""
 
-from rich.console import RenderableType
+from collections.abc import Sequence
 
 from ridgeline import units
-from ridgeline.history import History
-from ridgeline.reporting.page.html import Markup, join, table, tag
-from ridgeline.reporting.terminal.text import warnings
+from ridgeline.history import Outage
+from ridgeline.reporting.grid import Grid
 
 
-def outages_reading(history: History) -> str:
-    """How many there were, and how long the longest was; empty without any."""
-    count = len(history.outages)
-    if not count:
-        return ""
-    longest_s = max(outage.lasted_s for outage in history.outages)
+def outages_reading(outages: Sequence[Outage]) -> str:
+    """How many there were, and how long the longest was; needs one at least."""
+    longest_s = max(outage.lasted_s for outage in outages)
     return (
-        f"training continued after {units.counted(count, 'outage')} of servers, the longest of "
+        f"training continued after {units.counted(len(outages), 'outage')} of servers, the longest of "
         f"{units.seconds(longest_s)}"
     )
 
 
-def outages_table(history: History) -> Markup | None:
-    """Who missed which server, since when, how long, and what was sent again; None without any."""
-    if not history.outages:
-        return None
+def outages_grid(outages: Sequence[Outage]) -> Grid:
+    """Who missed which server, since when, how long, and what was sent again."""
     head = ("Server", "Missed by", "Since", "For", "Pushes sent again", "Then")
-    rows = [
+    rows = tuple(
         (
             str(outage.server),
             f"worker {outage.worker}",
@@ -34,12 +28,6 @@ def outages_table(history: History) -> Markup | None:
             str(outage.pushes_again),
             f"{'replaced, now' if outage.is_replaced else 'back'} at {outage.address}",
         )
-        for outage in history.outages
-    ]
-    caption = "Times in which workers got no answer from a server"
-    return join((tag("h3", "Outages"), table(head, rows, caption=caption, numeric=(3, 4))))
-
-
-def outages_text(history: History) -> list[RenderableType]:
-    """A line for each."""
-    return [*warnings(map(str, history.outages))]
+        for outage in outages
+    )
+    return Grid("Outages", head, rows, right=(3, 4))

@@ -2,18 +2,14 @@
 
 from ridgeline.reporting.charts.chart_intensity import drawn_rows, intensity_figure
 from ridgeline.reporting.layer_rows import (
-    HEAD,
-    NUMERIC,
-    WAYS,
-    WAYS_HEAD,
     intensity_reading,
+    layers_grid,
     rest_lines,
-    row_cells,
     rows_of,
-    way_cells,
+    ways_grid,
 )
-from ridgeline.reporting.page.html import Content, Markup, table, tag
-from ridgeline.reporting.page.sections import chart, facts, note_list, section
+from ridgeline.reporting.page.html import Markup
+from ridgeline.reporting.page.sections import chart, facts, grid_box, grid_table, note_list, section
 from ridgeline.simulator.layers.intensity import Intensities
 
 IDENTITY = "intensity"
@@ -46,16 +42,13 @@ def intensity_section(found: Intensities | None) -> Markup | None:
     if left_out and figure is not None:
         notes.insert(0, f"{left_out} of {len(rows)} rows have no dot: they compute or send nothing")
     label = "Layers by FLOP per byte sent, under data and under model parallelism"
-    body: list[tuple[Content, ...]] = [row_cells(row) for row in rows]
-    ways: list[tuple[Content, ...]] = [way_cells(found, way, name) for way, name in WAYS]
     return section(
         IDENTITY,
         f"Layers on the wire, {found.workers} workers, {found.samples} samples",
         intensity_reading(found),
         chart(IDENTITY, figure, label) if figure is not None else None,
-        table(HEAD, body, caption="Layers, and what each worker sends for them", numeric=NUMERIC),
-        tag("h3", "What all layers send"),
-        table(WAYS_HEAD, ways, caption="The whole model, one way or the other", numeric=(1, 2, 3)),
+        grid_table(layers_grid(found)),
+        grid_box(ways_grid(found)),
         facts(_COUNTED),
         note_list(notes),
     )

@@ -17,18 +17,16 @@ from ridgeline.reporting.charts.figure import Figure
 from ridgeline.reporting.effects.machine_effects import machine_effects
 from ridgeline.reporting.labels import (
     at_work,
-    datasheet_of,
     gpus_of,
+    numbers_grid,
     quantities_of,
-    repeats,
     stated_of,
 )
 from ridgeline.reporting.links import link_matrix, link_rates
 from ridgeline.reporting.page.html import Content, Markup, join, raw_data_script, table, tag
-from ridgeline.reporting.page.outages import outages_reading, outages_table
+from ridgeline.reporting.page.outages import outages_grid, outages_reading
 from ridgeline.reporting.page.page_gpu import gpu_charts
-from ridgeline.reporting.page.page_host import effect_tables, storage_tables
-from ridgeline.reporting.page.sections import chart, chart_box, facts, section
+from ridgeline.reporting.page.sections import chart, chart_box, facts, grid_box, section
 from ridgeline.synchronisation import operations
 
 MOST_EMBEDDED_BYTES = 8_000_000
@@ -48,7 +46,7 @@ def training_section(history: History | None) -> Markup | None:
         "Training",
         training_reading(history),
         tag("div", *boxes, class_="grid3"),
-        outages_table(history),
+        grid_box(outages_grid(history.outages)) if history.outages else None,
     )
 
 
@@ -71,7 +69,8 @@ def training_reading(history: History) -> str:
             f"after {units.counted(len(history.epochs), 'epoch')} and {units.seconds(train_s)} of training "
             f"the metric is {metric}{highest}"
         )
-    parts += [outages_reading(history)] if history.outages else []
+    if history.outages:
+        parts.append(outages_reading(history.outages))
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -80,16 +79,15 @@ def machine_section(machine: Machine | None, setting: Setting | None) -> Markup 
     """Every number about the hardware with spread and source; None without a machine."""
     if machine is None:
         return None
+    boxes = [grid_box(effect) for effect in machine_effects(machine)]
     return section(
         "machine",
         "Machine",
         machine_reading(machine, setting),
         _facts(machine),
         _curves(machine, setting),
-        effect_tables(machine_effects(machine)),
-        storage_tables(machine.storage),
-        tag("h3", "Every number, with its spread and source"),
-        quantity_table(machine),
+        tag("div", *(tag("div", box) for box in boxes), class_="grid2") if boxes else None,
+        grid_box(numbers_grid(machine)),
         tag("ul", *(tag("li", warning) for warning in machine.warnings), class_="notes")
         if machine.warnings
         else None,
@@ -119,34 +117,6 @@ def machine_reading(machine: Machine, setting: Setting | None) -> str:
         f"{text}; each worker reaches at most {rate} ({best.family}, {best.dtype}){share} "
         f"while {at_work(best.setting)}."
     )
-
-
-def quantity_table(machine: Machine) -> Markup:
-    """Median, quartiles, repeats, samples and source of every number, and what a datasheet has for it."""
-    figures = quantities_of(machine)
-    known = ("Datasheet",) if any(figure.stated for figure in figures) else ()
-    rows: list[tuple[Content, ...]] = [
-        (
-            figure.what,
-            figure.where,
-            units.quantity(number.value, number.unit),
-            *((figure.beside,) if known else ()),
-            f"{units.quantity(number.low, number.unit)} to {units.quantity(number.high, number.unit)}"
-            if number.n > 1
-            else "",
-            repeats(number),
-            str(number.n) if number.n else "",
-            tag("span", number.source, class_="tag"),
-        )
-        for figure in figures
-        for number in (figure.number,)
-    ]
-    head = ("What", "Where", "Median", *known, "Quartiles", "Repeats within", "Samples", "Source")
-    numeric = range(2, len(head) - 1)
-    drawn = table(head, rows, caption="Numbers of the machine", numeric=numeric)
-    if not known:
-        return drawn
-    return join((drawn, tag("p", f"Datasheet: {datasheet_of(machine)}.", class_="reading")))
 
 
 def data_section(nouns: Mapping[str, Noun | None], trace_name: str | None) -> Markup | None:
@@ -199,7 +169,6 @@ def _facts(machine: Machine) -> Markup:
         "GPU": ", ".join(gpus_of(machine.devices)),
         "Memory": units.num_bytes(host.memory_bytes),
         "Last-level cache": units.num_bytes(host.cache_bytes) if host.cache_bytes else "",
-        "Limits": "; ".join(map(str, machine.limits)),
         "Software": f"{host.system}, Python {host.python}, torch {host.torch}",
         "Measured": units.moment(machine.measured_at),
         "Fingerprint": machine.fingerprint,
@@ -213,6 +182,7 @@ def _curves(machine: Machine, setting: Setting | None) -> Markup | None:
     titles = {"FLOP/s": "Rate by operation size", "B/s": "Bandwidth by operation size"}
     for unit, title in titles.items() if setting is not None else ():
         mine = [c for c in machine.ceilings if c.setting == setting and c.rate.unit == unit]
+        # The sentence reads the first curve of several on one pair of axes.
         curved = next((ceiling for ceiling in mine if ceiling.curve), None)
         if setting is not None and curved is not None:
             figure = efficiency_figure(machine, setting, unit)
@@ -281,6 +251,7 @@ def _collectives_reading(machine: Machine) -> str:
     # That of gradients, among the most workers: the one that training waits for.
     entry = max(machine.collectives, key=lambda c: (c.operation == usual, c.setting.workers))
     rates = [point.num_bytes / point.seconds.value for point in entry.table]
+    # From there on bandwidth counts for more than latency.
     half = next(
         point.num_bytes
         for point, rate in zip(entry.table, rates, strict=True)

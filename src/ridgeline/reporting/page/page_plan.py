@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from ridgeline import units
-from ridgeline.plan import Choice
 from ridgeline.planner import Candidate, Ranking
 from ridgeline.planner.labels import label, plan_words
-from ridgeline.reporting.page.html import Content, Markup, join, table, tag
-from ridgeline.reporting.page.sections import Bar, as_sentence, bars, section
+from ridgeline.reporting.labels import as_sentence
+from ridgeline.reporting.page.html import Markup, tag
+from ridgeline.reporting.page.sections import Bar, bars, grid_box, grid_table, section
+from ridgeline.reporting.plan_grids import MOST_PLANS, knobs_grid, plans_grid
 
-MOST_PLANS = 12
-"""Plans drawn as bars; the embedded ranking has all."""
 MOST_NOTES = 4
 GIVEN = "the plan that was given"
 """Why the only candidate of a run stands where it stands if its user gave the plan."""
@@ -36,8 +35,12 @@ def plan_section(ranking: Ranking | None) -> Markup | None:
         bars(plan_bars(shown), label="Predicted time of a step by plan", kind="plans"),
         _legend(ranking),
         _made(shown),
-        _knobs(best.plan.choices),
-        _reasons(shown),
+        grid_box(knobs_grid(best.plan.choices, "Every knob")) if best.plan.choices else None,
+        tag(
+            "details",
+            tag("summary", "Reasons for the order"),
+            grid_table(plans_grid(ranking.candidates)),
+        ),
     )
 
 
@@ -144,48 +147,3 @@ def _made(candidates: Sequence[Candidate]) -> Markup | None:
         if c.reading is not None and c.measured is not None
     ]
     return tag("ul", *lines, class_="quiet small") if lines else None
-
-
-def _knobs(choices: Sequence[Choice]) -> Markup | None:
-    if not choices:
-        return None
-    rows: list[tuple[Content, ...]] = [
-        (
-            tag("code", choice.knob),
-            tag("code", choice.value),
-            tag("span", choice.origin, class_="tag"),
-            choice.reason,
-            join(
-                tag(
-                    "div",
-                    f"{other.value}: {units.seconds(other.step_s)}",
-                    tag("span", " measured", class_="quiet") if other.is_measured else None,
-                    class_="small",
-                )
-                for other in choice.alternatives
-            ),
-        )
-        for choice in choices
-    ]
-    head = ("Knob", "Value", "Set by", "Why", "Instead")
-    return join((tag("h3", "Every knob"), table(head, rows, caption="Knobs of the chosen plan")))
-
-
-def _reasons(candidates: Sequence[Candidate]) -> Markup:
-    rows: list[tuple[Content, ...]] = [
-        (
-            str(index + 1),
-            label(candidate.plan),
-            units.seconds(candidate.timeline.step_ns * 1e-9),
-            units.seconds(candidate.measured.step_ns * 1e-9) if candidate.measured else "",
-            "yes" if candidate.plan.exact else "no",
-            candidate.why,
-        )
-        for index, candidate in enumerate(candidates)
-    ]
-    head = ("", "Plan", "Predicted", "Measured", "Exact", "Why it ranks here")
-    return tag(
-        "details",
-        tag("summary", "Reasons for the order"),
-        table(head, rows, caption="Reasons for the order", numeric=(2, 3), highlight=0),
-    )

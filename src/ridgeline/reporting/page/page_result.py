@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from ridgeline import units
+from ridgeline.reporting.labels import as_sentence
 from ridgeline.reporting.page.html import Content, Markup, join, tag
-from ridgeline.reporting.page.sections import Bar, as_sentence, bars, bound_units, section
+from ridgeline.reporting.page.sections import Bar, bars, bound_units, section
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, step_drift, step_spread
 from ridgeline.verdict.verify import hides_overhead
@@ -58,6 +59,7 @@ def _notes(notes: Sequence[str]) -> Markup | None:
     """The first notes in sight, the rest behind a click."""
     if not notes:
         return None
+    # What the run could not do as planned comes first among them.
     first, rest = notes[:MOST_NOTES], notes[MOST_NOTES:]
     shown = tag("ul", *(tag("li", as_sentence(note)) for note in first), class_="notes")
     if not rest:

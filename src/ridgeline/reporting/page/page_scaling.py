@@ -1,13 +1,34 @@
-"""Section of the report about runs with several numbers of workers."""
-
-from collections.abc import Sequence
+"""Sections of the report about scaling: of runs that were measured, and of a predicted curve."""
 
 from ridgeline import units
+from ridgeline.reporting.charts.chart_predicted_scaling import predicted_scaling_figure
 from ridgeline.reporting.charts.chart_scaling import scaling_figure
-from ridgeline.reporting.page.html import Content, Markup, table, tag
-from ridgeline.reporting.page.sections import chart, section
-from ridgeline.reporting.terminal.text_scaling import REGIMES, coefficient_lines
-from ridgeline.verdict.scaling_nouns import Law, MeasuredScaling
+from ridgeline.reporting.labels import as_sentence
+from ridgeline.reporting.page.html import Markup, tag
+from ridgeline.reporting.page.sections import (
+    bound_units,
+    chart,
+    facts,
+    grid_box,
+    grid_table,
+    note_list,
+    section,
+)
+from ridgeline.reporting.scaling_grids import (
+    LEAST_GAIN,
+    REGIMES,
+    coefficient_lines,
+    gain_text,
+    laws_grid,
+    lever_name,
+    levers_grid,
+    points_grid,
+    runs_grid,
+)
+from ridgeline.verdict.predicted_scaling import WORTH_WHILE, PredictedScaling
+from ridgeline.verdict.scaling_nouns import MeasuredScaling
+
+IDENTITY = "predicted-scaling"
 
 
 def scaling_section(scaling: MeasuredScaling | None) -> Markup | None:
@@ -20,8 +41,8 @@ def scaling_section(scaling: MeasuredScaling | None) -> Markup | None:
         "Scaling",
         scaling_reading(scaling),
         chart("scaling", scaling_figure(scaling), "Samples per second by number of workers"),
-        _runs(scaling),
-        laws_table(scaling.laws),
+        grid_table(runs_grid(scaling)),
+        grid_table(laws_grid(scaling.laws, "Laws through the points")),
         *notes,
     )
 
@@ -37,46 +58,79 @@ def scaling_reading(scaling: MeasuredScaling) -> str:
     return f"{text}. {first.name.capitalize()}'s law: {', '.join(coefficient_lines(first))}."
 
 
-def _runs(scaling: MeasuredScaling) -> Markup:
-    rows: list[tuple[Content, ...]] = [
-        (
-            str(point.workers),
-            str(point.samples),
-            units.seconds(point.step_s),
-            units.digits3(point.samples_per_s),
-            f"{point.speedup:.2f} x",
-            units.percent(point.efficiency),
-            "" if point.serial_fraction is None else units.percent(point.serial_fraction),
-            "" if point.error is None else f"{100 * point.error:+.1f} %",
-            point.run,
-        )
-        for point in scaling.points
-    ]
-    return table(
-        (
-            *("Workers", "Samples each", "Step", "Samples/s", "Speed-up", "Efficiency"),
-            *("Serial part", "Error of the prediction", "Run"),
-        ),
-        rows,
-        caption="Runs by their number of workers",
-        numeric=range(8),
+def predicted_scaling_section(scaling: PredictedScaling | None) -> Markup | None:
+    """The verdict, the curve, all figures, the levers and what was assumed; None without a curve."""
+    if scaling is None:
+        return None
+    figure = predicted_scaling_figure(scaling)
+    label = "Predicted samples per second and efficiency by number of workers"
+    most = units.counted(scaling.points[-1].workers, "worker")
+    grids = [points_grid(other.points, f"What if {other.question}") for other in scaling.others]
+    if scaling.laws:
+        grids.append(laws_grid(scaling.laws, "Laws through the predicted points"))
+    if scaling.levers:
+        grids.append(levers_grid(scaling.levers, f"Levers at {most}"))
+    return section(
+        IDENTITY,
+        "Predicted scaling",
+        predicted_scaling_reading(scaling),
+        chart(IDENTITY, figure, label),
+        grid_table(points_grid(scaling.points, "Predicted, by number of workers")),
+        *map(grid_box, grids),
+        tag("h3", "What was assumed"),
+        _assumed(scaling),
+        note_list(scaling.notes),
     )
 
 
-def laws_table(laws: Sequence[Law]) -> Markup:
-    """Each law with its coefficients, and by how much it misses the point that it misses most."""
-    rows: list[tuple[Content, ...]] = [
-        (
-            law.name,
-            "; ".join(coefficient_lines(law)),
-            units.percent(max(map(abs, law.misses))),
-            law.note,
+def predicted_scaling_reading(scaling: PredictedScaling) -> str:
+    """Efficiency at the largest number, where it falls off, and which lever helps most there."""
+    first, last = scaling.points[0], scaling.points[-1]
+    whole = units.counted(last.workers, "worker")
+    if first == last:
+        parts = [f"{whole}: {units.digits3(last.samples_per_s)} samples/s are predicted"]
+    else:
+        work = (
+            f"{whole} are predicted to do {last.speedup:.2f} times the work of one "
+            f"({units.percent(last.efficiency)} each)"
         )
-        for law in laws
-    ]
-    return table(
-        ("Law", "Coefficients, with 90 % intervals where there are any", "Worst miss", "Note"),
-        rows,
-        caption="Laws through the points",
-        numeric=(2,),
-    )
+        parts = [work, _fall(scaling, first.workers)]
+    # Not always the largest number: beyond some, exchanging costs more than workers add.
+    most = max(scaling.points, key=lambda point: point.samples_per_s)
+    if most != last:
+        parts.append(f"the most is done by {units.counted(most.workers, 'worker')}")
+    # Told by the low end of its interval: a gain within the spread is none.
+    best = max(scaling.levers, key=lambda lever: lever.gain, default=None)
+    if best is not None:
+        parts.append(
+            f"at {last.workers}, {lever_name(best)} helps most: the step is {gain_text(best)} as fast"
+            if best.low > LEAST_GAIN
+            else f"at {last.workers}, no part of the machine alone helps by more than its spread"
+        )
+    return as_sentence("; ".join(parts))
+
+
+def _fall(scaling: PredictedScaling, least: int) -> str:
+    share = f"{100 * WORTH_WHILE:.0f} %"
+    found = scaling.falls_off
+    if found is None:
+        return f"efficiency stays at {share} or more"
+    before, after = found
+    if before is None:
+        return f"efficiency is below {share} from {units.counted(least, 'worker')} on"
+    return f"efficiency falls below {share} between {before} and {units.counted(after, 'worker')}"
+
+
+def _assumed(scaling: PredictedScaling) -> Markup:
+    whose = "of all workers together" if scaling.regime == "strong" else "of each worker"
+    levels = "; ".join(map(str, scaling.cluster))
+    told = {
+        "Machine": scaling.machine,
+        "Cluster": levels
+        or "none described: more workers are taken to use the links that were measured",
+        "Scaling": REGIMES[scaling.regime],
+        "Batch": f"{scaling.samples} samples a step, {whose}",
+        "Plan": repr(scaling.plan),
+        "Intervals": "nine in ten machines drawn from the measured spread, without the model's error",
+    }
+    return facts({name: bound_units(text) for name, text in told.items()})

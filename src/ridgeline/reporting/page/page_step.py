@@ -2,22 +2,20 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ridgeline import units
 from ridgeline.machine import Machine, Setting
 from ridgeline.reporting.charts.chart_roofline import placed, roofline_figure, roofs
 from ridgeline.reporting.charts.chart_timeline import MOST_DETAILS, frame_colour, timeline_figure
-from ridgeline.reporting.charts.charts import memory_figure, parity_figure
-from ridgeline.reporting.operators import FIGURES, OpGroup, operator_figures, seconds_by
+from ridgeline.reporting.charts.charts import memory_figure
+from ridgeline.reporting.operators import OpGroup, operators_grid, seconds_by
 from ridgeline.reporting.page.html import Content, Markup, join, table, tag
-from ridgeline.reporting.page.sections import chart, legend, section, swatch
+from ridgeline.reporting.page.sections import chart, grid_box, legend, section, swatch
 from ridgeline.simulator.workspaces import workspace_bytes
 from ridgeline.timeline import LANES, Timeline
 from ridgeline.verdict.verify import compare_frames
 from ridgeline.workload import Workload
-
-MOST_ROWS = 12
-"""Rows of the operator table on the page; the whole table is in the embedded data."""
 
 
 def timeline_section(predicted: Timeline | None, measured: Timeline | None) -> Markup | None:
@@ -37,6 +35,7 @@ def timeline_section(predicted: Timeline | None, measured: Timeline | None) -> M
     return section(
         "timeline",
         "Timeline of one step",
+        # The measured one, where there is one.
         timeline_reading(timelines[-1]),
         chart("timeline", figure, "Timeline of one step", has_keys=True),
         _left_out(timelines),
@@ -96,8 +95,7 @@ def roofline_section(
         "Roofline",
         roofline_reading(machine, setting, groups),
         chart("roofline", roofline_figure(machine, setting, groups), "Roofline of the operators"),
-        tag("h3", "Operators that take the longest"),
-        operator_table(groups),
+        grid_box(operators_grid(groups, "Operators that take the longest")),
     )
 
 
@@ -150,23 +148,6 @@ def share_of_roof(machine: Machine, setting: Setting, groups: Sequence[OpGroup])
     return weighted / total if total else 0.0
 
 
-def operator_table(groups: Sequence[OpGroup]) -> Markup:
-    """The longest operators, one row per kind."""
-    total = sum(group.seconds for group in groups)
-    rows: list[tuple[Content, ...]] = [
-        (
-            tag("code", group.name),
-            *operator_figures(group),
-            units.seconds(group.seconds),
-            units.percent(group.seconds / total),
-            tag("span", group.bound, class_="tag") if group.bound else None,
-        )
-        for group in groups[:MOST_ROWS]
-    ]
-    head = ("Operator", *FIGURES, "Time", "Share", "Bound by")
-    return table(head, rows, caption="Operators that take the longest", numeric=(3, 4, 5, 6, 7, 8))
-
-
 def memory_section(
     workload: Workload | None, machine: Machine | None, setting: Setting | None
 ) -> Markup | None:
@@ -199,6 +180,7 @@ def capacity_bytes(workload: Workload, machine: Machine | None) -> int:
 
 def memory_reading(workload: Workload, capacity: int, workspaces: Sequence[int] = ()) -> str:
     """One sentence on the peak, what it is made of, and how far the limit is."""
+    # Where workspaces are not known, the peak is that of the tensors alone.
     spaces = workspaces or [0] * len(workload.ops)
     peak = max(workload.memory, key=lambda point: point.total_bytes + spaces[point.op])
     total = peak.total_bytes + spaces[peak.op]
@@ -220,6 +202,19 @@ def memory_reading(workload: Workload, capacity: int, workspaces: Sequence[int] 
     return f"{text}. What the allocator adds is not included."
 
 
+class FrameTimes(NamedTuple):
+    """A frame that was both predicted and measured."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def change_s(self) -> float:
+        """How much longer it took than predicted."""
+        return self.measured_s - self.predicted_s
+
+
 def frames_section(
     predicted: Timeline | None, measured: Timeline | None, tolerance: float
 ) -> Markup | None:
@@ -227,65 +222,52 @@ def frames_section(
     if predicted is None or measured is None:
         return None
     # What only one side has cannot be compared; the verdict lists it.
-    pairs = [
-        (frame.name, frame.predicted_ns * 1e-9, frame.measured_ns * 1e-9, frame_colour(frame.name))
+    frames = [
+        FrameTimes(frame.name, frame.predicted_ns * 1e-9, frame.measured_ns * 1e-9)
+        # From the host outwards, as the timeline draws them.
         for frame in sorted(compare_frames(predicted, measured), key=lambda f: LANES.index(f.lane))
         if frame.predicted_ns is not None and frame.measured_ns is not None
     ]
-    if not pairs:
+    if not frames:
         return None
-    figure: Markup | None = None
-    # A single dot has nothing to stand beside.
-    if sum(1 for pair in pairs if pair[1] > 0 and pair[2] > 0) >= 2:
-        title = "Measured against predicted time of each frame"
-        figure = tag(
-            "div",
-            tag("h3", "Each frame as a dot"),
-            chart("parity", parity_figure(pairs, tolerance), title),
+    step_s = measured.step_ns * 1e-9
+    rows = [
+        (
+            join((swatch(frame_colour(frame.name)), frame.name)),
+            units.seconds(frame.predicted_s),
+            units.seconds(frame.measured_s),
+            _change(frame.change_s, step_s),
         )
+        for frame in frames
+    ]
+    head = ("Frame", "Predicted", "Measured", "Difference")
     return section(
         "frames",
         "Where the time went",
-        frames_reading(pairs, measured.step_ns * 1e-9, tolerance),
-        tag("div", _pair_table(pairs, measured.step_ns * 1e-9), figure, class_="grid2"),
+        frames_reading(frames, step_s, tolerance),
+        table(head, rows, caption="Predicted and measured time by frame", numeric=(1, 2, 3)),
     )
 
 
-def frames_reading(
-    pairs: Sequence[tuple[str, float, float, str]], step_s: float, tolerance: float
-) -> str:
+def frames_reading(frames: Sequence[FrameTimes], step_s: float, tolerance: float) -> str:
     """One sentence on how many frames were predicted well, and which one costs most."""
     # Of the measured time, as the verdict has it; a frame of no time must be predicted as none.
-    good = sum(1 for _, wanted, got, _ in pairs if abs(got - wanted) <= tolerance * max(got, 1e-12))
-    name, wanted, got, _ = max(pairs, key=lambda pair: abs(pair[2] - pair[1]))
-    direction = "longer" if got > wanted else "shorter"
-    share = f" ({units.percent(abs(got - wanted) / step_s)} of the step)" if step_s else ""
+    good = sum(abs(one.change_s) <= tolerance * max(one.measured_s, 1e-12) for one in frames)
+    worst = max(frames, key=lambda one: abs(one.change_s))
+    size_s = abs(worst.change_s)
+    direction = "longer" if worst.change_s > 0 else "shorter"
+    share = f" ({units.percent(size_s / step_s)} of the step)" if step_s else ""
     return (
-        f"{good} of {len(pairs)} frames are within {units.percent(tolerance)} of their prediction; the "
-        f"largest difference is in {name}, {units.seconds(abs(got - wanted))} {direction} than "
-        f"predicted{share}."
+        f"{good} of {len(frames)} frames are within {units.percent(tolerance)} of their prediction; the "
+        f"largest difference is in {worst.name}, {units.seconds(size_s)} {direction} than predicted{share}."
     )
 
 
-def _pair_table(pairs: Sequence[tuple[str, float, float, str]], step_s: float) -> Markup:
-    def difference(wanted: float, got: float) -> Content:
-        change = got - wanted
-        # What is below one part in two hundred of the step does not deserve a colour.
-        tone = None if abs(change) < 0.005 * step_s else "over" if change > 0 else "under"
-        sign = "+" if change > 0 else "-" if change < 0 else ""
-        return tag("span", f"{sign}{units.seconds(abs(change))}", class_=tone)
-
-    rows: list[tuple[Content, ...]] = [
-        (
-            join((swatch(shade), name)),
-            units.seconds(wanted),
-            units.seconds(got),
-            difference(wanted, got),
-        )
-        for name, wanted, got, shade in pairs
-    ]
-    head = ("Frame", "Predicted", "Measured", "Difference")
-    return table(head, rows, caption="Predicted and measured time by frame", numeric=(1, 2, 3))
+def _change(change_s: float, step_s: float) -> Markup:
+    # What is below one part in two hundred of the step does not deserve a colour.
+    tone = None if abs(change_s) < 0.005 * step_s else "over" if change_s > 0 else "under"
+    sign = "+" if change_s > 0 else "-" if change_s < 0 else ""
+    return tag("span", f"{sign}{units.seconds(abs(change_s))}", class_=tone)
 
 
 def _left_out(timelines: Sequence[Timeline]) -> Markup | None:

@@ -1,12 +1,15 @@
-"""What every section of the report is made of: heading, reading, chart, bar, swatch."""
+"""What every section of the report is made of: heading, reading, chart, table, bar, swatch."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.reporting.charts.figure import Figure
-from ridgeline.reporting.page.html import Content, Markup, data_script, join, tag
+from ridgeline.reporting.grid import Grid
+from ridgeline.reporting.labels import as_sentence
+from ridgeline.reporting.page.html import Content, Markup, data_script, join, table, tag
 
+# A number, a space and a unit: no line shall break at that space.
 _BEFORE_UNIT = re.compile(r"(\d) (?=%|(?:[num]?s|[kKMGTP]?i?B|[kMGTP]?FLOP)\b)")
 
 
@@ -46,12 +49,6 @@ def sentence(reading: str) -> Markup:
     return tag("p", bound_units(reading), class_="reading")
 
 
-def as_sentence(text: str) -> str:
-    """The text with a capital letter and a full stop."""
-    start = f"{text[:1].upper()}{text[1:]}"
-    return start if not start or start[-1] in ".!?" else f"{start}."
-
-
 def bound_units(text: str) -> str:
     """The text with numbers and units that no line break separates."""
     return _BEFORE_UNIT.sub("\\1\u00a0", text)
@@ -79,6 +76,19 @@ def chart(identity: str, figure: Figure, label: str, *, has_keys: bool = False) 
 def chart_box(identity: str, title: str, reading: str, figure: Figure) -> Markup:
     """A figure under a heading and the sentence that reads it, one of several in a grid."""
     return tag("div", tag("h3", title), sentence(reading), chart(identity, figure, title))
+
+
+def grid_table(grid: Grid) -> Markup:
+    """A grid without its heading, which screen readers say."""
+    # A cell of several lines keeps them.
+    rows = [[join(cell.split("\n"), "<br>") for cell in row] for row in grid.rows]
+    return table(grid.head, rows, caption=grid.title, numeric=grid.numeric, highlight=grid.chosen)
+
+
+def grid_box(grid: Grid) -> Markup:
+    """A grid under its heading and the sentence that reads it; one without rows is its sentence."""
+    said = sentence(grid.reading) if grid.reading else None
+    return join((tag("h3", grid.title), said, grid_table(grid) if grid.rows else None))
 
 
 def facts(told: Mapping[str, Content]) -> Markup:

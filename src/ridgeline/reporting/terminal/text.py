@@ -6,7 +6,7 @@ the same columns come as plain text. `verdict_text` and `timeline_text` are in `
 
 import io
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import IO
 
 from rich import box
@@ -16,26 +16,24 @@ from rich.text import Text
 
 from ridgeline import units
 from ridgeline.machine import Machine
-from ridgeline.plan import Choice, Plan
+from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
-from ridgeline.planner.labels import label
-from ridgeline.reporting.labels import datasheet_of, gpus_of, quantities_of, repeats
-from ridgeline.reporting.links import link_matrix, links_by_kind
+from ridgeline.reporting.grid import Grid
+from ridgeline.reporting.labels import gpus_of, numbers_grid
+from ridgeline.reporting.links import link_matrix, matrix_grid, sizes_grid
 from ridgeline.reporting.operators import (
-    FIGURES,
-    OpGroup,
+    MOST_OPS,
     OpTime,
     group_ops,
-    operator_figures,
+    operators_grid,
     seconds_by,
 )
-from ridgeline.simulator.curves.scaling import ScalingPoint
+from ridgeline.reporting.plan_grids import MOST_PLANS, knobs_grid, plans_grid
 from ridgeline.workload import Workload
 
 PIPED_WIDTH = 160
 """Columns when the output is not a terminal, so that files do not depend on where they were made."""
-MOST_OPS = 15
-MOST_PLANS = 10
+BAR_WIDTH = 24
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -56,27 +54,11 @@ def machine_text(machine: Machine) -> RenderableType:
     memory = units.num_bytes(host.memory_bytes)
     hardware = (host.processor, f"{host.cores} cores", memory, *gpus_of(machine.devices))
     line = f"{', '.join(hardware)}; torch {host.torch}; fingerprint {machine.fingerprint}"
-    figures = quantities_of(machine)
-    # A column that no row fills is left out.
-    known = ["Datasheet"] if any(figure.stated for figure in figures) else []
-    head = ("What", "Where", "Median", *known, "Spread", "Repeats within", "Samples", "Source")
-    numbers = table(head, right=range(2, len(head) - 1))
-    for figure in figures:
-        number = figure.number
-        numbers.add_row(
-            figure.what,
-            figure.where,
-            units.quantity(number.value, number.unit),
-            *([figure.beside] if known else []),
-            units.percent(number.spread) if number.n > 1 else "",
-            repeats(number),
-            str(number.n) if number.n else "",
-            number.source if number.source == "measured" else Text(number.source, style="yellow"),
-        )
-    parts: list[RenderableType] = [title("Machine", line), numbers]
-    if known:
-        parts.append(Text(f"Datasheet: {datasheet_of(machine)}", style="dim"))
-    parts += _size_tables(machine)
+    parts = [title("Machine", line), grid_text(numbers_grid(machine))]
+    if (sizes := sizes_grid(machine)) is not None:
+        parts.append(grid_text(sizes, "median seconds by size"))
+    if (matrix := link_matrix(machine)) is not None:
+        parts.append(grid_text(matrix_grid(matrix), "bytes per second at the largest size"))
     parts += warnings(machine.warnings)
     return Group(*parts)
 
@@ -96,8 +78,7 @@ def workload_text(workload: Workload, times: Mapping[int, OpTime] | None = None)
         f"{units.num_bytes(sum(p.num_bytes for p in workload.gradients))} of gradients, "
         f"memory peak {units.num_bytes(workload.peak_memory_bytes)}"
     )
-    parts: list[RenderableType] = [title(f"Workload {workload.name}", line)]
-    parts.append(_operator_table(groups, has_times=bool(times)))
+    parts = [grid_text(operators_grid(groups, f"Workload {workload.name}"), line)]
     if times:
         shares = seconds_by(groups, "bound")
         total = sum(shares.values()) or 1.0
@@ -105,8 +86,8 @@ def workload_text(workload: Workload, times: Mapping[int, OpTime] | None = None)
             f"{name or 'unknown'} {units.percent(s / total)}" for name, s in shares.items()
         )
         parts.append(Text(f"Operator time {units.seconds(total)}; bound by: {text}"))
-    if len(groups) > MOST_OPS:
-        hidden = len(groups) - MOST_OPS
+    hidden = len(groups) - MOST_OPS
+    if hidden > 0:
         parts.append(Text(f"{hidden} smaller kinds of operators are not listed.", style="dim"))
     parts += warnings(workload.notes)
     return Group(*parts)
@@ -115,71 +96,20 @@ def workload_text(workload: Workload, times: Mapping[int, OpTime] | None = None)
 def ranking_text(ranking: Ranking) -> RenderableType:
     """The plans, best first, with predicted and measured time and the reason for each."""
     best = ranking.best
-    rows = table(("", "Plan", "Predicted", "Measured", "Exact", "Why"), right=(0, 2, 3))
-    for index, candidate in enumerate(ranking.candidates[:MOST_PLANS]):
-        rows.add_row(
-            str(index + 1),
-            label(candidate.plan),
-            units.nanoseconds(candidate.timeline.step_ns),
-            "failed"
-            if candidate.failure
-            else units.nanoseconds(candidate.measured.step_ns)
-            if candidate.measured
-            else "",
-            "yes" if candidate.plan.exact else "no",
-            candidate.why,
-            style="bold" if index == 0 else None,
-        )
     tried = sum(candidate.measured is not None for candidate in ranking.candidates)
     line = (
         f"{len(ranking.candidates)} simulated, {tried} tried; predictions assumed to be right within "
         f"{units.percent(ranking.error)}"
     )
-    parts: list[RenderableType] = [title("Plans", line), rows]
-    if len(ranking.candidates) > MOST_PLANS:
-        hidden = len(ranking.candidates) - MOST_PLANS
+    parts: list[RenderableType] = [grid_text(plans_grid(ranking.candidates), line)]
+    hidden = len(ranking.candidates) - MOST_PLANS
+    if hidden > 0:
         parts.append(Text(f"{hidden} slower plans are not listed.", style="dim"))
-    parts.append(title("Chosen", repr(best.plan)))
     if best.plan.choices:
-        parts.append(choices_text(best.plan.choices))
-    parts += warnings(ranking.notes)
-    return Group(*parts)
-
-
-def choices_text(choices: Iterable[Choice]) -> RenderableType:
-    """Every knob with its value, who set it, and why."""
-    rows = table(("Knob", "Value", "Set by", "Why", "Instead"))
-    for choice in choices:
-        others = "\n".join(
-            f"{other.value}: {units.seconds(other.step_s)}{' measured' if other.is_measured else ''}"
-            for other in choice.alternatives
-        )
-        rows.add_row(choice.knob, choice.value, choice.origin, choice.reason, others)
-    return rows
-
-
-def scaling_text(points: Sequence[ScalingPoint], what: str = "") -> RenderableType:
-    """Predicted speed by number of workers; `what` says of which workers."""
-    rows = table(
-        ("Workers", "Step", "90 %", "Samples/s", "Speed-up", "Efficiency", ""), right=range(6)
-    )
-    for point in points:
-        rows.add_row(
-            str(point.workers),
-            units.seconds(point.step_s),
-            _between(point.low_s, point.high_s),
-            units.digits3(point.samples_per_s),
-            f"{point.speedup:.2f} x",
-            units.percent(point.efficiency),
-            Text(bar(point.efficiency, 24), style="cyan"),
-        )
-    return Group(title("Scaling", "; ".join(filter(None, ("predicted", what)))), rows)
-
-
-def _between(low_s: float | None, high_s: float | None) -> str:
-    if low_s is None or high_s is None:
-        return ""
-    return f"{units.seconds(low_s)} .. {units.seconds(high_s)}"
+        parts.append(grid_text(knobs_grid(best.plan.choices, "Chosen"), repr(best.plan)))
+    else:
+        parts.append(title("Chosen", repr(best.plan)))
+    return Group(*parts, *warnings(ranking.notes))
 
 
 def plan_text(plan: Plan) -> RenderableType:
@@ -187,19 +117,33 @@ def plan_text(plan: Plan) -> RenderableType:
     return title("Plan", repr(plan))
 
 
-def table(head: Sequence[str], *, right: Sequence[int] = ()) -> Table:
-    """An empty table in the look of the terminal output."""
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    for index, name in enumerate(head):
-        is_number = index in right
-        made.add_column(
+def grid_text(grid: Grid, line: str = "") -> RenderableType:
+    """A grid under its heading, with its bars, and what it means behind it.
+
+    Args:
+        grid: To show.
+        line: Said beside the heading.
+    """
+    parts: list[RenderableType] = [title(grid.title, line)]
+    if grid.rows:
+        rows = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+        for index, name in enumerate((*grid.head, *([""] if grid.bars else []))):
+            is_number = index in grid.numeric
             # Numbers that are broken at their units cannot be compared.
-            name,
-            justify="right" if is_number else "left",
-            no_wrap=is_number,
-            overflow="fold",
-        )
-    return made
+            rows.add_column(
+                name,
+                justify="right" if is_number else "left",
+                no_wrap=is_number,
+                overflow="fold",
+            )
+        for index, cells in enumerate(grid.rows):
+            drawn = [Text(bar(grid.bars[index], BAR_WIDTH), style="cyan")] if grid.bars else []
+            # As they are: names in brackets would be taken for markup.
+            rows.add_row(*map(Text, cells), *drawn, style="bold" if index == grid.chosen else None)
+        parts.append(rows)
+    if grid.reading:
+        parts.append(Text(grid.reading))
+    return Group(*parts)
 
 
 def title(name: str, line: str) -> RenderableType:
@@ -216,49 +160,3 @@ def bar(fraction: float, width: int) -> str:
     """A bar of `fraction` (0 to 1) of `width` characters; at least one when there is anything."""
     filled = round(min(1.0, max(0.0, fraction)) * width)
     return "█" * (max(1, filled) if fraction > 0 else 0)
-
-
-def _operator_table(groups: Sequence[OpGroup], *, has_times: bool) -> Table:
-    total = sum(group.seconds for group in groups) or 1.0
-    timed = ("Time", "Share", "Bound by") if has_times else ()
-    rows = table(("Operator", *FIGURES, *timed), right=(3, 4, 5, 6, 7, 8))
-    for group in groups[:MOST_OPS]:
-        cells = [group.name, *operator_figures(group)]
-        if has_times:
-            share = units.percent(group.seconds / total)
-            cells += [units.seconds(group.seconds), share, group.bound]
-        rows.add_row(*cells)
-    return rows
-
-
-def _size_tables(machine: Machine) -> list[RenderableType]:
-    """One line per size and one column per collective or copy of the profile."""
-    columns: dict[str, dict[int, str]] = {}
-    for entry in machine.collectives:
-        name = (
-            f"{entry.operation}\n{entry.backend}, {units.counted(entry.setting.workers, 'worker')}"
-        )
-        columns[name] = {p.num_bytes: units.seconds(p.seconds.value) for p in entry.table}
-    for kind, seconds in links_by_kind(machine).items():
-        # In two lines, as a column is as wide as its heading.
-        name = kind.replace(", ", "\n")
-        columns[name] = {size: units.seconds(time) for size, time in seconds.items()}
-    if not columns:
-        return []
-    rows = table(("Size", *columns), right=range(len(columns) + 1))
-    for size in sorted({size for column in columns.values() for size in column}):
-        rows.add_row(units.num_bytes(size), *(column.get(size, "") for column in columns.values()))
-    return [title("Transfers", "median seconds by size"), rows, *_link_matrix(machine)]
-
-
-def _link_matrix(machine: Machine) -> list[RenderableType]:
-    """Rates from each device (row) to each other one (column); nothing where there is only one GPU."""
-    matrix = link_matrix(machine)
-    if matrix is None:
-        return []
-    head = ("From", *(f"to {name}" for name in matrix.names))
-    rows = table(head, right=range(1, len(head)))
-    for source, cells in zip(matrix.names, matrix.rows, strict=True):
-        texts = ["" if rate is None else units.quantity(rate, "B/s") for rate in cells]
-        rows.add_row(source, *texts)
-    return [title("Links", "bytes per second at the largest size"), rows]

@@ -2,34 +2,23 @@
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from ridgeline import units
 from ridgeline.reporting.charts.chart_timeline import kind
-from ridgeline.reporting.terminal.text import table, title, warnings
+from ridgeline.reporting.terminal.text import title
 from ridgeline.simulator.memory import PEAK_CATEGORIES
 from ridgeline.synchronisation import algorithm_of
 from ridgeline.timeline import LANES, Span, Timeline
 from ridgeline.verdict import Verdict
-from ridgeline.verdict.waterfall import BETWEEN, EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, MEMORY
+from ridgeline.verdict.verdict import waterfall_lines
 
 LANE_WIDTH = 72
-BAR_WIDTH = 40
-BOX_WIDTH = 96
 _HELD_FOR = ("parameters", "gradients", "optimizer state", "activations", "workspaces of operators")
 """In the order of `PEAK_CATEGORIES`."""
-_PART_STYLES = {
-    IDEAL: "blue",
-    MEMORY: "green",
-    KERNEL: "cyan",
-    LAUNCH: "magenta",
-    EXPOSED: "red",
-    INPUT: "yellow",
-    BETWEEN: "bright_yellow",
-}
 _LOOKS = {
     "input": ("i", "white"),
     "step": ("S", "blue"),
@@ -56,6 +45,7 @@ def timeline_text(
         headings: One for each timeline (default: whether it was predicted or measured).
     """
     headings = headings or [timeline.origin.capitalize() for timeline in timelines]
+    # One scale for all, so that lengths can be compared.
     longest = max(max((s.end_ns for s in t.frames), default=t.step_ns) for t in timelines) or 1
     parts: list[RenderableType] = []
     used: dict[str, str] = {}
@@ -88,48 +78,16 @@ def memory_text(timeline: Timeline) -> RenderableType:
 
 
 def verdict_text(verdict: Verdict) -> RenderableType:
-    """The box with verdict, why and next, prediction against measurement, and the waterfall."""
-    reasons = Table.grid(padding=(0, 2))
-    reasons.add_row(Text("Why", style="dim"), verdict.why)
-    reasons.add_row(Text("Next", style="dim"), verdict.next)
-    reasons.add_row(Text("Model", style="dim"), verdict.outlook)
-    if verdict.replay_outlook:
-        reasons.add_row(Text("Clock", style="dim"), verdict.replay_outlook)
-    outcome = "within" if verdict.passed else "outside"
-    comparison = Text.assemble(
-        f"Measured over {verdict.num_steps} steps with a spread of {units.percent(verdict.spread)}: error ",
-        (f"{100 * verdict.error:+.1f} %", "green" if verdict.passed else "red"),
-        f", {outcome} the tolerance of {units.percent(verdict.tolerance)}",
-    )
-    lines = Group(Text(verdict.verdict, style="bold"), "", reasons, "", comparison)
-    return Group(
-        Panel(lines, title="Verdict", title_align="left", padding=(1, 2), width=BOX_WIDTH),
-        waterfall_text(verdict),
-        *warnings(verdict.notes),
-    )
+    """The verdict with its waterfall, frames and notes, in a box."""
+    return Panel(Text(verdict.text), box=box.ROUNDED, expand=False)
 
 
 def waterfall_text(verdict: Verdict) -> RenderableType:
     """The parts of the step from the physical limit on, as floating bars that add up."""
-    total = verdict.measured_ns or 1
-    rows = table(("Part", "", "Time", "Share"), right=(2, 3))
-    reached = 0
-    for part in verdict.waterfall:
-        # Both ends from the running sum: rounded lengths would not add up to the step.
-        start = round(BAR_WIDTH * reached / total)
-        reached += part.ns
-        length = round(BAR_WIDTH * reached / total) - start
-        rows.add_row(
-            part.name,
-            Text(" " * start + "\u2588" * length, style=_PART_STYLES.get(part.name, "white")),
-            units.nanoseconds(part.ns),
-            units.percent(part.ns / total),
-        )
-    rows.add_row("step", "\u2588" * BAR_WIDTH, units.nanoseconds(total), "100.0 %", style="bold")
     share = ""
     if verdict.share_of_ceiling is not None:
         share = f"{units.percent(verdict.share_of_ceiling)} of the step is the physical limit"
-    return Group(title("Where the step goes", share), rows)
+    return Group(title("Where the step goes", share), Text("\n".join(waterfall_lines(verdict))))
 
 
 def _word(name: str) -> str:

@@ -4,17 +4,16 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ridgeline.experiments.networks.result import FormRow, NetworkResult, NetworksExperiment
+from ridgeline.experiments.networks.result import NetworkResult, NetworksExperiment
 from ridgeline.experiments.networks.results.summary import summarise
 from ridgeline.experiments.networks.results.text import (
-    NONE,
-    milliseconds,
-    prediction_cells,
-    speed_cells,
+    prediction_grid,
+    speed_grid,
     summary_rows,
-    tried_cells,
+    tried_grid,
 )
 from ridgeline.experiments.ways.text import versions_words
+from ridgeline.reporting.grid import Grid
 
 HEAD = """# Speed and accuracy on everyday networks
 
@@ -94,20 +93,11 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
         f"of {steps} steps{budget}.{SMALL_NETWORKS if experiment.scale == 'cpu' else ''}"
     )
     yield ""
-    rows = list(summary_rows(summarise(ran, experiment.allow)))
-    yield from _markdown(("What", "Figure"), rows, numbers=())
+    found = tuple(summary_rows(summarise(ran, experiment.allow)))
+    yield from _rows(Grid("", ("What", "Figure"), found, right=()))
     yield ""
-    yield "Milliseconds a step:"
-    yield ""
-    yield from _speed(ran)
-    yield ""
-    yield "Predictions of the chosen plan, and times to a plan:"
-    yield ""
-    yield from _predictions(ran)
-    yield ""
-    yield "Every plan that was tried:"
-    yield ""
-    yield from _tried(ran)
+    for grid in (speed_grid(ran, with_titles=True), prediction_grid(ran), tried_grid(ran)):
+        yield from _markdown(grid)
     left_out = [row for row in experiment.networks if row.reason]
     notes = [*experiment.notes, *(f"{row.network}: {row.reason}" for row in left_out)]
     notes += [
@@ -117,62 +107,28 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
         if row.reason
     ]
     if notes:
-        yield ""
         yield "Not in the tables, and why:"
         yield ""
         yield from (f"- {_plain_text(note)}" for note in notes)
+        yield ""
+
+
+def _markdown(grid: Grid) -> Iterator[str]:
+    """A grid under its title, as Markdown; columns of numbers are set to the right."""
+    yield f"{grid.title}:"
+    yield ""
+    yield from _rows(grid)
     yield ""
 
 
-def _speed(results: Sequence[NetworkResult]) -> Iterator[str]:
-    head = ("Network", "Kind", "eager", "`torch.compile`", "best plain", "", "by hand", "`auto`",
-            "`auto` / plain", "`auto` / by hand", "`torch.compile` / `auto`", "chosen")  # fmt: skip
-    rows = [
-        (
-            result.network,
-            f"{result.kind}: {result.title}",
-            *speed_cells(result, _ms),
-            "" if result.headline is None else f"`{result.headline.execution}`",
-        )
-        for result in results
-    ]
-    yield from _markdown(head, rows, numbers=(2, 3, 4, 6, 7, 8, 9, 10))
-
-
-def _predictions(results: Sequence[NetworkResult]) -> Iterator[str]:
-    head = ("Network", "before", "expected", "trained", "spread", "error before", "after", "plan after",
-            "`torch.compile` after", "plan again", "`torch.compile` again", "losses", "parameters",
-            "ten steps")  # fmt: skip
-    rows = [prediction_cells(result) for result in results]
-    yield from _markdown(head, rows, numbers=tuple(range(1, 13)))
-
-
-def _tried(results: Sequence[NetworkResult]) -> Iterator[str]:
-    head = ("Network", "plan", "before", "after", "measured", "error before", "after", "failure")
-    rows = [
-        (result.network, plan.plan, *tried_cells(plan), plan.why_not)
-        for result in results
-        for plan in result.tried
-        if plan.was_begun
-    ]
-    yield from _markdown(head, rows, numbers=(2, 3, 4, 5, 6))
-
-
-def _markdown(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int]
-) -> Iterator[str]:
-    """A table in Markdown; columns of numbers are set to the right."""
-    yield f"| {' | '.join(head)} |"
-    rules = ["---:" if index in numbers else "---" for index in range(len(head))]
+def _rows(grid: Grid) -> Iterator[str]:
+    yield f"| {' | '.join(grid.head)} |"
+    rules = ["---:" if index in grid.numeric else "---" for index in range(len(grid.head))]
     yield f"| {' | '.join(rules)} |"
-    for row in rows:
+    for row in grid.rows:
         yield f"| {' | '.join(_plain_text(cell) for cell in row)} |"
 
 
 def _plain_text(text: str) -> str:
     """One line that is no link and no column."""
     return " ".join(text.split()).replace("|", "\\|").replace("[", "(").replace("]", ")")
-
-
-def _ms(row: FormRow | None) -> str:
-    return NONE if row is None else milliseconds(row.step_s)

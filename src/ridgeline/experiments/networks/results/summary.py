@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ridgeline.experiments.networks.result import AUTO, FAMILIES, Family, NetworkResult
+from ridgeline.experiments.networks.result import AUTO, FAMILIES, Family, NetworkResult, family_of
 
 FIRST_START_SHARE = 1.5
 """Times the first step of `torch.compile` that a first start is measured against: a plan is also traced,
@@ -190,14 +190,14 @@ def _before(result: NetworkResult) -> Iterator[tuple[Family, float]]:
     """Of all tried plans, before any trial."""
     for plan in result.tried:
         if plan.measured_s is not None:
-            yield plan.family, error(plan.before_s, plan.measured_s)
+            yield family_of(plan.execution), error(plan.before_s, plan.measured_s)
 
 
 def _after(result: NetworkResult) -> Iterator[tuple[Family, float]]:
     """Of what was expected when training began."""
     _, after = headline_errors(result)
     if after is not None and result.headline is not None:
-        yield result.headline.family, after
+        yield family_of(result.headline.execution), after
 
 
 def _drifts(result: NetworkResult, allow: Sequence[str]) -> Iterator[float]:

@@ -1,7 +1,6 @@
 """The experiment as text for the terminal: speed, predictions, starts and correctness of each network."""
 
-from collections.abc import Callable, Iterator
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -28,7 +27,8 @@ from ridgeline.experiments.networks.results.summary import (
 )
 from ridgeline.experiments.ways.text import versions_words
 from ridgeline.machine import Quantity
-from ridgeline.reporting.terminal.text import table, title, warnings
+from ridgeline.reporting.grid import Grid
+from ridgeline.reporting.terminal.text import grid_text, title, warnings
 
 NONE = "-"
 
@@ -50,16 +50,12 @@ def experiment_text(experiment: NetworksExperiment) -> RenderableType:
     versions = versions_words(experiment.versions)
     allowed = f"allowed: {', '.join(experiment.allow) or 'nothing'}"
     line = f"{experiment.hardware}; {versions}; {allowed}; {experiment.date}"
-    results = experiment.networks
+    results = [result for result in experiment.networks if not result.reason]
     found = summarise(results, experiment.allow)
+    grids = speed_grid(results), prediction_grid(results), tried_grid(results)
     return Group(
         title("Networks", line),
-        speed_table(results),
-        title("Predictions and starts", "of the plan that was chosen"),
-        prediction_table(results),
-        title("Every tried plan", "predicted before any trial, after trials, and measured"),
-        tried_table(results),
-        # Marks are Markdown's, which the page shares these lines with.
+        *(grid_text(_narrow(grid)) for grid in grids),
         *(Text(f"{what}: {told}".replace("`", "")) for what, told in summary_rows(found)),
         *([Text(f"not equal: {', '.join(found.unequal)}")] if found.unequal else []),
         *warnings(_notes(experiment)),
@@ -88,54 +84,49 @@ def network_line(result: NetworkResult) -> str:
     return ", ".join(words)
 
 
-def speed_table(results: tuple[NetworkResult, ...]) -> RenderableType:
-    """Milliseconds of every form, and ratios."""
-    rows = table(
-        ("Network", "Kind", "eager", "compile", "Best plain", "", "By hand", "auto", "auto/plain",
-         "auto/hand", "compile/auto", "Chosen"),
-        right=(2, 3, 4, 6, 7, 8, 9, 10),
-    )  # fmt: skip
-    for result in results:
-        if result.reason:
-            rows.add_row(
-                result.network, result.kind, *[NONE] * 9, Text(result.reason, style="yellow")
-            )
-            continue
-        chosen = "" if result.headline is None else result.headline.execution
-        rows.add_row(result.network, result.kind, *speed_cells(result, _cell), chosen)
-    return rows
+def speed_grid(results: Sequence[NetworkResult], *, with_titles: bool = False) -> Grid:
+    """Milliseconds a step of every form, and ratios; names of forms are marked as Markdown has it."""
+    head = ("Network", "Kind", "eager", "`torch.compile`", "best plain", "", "by hand", "`auto`",
+            "`auto` / plain", "`auto` / by hand", "`torch.compile` / `auto`", "chosen")  # fmt: skip
+    rows = tuple(
+        (
+            result.network,
+            f"{result.kind}: {result.title}" if with_titles else result.kind,
+            *_speed_cells(result),
+            "" if result.headline is None else f"`{result.headline.execution}`",
+        )
+        for result in results
+    )
+    return Grid("Milliseconds a step", head, rows, right=(2, 3, 4, 6, 7, 8, 9, 10))
 
 
-def speed_cells(result: NetworkResult, shown: Callable[[FormRow | None], str]) -> tuple[str, ...]:
-    """The times of a network from eager to `auto`, then the ratios; `shown` writes the time of a form."""
+def _speed_cells(result: NetworkResult) -> tuple[str, ...]:
+    """The times of a network from eager to `auto`, then the ratios."""
     best = result.fastest("plain")
     return (
-        shown(result.form("eager") or result.form("DDP")),
-        shown(result.compiled),
-        shown(best),
+        _ms(result.form("eager") or result.form("DDP")),
+        _ms(result.compiled),
+        _ms(best),
         "" if best is None else best.form,
-        shown(result.fastest("by hand")),
-        shown(result.form(AUTO)),
+        _ms(result.fastest("by hand")),
+        _ms(result.form(AUTO)),
         ratio(over_plain(result)),
         ratio(over_hand(result)),
         ratio(times_faster_than_compile(result)),
     )
 
 
-def prediction_table(results: tuple[NetworkResult, ...]) -> RenderableType:
+def prediction_grid(results: Sequence[NetworkResult]) -> Grid:
     """What was said of the chosen plan, time to plans, and whether it trains as the plain loop does."""
-    rows = table(
-        ("Network", "Before", "Expected", "Trained", "Spread", "Error before", "after", "Plan",
-         "compile", "Plan again", "compile", "Losses", "Parameters", "10 steps"),
-        right=tuple(range(1, 13)),
-    )  # fmt: skip
-    for result in results:
-        if not result.reason:
-            rows.add_row(*prediction_cells(result))
-    return rows
+    head = ("Network", "before", "expected", "trained", "spread", "error before", "after", "plan after",
+            "`torch.compile` after", "plan again", "`torch.compile` again", "losses", "parameters",
+            "ten steps")  # fmt: skip
+    rows = tuple(map(_prediction_cells, results))
+    title = "Predictions of the chosen plan, and times to a plan"
+    return Grid(title, head, rows, right=range(1, 13))
 
 
-def prediction_cells(result: NetworkResult) -> tuple[str, ...]:
+def _prediction_cells(result: NetworkResult) -> tuple[str, ...]:
     """What was said of the chosen plan and what it took, when it was there, and the ten steps."""
     told, starts, check = result.headline, result.starts, result.check
     before, after = headline_errors(result)
@@ -157,20 +148,19 @@ def prediction_cells(result: NetworkResult) -> tuple[str, ...]:
     )
 
 
-def tried_table(results: tuple[NetworkResult, ...]) -> RenderableType:
-    """Every plan that was tried for real."""
-    rows = table(
-        ("Network", "Plan", "Before", "After", "Measured", "Error before", "after", ""),
-        right=(2, 3, 4, 5, 6),
+def tried_grid(results: Sequence[NetworkResult]) -> Grid:
+    """Every plan that was tried for real: predictions, measurement, and both errors."""
+    head = ("Network", "plan", "before", "after", "measured", "error before", "after", "failure")
+    rows = tuple(
+        (result.network, plan.plan, *_tried_cells(plan), plan.why_not)
+        for result in results
+        for plan in result.tried
+        if plan.was_begun
     )
-    for result in results:
-        for plan in filter(attrgetter("was_begun"), result.tried):
-            rows.add_row(result.network, plan.plan, *tried_cells(plan), Text(plan.why_not))
-    return rows
+    return Grid("Every plan that was tried", head, rows, right=(2, 3, 4, 5, 6))
 
 
-def tried_cells(plan: TriedPlan) -> tuple[str, ...]:
-    """Predictions and measurement of a plan with both errors."""
+def _tried_cells(plan: TriedPlan) -> tuple[str, ...]:
     measured = plan.measured_s
     return (
         seconds(plan.before_s),
@@ -239,15 +229,24 @@ def _chosen_words(result: NetworkResult) -> str:
     return f"{told.execution}, {seconds(told.expected_s)} in its trial"
 
 
-def _cell(row: FormRow | None) -> str:
-    if row is None or row.was_cut:
-        return NONE
-    return "failed" if row.step_s is None else milliseconds(row.step_s)
+def _ms(row: FormRow | None) -> str:
+    return NONE if row is None else milliseconds(row.step_s)
+
+
+def _narrow(grid: Grid) -> Grid:
+    """A grid without the marks of Markdown, its titles shortened to what a terminal has room for."""
+    head = grid.head
+    for long, short in (("`torch.compile`", "compile"), (" after", ""), (" / ", "/"), ("`", "")):
+        head = tuple(title.replace(long, short) for title in head)
+    rows = tuple(tuple(cell.replace("`", "") for cell in row) for row in grid.rows)
+    return grid._replace(head=head, rows=rows)
 
 
 def _notes(experiment: NetworksExperiment) -> Iterator[str]:
     yield from experiment.notes
     for result in experiment.networks:
+        if result.reason:
+            yield f"{result.network}: {result.reason}"
         for row in result.forms:
             if row.reason:
                 yield f"{result.network}: {row.form}: {row.reason}"

@@ -28,6 +28,7 @@ class WholeStepGraph:
     """
 
     def __init__(self, step: PlainStep, batch: Any) -> None:
+        # Tensors of its own: the graph reads these in each replay, whatever becomes of the example.
         batch = pytree.tree_map_only(Tensor, Tensor.clone, batch)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -36,6 +37,7 @@ class WholeStepGraph:
                 step(batch)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
+        # Gradients of the warm-up are not in the graph's memory.
         step.optimizer.zero_grad(set_to_none=True)
         self._states = DropoutStates(step.model.modules())
         self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()

@@ -41,6 +41,7 @@ def check(request: NetworkRequest, subject: NetworkSubject, write: Write) -> Non
             # Two units in the last place, so that every value really changes.
             parameter.mul_(1.0 + LAST_BIT)
     other = train(lambda: nudged(batch), nudged.model, subject)
+    # Nothing is allowed to it that changes the maths.
     ours = Ours(subject, request.how)
     plan = ours.prepare()
     got = train(lambda: ours.step(ours.batch), ours.step.model, subject)

@@ -15,7 +15,6 @@ from ridgeline.experiments.networks.request import (
 from ridgeline.experiments.networks.result import AUTO, COMPILE, FormKind, FormRow
 from ridgeline.experiments.networks.sides.forms import (
     NetworkForm,
-    NetworkRunner,
     NetworkSubject,
     forms_by_hand,
     plain_forms,
@@ -23,6 +22,7 @@ from ridgeline.experiments.networks.sides.forms import (
 from ridgeline.experiments.networks.sides.ours import Ours, headline, notes_of, tried_plans
 from ridgeline.experiments.networks.sides.timing import rough_s, time_forms
 from ridgeline.experiments.turns import Samples, spread, times_faster
+from ridgeline.experiments.ways.case import WayRunner
 from ridgeline.workers.agree import largest_of_workers
 
 TURNS_LIMIT_S = 120.0
@@ -40,6 +40,7 @@ def first_step(request: NetworkRequest, subject: NetworkSubject, write: Write) -
     entry = _Entrants(subject)
     entry.admit(form)
     row = entry.rows[form.name]
+    # Before forms by hand are made, which need the memory.
     entry.close()
     notes = (f"{form.name}: {row.reason}",) if row.reason else ()
     answer = NetworkAnswer(first_s=row.first_s, notes=notes)
@@ -77,7 +78,7 @@ def contest(request: NetworkRequest, subject: NetworkSubject, write: Write) -> N
         forms = rows_with_times(entry.rows, samples or {})
         write(msgspec.structs.replace(answer, forms=forms, doing=doing))
 
-    def prepared(_: NetworkSubject) -> NetworkRunner:
+    def prepared(_: NetworkSubject) -> WayRunner:
         ours.prepare()
         return ours.runner()
 
@@ -158,7 +159,7 @@ class _Entrants:
 
     def __init__(self, subject: NetworkSubject) -> None:
         self.rows: dict[str, FormRow] = {}
-        self.runners: dict[str, NetworkRunner] = {}
+        self.runners: dict[str, WayRunner] = {}
         self._subject = subject
         self._rough_s: dict[str, float] = {}
 

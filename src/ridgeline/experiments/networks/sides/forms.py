@@ -10,30 +10,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-from ridgeline.experiments.contests import nothing
 from ridgeline.experiments.networks.network import Network, Scale
 from ridgeline.experiments.networks.result import COMPILE, FormKind
 from ridgeline.experiments.networks.sides.by_hand import whole_step_graph
 from ridgeline.experiments.plain_step import PlainStep
+from ridgeline.experiments.ways.case import WayRunner
 from ridgeline.optimizer_forms import takes_fused_form
 from ridgeline.plan import Precision
 from ridgeline.tensors.memory_format import in_channels_last
 from ridgeline.workers.world import World
 
 CHANNELS_LAST = "channels-last"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkRunner:
-    """A form that has been made for a network.
-
-    Attributes:
-        run: One step; the loss.
-        close: Releases graphs and threads.
-    """
-
-    run: Callable[[], Tensor]
-    close: Callable[[], None] = nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +61,7 @@ class NetworkForm(NamedTuple):
 
     name: str
     kind: FormKind
-    make: Callable[[NetworkSubject], NetworkRunner]
+    make: Callable[[NetworkSubject], WayRunner]
 
 
 def plain_forms(subject: NetworkSubject) -> list[NetworkForm]:
@@ -162,16 +149,16 @@ def plain_step(
 
 def _plain(
     subject: NetworkSubject, *, is_compiled: bool = False, is_channels_last: bool = False
-) -> NetworkRunner:
+) -> WayRunner:
     step, batch = plain_step(subject, is_compiled=is_compiled, is_channels_last=is_channels_last)
-    return NetworkRunner(run=lambda: step(batch))
+    return WayRunner(run=lambda: step(batch))
 
 
 def _graph(
     subject: NetworkSubject, *, is_compiled: bool = False, is_channels_last: bool = False
-) -> NetworkRunner:
+) -> WayRunner:
     step, batch = plain_step(
         subject, is_compiled=is_compiled, is_channels_last=is_channels_last, is_captured=True
     )
     replay = whole_step_graph(step, batch)
-    return NetworkRunner(run=partial(replay, batch), close=replay.close)
+    return WayRunner(run=partial(replay, batch), close=replay.close)

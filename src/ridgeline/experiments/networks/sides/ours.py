@@ -6,11 +6,8 @@ Everything that depends on what the session reports is here.
 from ridgeline.experiments.contests import wall_s
 from ridgeline.experiments.networks.request import NetworkSettings
 from ridgeline.experiments.networks.result import Headline, TriedPlan
-from ridgeline.experiments.networks.sides.forms import (
-    NetworkRunner,
-    NetworkSubject,
-    optimizer_options,
-)
+from ridgeline.experiments.networks.sides.forms import NetworkSubject, optimizer_options
+from ridgeline.experiments.ways.case import WayRunner
 from ridgeline.machine import Machine, Quantity
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
@@ -59,9 +56,9 @@ class Ours:
         self.plan_s = wall_s(lambda: self.step.prepare(self.batch))
         return self.step.plan
 
-    def runner(self) -> NetworkRunner:
+    def runner(self) -> WayRunner:
         """The step as one of the forms."""
-        return NetworkRunner(run=lambda: self.step(self.batch), close=self.step.close)
+        return WayRunner(run=lambda: self.step(self.batch), close=self.step.close)
 
 
 def headline(step: TrainStep, trained_s: Quantity | None = None) -> Headline:

@@ -58,6 +58,7 @@ def time_forms(
         for _ in range(WARMUP_STEPS):
             step()
     synchronize()
+    # The same number of steps for all, or their figures would not compare.
     count = steps_of_turn(next(iter(forms.values())), world, steps)
     rivals = {name: turn_of(step, count, world) for name, step in forms.items()}
     # Workers that looked at their own clocks would stop at different turns.

@@ -1,4 +1,4 @@
-"""A trial in processes of its own: they can be ended whatever they do, which a compiler may need."""
+"""Trials and timed steps in processes of their own: they can be ended whatever they do, as compilers need."""
 
 import msgspec
 
@@ -9,6 +9,7 @@ from ridgeline.planner.labels import label
 from ridgeline.timeline import Timeline
 
 TRIAL = "ridgeline.cli.training.worker:trial"
+PHASES = "ridgeline.cli.training.worker:phases"
 
 
 def try_apart(request: TrialRequest) -> Timeline:
@@ -31,6 +32,7 @@ def try_apart(request: TrialRequest) -> Timeline:
         which = f"rank {error.rank} of {plan.workers}"
         # What a signal ended did not write its last line about that.
         last = f": {error.last_line}" if error.last_line and not error.signal else ""
+        # A late one is stopped, and has raised nothing.
         if error.is_late:
             raise LaunchError(
                 f"wanted a trial of {label(plan)} within {units.seconds(limit_s)}, got no result from "
@@ -42,3 +44,23 @@ def try_apart(request: TrialRequest) -> Timeline:
             f"wanted a trial of {label(plan)}, got {error.how} from {which}{last}\n{error}"
         ) from error
     return msgspec.json.decode(reply, type=Timeline)
+
+
+def phases_apart(request: TrialRequest) -> dict[str, float]:
+    """Seconds of the phases of a step in processes of their own, on the worker that takes longest.
+
+    Args:
+        request: Its plan names workers and threads.
+
+    Raises:
+        LaunchError: a worker failed.
+
+    Cost: Starts as many interpreters; see `decision.whole_step.phase_seconds`.
+    """
+    from ridgeline.probe.groups.group import WorkerError
+
+    try:
+        reply = answered(PHASES, request)
+    except WorkerError as error:
+        raise LaunchError(f"{error.how}: {error.last_line}") from error
+    return msgspec.json.decode(reply, type=dict[str, float])

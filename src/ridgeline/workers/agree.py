@@ -85,6 +85,29 @@ def gather_bytes(data: bytes, world: World, axis: Axis | None = None) -> list[by
     return [_to_bytes(part, size) for part, size in zip(gathered, sizes, strict=True)]
 
 
+def gather_tensor(tensor: Tensor, what: str, world: World, axis: Axis | None = None) -> Tensor | None:
+    """The tensors of all workers, [workers, ...] by position on the device, on the first one; else None.
+
+    Args:
+        tensor: Contiguous on the device, of one shape and type on all workers.
+        what: Its name, for messages.
+        world: This worker's place.
+        axis: Along which; without one, of all that train together.
+
+    Cost: One gathering; waits on a CPU.
+    """
+    group = world.group(axis)
+    is_first = dist.get_rank(group=group) == 0
+    whole = tensor.new_empty(dist.get_world_size(group=group), *tensor.shape) if is_first else None
+    # Collectives take no empty tensors; all workers know the shape, and leave it out together.
+    if tensor.numel():
+        # As bytes: the backends do not take one list of dtypes.
+        rows = None if whole is None else [row.view(-1).view(torch.uint8) for row in whole]
+        with attendance.meeting(f"the gathering of {what}", world):
+            dist.gather(tensor.view(-1).view(torch.uint8), rows, group=group, group_dst=0)
+    return whole
+
+
 def share_bytes(data: bytes, world: World) -> bytes:
     """The bytes of the first worker, on every worker; what the others give is ignored.
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.arguments import Held, Key
-from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.serving import slices, wire
 from ridgeline.runtime.kvstore.serving.addressing.epochs import Notice
 from ridgeline.runtime.kvstore.serving.addressing.keys import Keys
@@ -23,7 +22,7 @@ from ridgeline.runtime.kvstore.serving.slices import Answered, Asked
 from ridgeline.runtime.kvstore.serving.wire import ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
-from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, Updater
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 from ridgeline.runtime.kvstore.values.merging import merged
 from ridgeline.runtime.kvstore.values.placement import (
     ValuePart,
@@ -32,7 +31,7 @@ from ridgeline.runtime.kvstore.values.placement import (
     state_of_part,
     whole_state,
 )
-from ridgeline.runtime.kvstore.values.shelf import Versions
+from ridgeline.runtime.kvstore.values.shelf import Shelf, Versions
 from ridgeline.workers import leaving
 
 CPU = torch.device("cpu")
@@ -40,7 +39,7 @@ ALIKE_S = 10.0
 """How long a moment is looked for at which values hold the same pushes."""
 
 
-class RemoteShelf:
+class RemoteShelf(Shelf):
     """Pushes to servers and pulls from them.
 
     Args:
@@ -54,14 +53,8 @@ class RemoteShelf:
         members: Who takes part; None where none can join.
 
     Attributes:
-        address: Where others join; empty where they cannot.
-        is_collective: Workers need not make the same calls.
         enters_at_init: One who comes later pushes to keys from their `init` on, else from `take_part` on.
-        compression: Of what is pushed.
-        updater: What the servers are set to use.
     """
-
-    is_collective = False
 
     def __init__(
         self,
@@ -74,13 +67,12 @@ class RemoteShelf:
         notice: Notice | None = None,
         members: Members | None = None,
     ) -> None:
+        super().__init__()
         self.rank = rank
         self.address = "" if members is None else members.address
         self.enters_at_init = True
         self._members = members
         self.num_workers = num_workers
-        self.updater: Updater | None = None
-        self.compression: KeyedCompression | None = None
         self._beside = beside
         self._parts: dict[Key, tuple[ValuePart, ...]] = {}
         self._held: dict[Key, Held] = {}
@@ -343,8 +335,7 @@ def _held_by_all(answered: Sequence[Answered]) -> Versions:
     return {w: min(one.get(w, 0) for one in seen) for w in seen[0]} if seen else {}
 
 
-def _body(updater: Updater) -> wire.SetOptimizer | wire.SetUpdater:
+def _body(updater: Updater) -> wire.Body:
     if isinstance(updater, OptimizerUpdater):
-        return wire.SetOptimizer(updater.name, updater.rescale, updater.settings, updater.by_key)
-    assert isinstance(updater, FunctionUpdater), "there are two kinds"
+        return updater.wanted
     return wire.SetUpdater(updater.name)

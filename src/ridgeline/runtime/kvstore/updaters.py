@@ -144,21 +144,15 @@ class OptimizerUpdater:
         Raises:
             KVStoreError: the optimizer takes no sparse gradients, or fails.
         """
-        optimizer = self._of(key, value)
-        (parameter,) = optimizer.param_groups[0]["params"]
-        # The value may have moved to another device, or be a copy that was put back.
-        if parameter.data_ptr() != value.data_ptr():
-            parameter.data = value
-        parameter.grad = total if self.wanted.rescale == 1.0 else total * self.wanted.rescale
         try:
-            optimizer.step()
-        except (RuntimeError, TypeError, ValueError) as error:
+            self._step(self._of(key, value), total, value)
+        # Whatever it raises, as of a function: workers who serve other keys wait for the outcome.
+        except Exception as error:
             raise KVStoreError(
                 f"wanted {self._made.__name__} to update key {key!r} by a "
-                f"{'sparse' if total.is_sparse else 'dense'} gradient, got {first_line(error)}"
+                f"{'sparse' if total.is_sparse else 'dense'} gradient, got {type(error).__name__}: "
+                f"{first_line(error)}"
             ) from error
-        finally:
-            parameter.grad = None
 
     def with_settings_of(self, other: "OptimizerUpdater") -> None:
         """Continue with the settings of another one of the same name; what is remembered stays."""
@@ -207,6 +201,17 @@ class OptimizerUpdater:
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in kept.items()
         }
+
+    def _step(self, optimizer: torch.optim.Optimizer, total: Tensor, value: Tensor) -> None:
+        (parameter,) = optimizer.param_groups[0]["params"]
+        # The value may have moved to another device, or be a copy that was put back.
+        if parameter.data_ptr() != value.data_ptr():
+            parameter.data = value
+        parameter.grad = total if self.wanted.rescale == 1.0 else total * self.wanted.rescale
+        try:
+            optimizer.step()
+        finally:
+            parameter.grad = None
 
     def _of(self, key: Key, value: Tensor) -> torch.optim.Optimizer:
         if key not in self._optimizers:

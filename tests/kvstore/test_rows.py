@@ -25,7 +25,7 @@ def test_rows_that_move_by_their_momenta_are_told(
         sent.append(sends)
         return [sends[0], sends[1].new_zeros(sizes[1])]
 
-    monkeypatch.setattr(rows, "exchange", exchange)
+    monkeypatch.setattr(rows, "all_to_all_uneven", exchange)
     monkeypatch.setattr(rows.dist, "get_world_size", lambda _: 2)
     monkeypatch.setattr(rows.dist, "get_rank", lambda _: 0)
     by_key = {} if own is None else {"w": {"lr": 0.1, "momentum": own}}

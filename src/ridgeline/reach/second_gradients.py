@@ -29,7 +29,8 @@ _ROOTS = frozenset({"forward", "__call__"})
 def second_gradients(model: nn.Module, loss_fn: Any) -> str:
     """The place that asks for gradients of gradients, `penalty (loss.py:12)`; empty if none does.
 
-    What passes `create_graph=False` asks for none. Code that runs by a name made at run time is not seen.
+    What passes `create_graph=False` asks for none. Code that runs by a name made at run time is not seen; of
+    code without source all that names it asks, and what passes it by its place is not seen.
 
     Args:
         model: Its modules' classes are looked into, those of torch left out.

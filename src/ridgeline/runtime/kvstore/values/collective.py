@@ -22,6 +22,7 @@ from ridgeline.runtime.kvstore.values.held_values import HeldValues, apply
 from ridgeline.runtime.kvstore.values.merging import merged
 from ridgeline.runtime.kvstore.values.placement import (
     ValuePart,
+    loads_of,
     part_of,
     placed,
     state_of_part,
@@ -222,14 +223,11 @@ class CollectiveShelf(HeldValues):
         return self._of(parts, self.rank)
 
     def _place(self, keys: Sequence[Key]) -> None:
-        loads = [0] * self.num_workers
-        for key, parts in self._parts.items():
-            for part in parts:
-                loads[part.place] += part_of(self.values[key], part).numel()
+        shapes = {key: value.shape for key, value in self.values.items()}
+        loads = loads_of(self._parts, shapes, self.num_workers)
         # Else an updater has to see the whole value, on one worker.
-        is_divided = self.updater is None or self.updater.by_element
-        shapes = {key: tuple(self.values[key].shape) for key in keys}
-        self._parts |= placed(shapes, loads, dict.fromkeys(keys, is_divided))
+        divides = self.updater is None or self.updater.by_element
+        self._parts |= placed({key: shapes[key] for key in keys}, loads, divides=divides)
 
     def _agree(self, said: str) -> None:
         """See that all workers initialise the same."""

@@ -26,6 +26,7 @@ from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 from ridgeline.runtime.kvstore.values.merging import merged
 from ridgeline.runtime.kvstore.values.placement import (
     ValuePart,
+    loads_of,
     part_of,
     placed,
     state_of_part,
@@ -317,15 +318,12 @@ class RemoteShelf(Shelf):
             self._parts |= self._members.parts_of(held, lambda: FIRST in self.present())
             self._held |= held
             return
-        loads = [0] * self._servers.num_servers
-        for key, parts in self._parts.items():
-            for part in parts:
-                loads[part.place] += slices.num_elements(self._held[key], part)
+        self._held |= held
+        shapes = {key: one.shape for key, one in self._held.items()}
+        loads = loads_of(self._parts, shapes, self._servers.num_servers)
         divides = self.updater is None or self.updater.by_element
-        shapes = {key: tuple(value.shape) for key, value in values.items()}
-        found = placed(shapes, loads, dict.fromkeys(values, divides))
+        found = placed({key: shapes[key] for key in held}, loads, divides=divides)
         for key, one in held.items():
-            self._held[key] = one
             self._parts[key] = slices.sliced(one, found[key], divides=divides)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ridgeline.lint.kept import module_kept
 from ridgeline.model_graphs.form import ModelGraphForm
+from ridgeline.state.saved_state import module_kept
 
 
 class Net(nn.Module):

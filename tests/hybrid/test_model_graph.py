@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from replayed_models import Net, batch_of, loss_fn, make, run
@@ -76,6 +77,35 @@ def test_a_second_call_before_backward_and_one_without_gradients_run_as_they_wer
     again = Net()
     wanted = [twice(again, batch_of(seed)).detach() for seed in range(2)]
     torch.testing.assert_close(losses, wanted, rtol=0, atol=0)
+
+
+class Weighed(nn.Module):
+    """Takes an array of NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, weights: numpy.ndarray) -> Tensor:
+        return self.out(x) * float(weights.sum())
+
+
+def test_arrays_are_compared_by_their_elements() -> None:
+    """A replay has those that it was captured with: the comparison of two arrays is no answer."""
+    weights = numpy.array([1.0, 2.0])
+
+    def weighed(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch[0], weights.copy()).square().mean()
+
+    torch.manual_seed(0)
+    model = Weighed()
+    form, stand_in, notes = make(model, weighed)
+    losses = [run(form, model, batch_of(0)) for _ in range(2)]
+    assert (stand_in.num_captures, stand_in.num_replays, notes) == (1, 2, [])
+    weights *= 2.0
+    losses.append(run(form, model, batch_of(0)))
+    assert (stand_in.num_captures, stand_in.num_replays, notes) == (1, 2, [OTHER_CALLS])
+    torch.testing.assert_close(losses, [losses[0], losses[0], 4.0 * losses[0]])
 
 
 @pytest.mark.parametrize("change", ["train", "freeze", "replace"])

@@ -16,7 +16,12 @@ from ridgeline.runtime.kvstore.serving.server.shard import Shard
 from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
 from ridgeline.runtime.kvstore.serving.worker import channel, connections
 from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
-from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, register_updater
+from ridgeline.runtime.kvstore.updaters import (
+    FunctionUpdater,
+    OptimizerUpdater,
+    SetOptimizer,
+    register_updater,
+)
 
 TYPES = tuple(one.__name__ for one in wire.Body.__args__)
 LEASE_S = 2.0
@@ -25,7 +30,7 @@ SIZE = int(os.environ.get("RIDGELINE_KILLS_ELEMENTS", "6000"))
 
 
 # What torch imports with the first step of an optimizer takes seconds: processes are made from one that has.
-OptimizerUpdater("sgd", 1.0, {})("", torch.zeros(1), torch.zeros(1))
+OptimizerUpdater(SetOptimizer("sgd", 1.0, {}))("", torch.zeros(1), torch.zeros(1))
 
 
 def add(key: Any, total: torch.Tensor, value: torch.Tensor) -> None:
@@ -132,7 +137,7 @@ def steps(shelf: RemoteShelf, says: Any, *, has_function: bool) -> None:
         shelf.set_updater(FunctionUpdater("add to a value"))
     shelf.init({"w": torch.zeros(SIZE), "e": torch.zeros(4, 3), "n": torch.zeros(())})
     if not has_function:
-        shelf.set_updater(OptimizerUpdater("sgd", -1.0, {"lr": 1.0}))
+        shelf.set_updater(OptimizerUpdater(SetOptimizer("sgd", -1.0, {"lr": 1.0})))
     # What a worker says that comes later; of one that was there it changes nothing.
     shelf._servers.tell_all(wire.Join())
     shelf._enter(["w", "e", "n"])

@@ -21,6 +21,7 @@ from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.server.shard import Sender, Shard
 from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Shape, ValueSlot
+from ridgeline.runtime.kvstore.updaters import SetOptimizer
 
 ROUND = 5_000
 """Inputs for one shard."""
@@ -39,8 +40,8 @@ BODIES: tuple[wire.Body, ...] = (
     wire.PushRows(SLOT, Shape("float32", (2, 2))),
     wire.Pull(SLOT),
     wire.Pull(SLOT, 2),
-    wire.SetOptimizer("sgd", 1.0, {"lr": 0.1, "momentum": 0.9}),
-    wire.SetOptimizer("adam", 0.5, {"lr": 0.1, "betas": [0.9, 0.99]}),
+    SetOptimizer("sgd", 1.0, {"lr": 0.1, "momentum": 0.9}),
+    SetOptimizer("adam", 0.5, {"lr": 0.1, "betas": [0.9, 0.99]}),
     wire.SetUpdater("add"),
     wire.States(),
     wire.LoadStates(40),
@@ -101,7 +102,7 @@ def begun(staleness: int | None) -> Shard:
     """A shard that holds a value."""
     shard = Shard(2, staleness)
     shard.handle(Call(0, 0, 1, wire.Init(SLOT, SHAPE)), [wire.frame_of(torch.zeros(6, 2))])
-    shard.handle(Call(0, 0, 2, wire.SetOptimizer("sgd", 1.0, {"lr": 0.1})), [])
+    shard.handle(Call(0, 0, 2, SetOptimizer("sgd", 1.0, {"lr": 0.1})), [])
     return shard
 
 

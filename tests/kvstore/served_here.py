@@ -11,8 +11,7 @@ import zmq
 from ridgeline.runtime.kvstore.serving.addressing.keys import (
     Keys,
     make_keys,
-    server_keys,
-    worker_keys,
+    read_keys,
 )
 from ridgeline.runtime.kvstore.serving.server.server import Server
 from ridgeline.runtime.kvstore.serving.server.shard import Shard
@@ -56,7 +55,7 @@ def connected(address: str, number: int = 1, **settings: Any) -> Iterator[Connec
 def new_keys(directory: Path) -> tuple[Keys, Keys]:
     """Of a server and of workers."""
     make_keys(directory)
-    return server_keys(str(directory)), worker_keys(str(directory))
+    return read_keys(str(directory), "server"), read_keys(str(directory), "worker")
 
 
 def until(is_true: Callable[[], bool], ask: Callable[[], object]) -> None:

@@ -217,15 +217,21 @@ def failing(world: World, case: dict[str, Any]) -> dict[str, Any]:
     kvstore.register_updater("fail", fail)
     store = opened(world)
     store.init(["w", "v"], [torch.zeros(ROWS, WIDTH), torch.zeros(2)])
-    if case["is_sparse"]:
+    key = "w"
+    if case["what"] == "sparse":
         store.set_optimizer("adam", lr=0.1)
         store.push("w", rows_of(world.rank, 0))
+    elif case["what"] == "whole numbers":
+        key = "n"
+        store.init("n", torch.zeros(2, dtype=torch.int64))
+        store.set_optimizer("sgd", lr=0.1)
+        store.push("n", torch.ones(2, dtype=torch.int64))
     else:
         store.set_updater("fail")
         store.push("w", torch.ones(ROWS, WIDTH))
     messages = []
     try:
-        store.pull("w").get()
+        store.pull(key).get()
     except RidgelineError as error:
         messages.append(str(error.__cause__))
     store.push("v", torch.zeros(2))

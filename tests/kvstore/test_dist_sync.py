@@ -164,26 +164,34 @@ def test_workers_that_differ_are_refused(workers: Workers, what: str, got: str) 
 
 
 @pytest.mark.parametrize(
-    ("is_sparse", "cause"),
+    ("what", "cause", "key", "server"),
     [
-        (False, "wanted updater 'fail' to update key 'w', got ValueError: no luck"),
+        ("function", "wanted updater 'fail' to update key 'w', got ValueError: no luck", "w", 0),
+        # The sparse value is divided, so that its update fails everywhere.
         (
-            True,
-            "wanted Adam to update key 'w' by a sparse gradient, got Adam does not support sparse ",
+            "sparse",
+            "wanted Adam to update key 'w' by a sparse gradient, got RuntimeError: Adam does not support ",
+            "w",
+            None,
+        ),
+        (
+            "whole numbers",
+            "wanted SGD to update key 'n' by a dense gradient, got RuntimeError: Only Tensors of floating ",
+            "n",
+            1,
         ),
     ],
 )
 def test_an_update_that_fails_where_it_is_served_is_told_to_all(
-    workers: Workers, is_sparse: bool, cause: str
+    workers: Workers, what: str, cause: str, key: str, server: int | None
 ) -> None:
     """Nobody waits for who has failed, and other keys go on."""
-    told = [one["messages"] for one in workers.ask("failing", 3, is_sparse=is_sparse)]
+    told = [one["messages"] for one in workers.ask("failing", 3, what=what)]
     assert all(len(messages) == 1 for messages in told)
-    # The sparse value is divided, so that its update fails everywhere.
-    assert sum(messages[0].startswith(cause) for messages in told) == (3 if is_sparse else 1)
-    others = [messages[0] for messages in told if not messages[0].startswith(cause)]
+    assert sum(messages[0].startswith(cause) for messages in told) == (3 if server is None else 1)
     message = (
-        "wanted the updates of keys 'w' to work, got a failure on worker 0, which serves one of them; its own "
-        "error says what"
+        f"wanted the updates of keys {key!r} to work, got a failure on worker {server}, which serves one of "
+        "them; its own error says what"
     )
-    assert set(others) == (set() if is_sparse else {message})
+    others = {messages[0] for messages in told if not messages[0].startswith(cause)}
+    assert others == (set() if server is None else {message})

@@ -17,6 +17,7 @@ from ridgeline.runtime.kvstore.serving.server.shard import Sender, Shard
 from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
 from ridgeline.runtime.kvstore.serving.wire import Answer, Call, ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.peer import Peer
+from ridgeline.runtime.kvstore.updaters import SetOptimizer
 
 
 def test_snapshots_hold_all_of_a_shard(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_snapshots_hold_all_of_a_shard(tmp_path: Path) -> None:
     rows = wire.PushRows(slot, wire.Shape("float32", (1, 2)))
     some = [wire.frame_of(torch.tensor([1])), wire.frame_of(torch.ones(1, 2))]
     shard.handle(Call(0, 0, 1, wire.Init(slot, shape)), [wire.frame_of(torch.zeros(3, 2))])
-    shard.handle(Call(0, 0, 2, wire.SetOptimizer("sgd", 0.5, {"lr": 1.0, "momentum": 0.9})), [])
+    shard.handle(Call(0, 0, 2, SetOptimizer("sgd", 0.5, {"lr": 1.0, "momentum": 0.9})), [])
     for worker, number in ((0, 3), (1, 1)):
         shard.handle(Call(worker, 0, number, wire.Push(slot, shape)), ones)
     shard.handle(Call(0, 0, 4, wire.Push(slot, shape)), ones)
@@ -98,8 +99,8 @@ def test_what_waited_for_workers_is_answered_once_it_is_written(tmp_path: Path) 
     Snapshots(tmp_path, Shard(1, None)).close(writes=False)
     shard = Shard(1, None)
     snapshots = Snapshots(tmp_path, shard)
-    shard.actions.do(0, wire.SetOptimizer("sgd", 1.0, {"lr": 1.0}), ())
-    call = Call(0, 1, 1, wire.SetOptimizer("sgd", 1.0, {"lr": 10.0}), epoch=2)
+    shard.actions.do(0, SetOptimizer("sgd", 1.0, {"lr": 1.0}), ())
+    call = Call(0, 1, 1, SetOptimizer("sgd", 1.0, {"lr": 10.0}), epoch=2)
     whole = Call(0, 2, 1, wire.Whole(), epoch=2)
     with closing(Server(shard, "tcp://127.0.0.1:*", snapshots=snapshots)) as server:
         (parked,) = server._held_back(shard.handle(call, []), call)

@@ -26,7 +26,7 @@ from ridgeline.runtime.kvstore.serving.server.shard import Shard
 from ridgeline.runtime.kvstore.serving.slices import Asked
 from ridgeline.runtime.kvstore.serving.wire import Call, ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
-from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, SetOptimizer
 
 OTHER = 99
 """Of a connection of a worker that has some already."""
@@ -90,7 +90,7 @@ def counting(address: str, **settings: object) -> RemoteShelf:
     """A worker with a value from which pushes are taken."""
     shelf = RemoteShelf([address], 0, 1, **settings)  # type: ignore[arg-type]
     shelf.init({"w": torch.zeros(4)})
-    shelf.set_updater(OptimizerUpdater("sgd", 1.0, {"lr": 1.0}))
+    shelf.set_updater(OptimizerUpdater(SetOptimizer("sgd", 1.0, {"lr": 1.0})))
     return shelf
 
 

@@ -17,13 +17,12 @@ from ridgeline.runtime.kvstore.serving.addressing.keys import (
     Keys,
     make_keys,
     named_directory,
-    server_keys,
-    worker_keys,
+    read_keys,
 )
 from ridgeline.runtime.kvstore.serving.server.server import Server
 from ridgeline.runtime.kvstore.serving.server.shard import Shard
 from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
-from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, SetOptimizer
 
 FILES = ("server.key", "server.key_secret", "worker.key", "worker.key_secret")
 
@@ -52,7 +51,7 @@ def test_keys_that_are_none_are_refused(tmp_path: Path) -> None:
     """Files that are missing, hold something else, or can be read by others."""
     advice = "; make a directory of keys with `ridgeline kvserver --new-keys DIR` and copy it to all hosts"
     with pytest.raises(KVStoreError) as refused:
-        worker_keys(str(tmp_path))
+        read_keys(str(tmp_path), "worker")
     assert str(refused.value) == (
         f"wanted a key in '{tmp_path}/worker.key_secret', got No such file or directory{advice}"
     )
@@ -60,7 +59,7 @@ def test_keys_that_are_none_are_refused(tmp_path: Path) -> None:
     secret = tmp_path / "server.key_secret"
     secret.chmod(0o640)
     with pytest.raises(KVStoreError) as refused:
-        server_keys(str(tmp_path))
+        read_keys(str(tmp_path), "server")
     assert str(refused.value) == (
         f"wanted a secret that only its owner may read, got '{secret}' with mode 640; run `chmod 600` on it, "
         "and make new keys if others may have read it"
@@ -80,7 +79,7 @@ def test_keys_that_are_none_are_refused(tmp_path: Path) -> None:
         secret.write_text(text)
         secret.chmod(0o600)
         with pytest.raises(KVStoreError) as refused:
-            server_keys(str(tmp_path))
+            read_keys(str(tmp_path), "server")
         assert str(refused.value) == got
 
 
@@ -129,7 +128,7 @@ def test_with_keys_workers_are_let_in(address: str, tmp_path: Path) -> None:
 def push_twice(shelf: RemoteShelf) -> None:
     """Training of a kind."""
     shelf.init({"w": torch.zeros(40_000)})
-    shelf.set_updater(OptimizerUpdater("sgd", 1.0, {"lr": 1.0}))
+    shelf.set_updater(OptimizerUpdater(SetOptimizer("sgd", 1.0, {"lr": 1.0})))
     out = torch.empty(40_000)
     for _ in range(2):
         shelf.push_and_read("w", torch.ones(40_000), [out])

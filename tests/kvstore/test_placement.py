@@ -18,7 +18,7 @@ SHAPES = st.dictionaries(
 @given(shapes=SHAPES, places=st.integers(1, 8), divided=st.booleans())
 def test_parts_are_the_whole(shapes: dict[int, list[int]], places: int, divided: bool) -> None:
     """In the order of rows, none at a place twice; small keys and what must stay whole are one part."""
-    found = placed(shapes, [0] * places, dict.fromkeys(shapes, divided))
+    found = placed(shapes, [0] * places, divides=divided)
     for key, shape in shapes.items():
         parts, rows = found[key], shape[0] if shape else 1
         assert parts[0].start == 0
@@ -36,7 +36,7 @@ def test_parts_are_the_whole(shapes: dict[int, list[int]], places: int, divided:
 def test_loads_are_even(sizes: list[int], places: int) -> None:
     """No place has more than 4/3 of what the best placement gives the fullest (Graham, 1969)."""
     shapes = {number: [size] for number, size in enumerate(sizes)}
-    found = placed(shapes, [0] * places, dict.fromkeys(shapes, True))
+    found = placed(shapes, [0] * places, divides=True)
     loads = [0] * places
     for key, (part,) in found.items():
         loads[part.place] += sizes[key]
@@ -49,7 +49,7 @@ def test_loads_are_even(sizes: list[int], places: int) -> None:
 @pytest.mark.parametrize("loads", [[5, 0, 9], [5, 6, 9]])
 def test_what_is_held_already_counts(loads: list[int]) -> None:
     """A key goes where there is least."""
-    (part,) = placed({"w": [3]}, loads, {"w": True})["w"]
+    (part,) = placed({"w": [3]}, loads, divides=True)["w"]
     assert part.place == loads.index(min(loads))
 
 

@@ -18,7 +18,7 @@ from ridgeline.runtime.kvstore.serving.server.images import Image, image_of, res
 from ridgeline.runtime.kvstore.serving.server.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.peer import Kept, Peer
-from ridgeline.runtime.kvstore.updaters import register_updater
+from ridgeline.runtime.kvstore.updaters import SetOptimizer, register_updater
 
 SHAPE = wire.Shape("int64", (1,))
 ACTIONS = ("push", "pull", "deliver", "begin", "write", "restart", "follow")
@@ -336,10 +336,10 @@ def test_other_settings_wait_for_what_was_pushed_before() -> None:
     shape, ones = wire.Shape("float32", (1,)), [wire.frame_of(torch.ones(1))]
     shard = Shard(2, None)
     shard.handle(Call(0, 1, 1, wire.Init(SLOTS[0], shape)), [wire.frame_of(torch.zeros(1))])
-    shard.handle(Call(0, 1, 2, wire.SetOptimizer("sgd", 1.0, {"lr": 1.0})), [])
+    shard.handle(Call(0, 1, 2, SetOptimizer("sgd", 1.0, {"lr": 1.0})), [])
     shard.awaits = {0, 1}
     shard.handle(Call(0, 2, 1, wire.Whole()), [])
-    (parked,) = shard.handle(Call(0, 3, 1, wire.SetOptimizer("sgd", 1.0, {"lr": 10.0})), [])
+    (parked,) = shard.handle(Call(0, 3, 1, SetOptimizer("sgd", 1.0, {"lr": 10.0})), [])
     assert parked.answer.is_parked
     shard.handle(Call(1, 2, 1, wire.Push(SLOTS[0], shape)), ones)
     told = shard.handle(Call(1, 2, 2, wire.Whole()), [])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, SetOptimizer
 from ridgeline.runtime.kvstore.values import rows
 from ridgeline.runtime.kvstore.values.placement import ValuePart
 from ridgeline.tensors.row_sums import rows_tensor
@@ -25,11 +25,11 @@ def test_rows_that_move_by_their_momenta_are_told(
         sent.append(sends)
         return [sends[0], sends[1].new_zeros(sizes[1])]
 
-    monkeypatch.setattr(rows, "exchange", exchange)
+    monkeypatch.setattr(rows, "all_to_all_uneven", exchange)
     monkeypatch.setattr(rows.dist, "get_world_size", lambda _: 2)
     monkeypatch.setattr(rows.dist, "get_rank", lambda _: 0)
     by_key = {} if own is None else {"w": {"lr": 0.1, "momentum": own}}
-    updater = OptimizerUpdater("sgd", 1.0, {"lr": 0.1, "momentum": common}, by_key)
+    updater = OptimizerUpdater(SetOptimizer("sgd", 1.0, {"lr": 0.1, "momentum": common}, by_key))
     value = torch.ones(3, 2)
     for number in range(2):
         before = value.clone()

@@ -30,6 +30,7 @@ from ridgeline.runtime.kvstore.serving.worker.channel import Connection
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections
 from ridgeline.runtime.kvstore.serving.worker.peer import Peer
 from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
+from ridgeline.runtime.kvstore.updaters import SetOptimizer
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +300,7 @@ def test_what_is_lost_is_sent_again(
         shape = wire.Shape("float32", (numel,))
         slot = wire.ValueSlot("w", 0)
         channel.ask(wire.Init(slot, shape), torch.zeros(numel))
-        channel.ask(wire.SetOptimizer("sgd", 1.0, {"lr": 1.0}))
+        channel.ask(SetOptimizer("sgd", 1.0, {"lr": 1.0}))
         calls, taken = [], []
         for number in range(20):
             pushed = torch.full((numel,), float(number))

@@ -12,7 +12,7 @@ from torch import Tensor
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.server.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, ValueSlot
-from ridgeline.runtime.kvstore.updaters import register_updater
+from ridgeline.runtime.kvstore.updaters import SetOptimizer, register_updater
 
 SLOTS = (ValueSlot("a", 0), ValueSlot("b", 0))
 
@@ -314,7 +314,7 @@ def test_rows_of_a_round_stay_rows() -> None:
     slot, shape = SLOTS[0], wire.Shape("float32", (3, 2))
     value = torch.zeros(3, 2)
     shard.handle(Call(0, 0, 1, wire.Init(slot, shape)), [wire.frame_of(value)])
-    shard.handle(Call(0, 0, 2, wire.SetOptimizer("sparseadam", 1.0, {"lr": 1.0})), [])
+    shard.handle(Call(0, 0, 2, SetOptimizer("sparseadam", 1.0, {"lr": 1.0})), [])
     for worker, number, rows in ((0, 3, [0, 2]), (1, 1, [2])):
         body = wire.PushRows(slot, wire.Shape("float32", (len(rows), 2)))
         frames = [wire.frame_of(torch.tensor(rows)), wire.frame_of(torch.ones(len(rows), 2))]

@@ -15,7 +15,7 @@ from ridgeline.runtime.kvstore.serving.server.shard import Shard
 from ridgeline.runtime.kvstore.serving.worker import remote
 from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.store import KVStore
-from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, SetOptimizer
 
 KEYS = ["w", "v", "n"]
 
@@ -53,7 +53,7 @@ def test_parts_that_hold_less_count() -> None:
     with serving(Shard(2, None)) as first, serving(Shard(2, None)) as second:
         shelf = RemoteShelf([first.address, second.address], 0, 2)
         shelf.init({"w": torch.zeros(2_000_000, 1)})
-        shelf.set_updater(OptimizerUpdater("sgd", 1.0, {"lr": 1.0}))
+        shelf.set_updater(OptimizerUpdater(SetOptimizer("sgd", 1.0, {"lr": 1.0})))
         rows = torch.sparse_coo_tensor(
             [[0]], torch.ones(1, 1), (2_000_000, 1), check_invariants=True
         )
@@ -72,7 +72,7 @@ def test_a_snapshot_holds_the_same_pushes_of_all_keys() -> None:
         values = {key: torch.zeros(5) for key in KEYS}
         reads.init(values)
         pushes.init(values)
-        pushes.set_updater(OptimizerUpdater("sgd", -1.0, {"lr": 1.0}))
+        pushes.set_updater(OptimizerUpdater(SetOptimizer("sgd", -1.0, {"lr": 1.0})))
         goes_on = threading.Event()
 
         def push() -> None:
@@ -102,7 +102,7 @@ def test_keys_without_such_a_moment_are_named(monkeypatch: pytest.MonkeyPatch) -
     with serving(Shard(1, None)) as server:
         shelf = RemoteShelf([server.address], 0, 1)
         shelf.init({"w": torch.zeros(1), "v": torch.zeros(1)})
-        shelf.set_updater(OptimizerUpdater("sgd", 1.0, {"lr": 1.0}))
+        shelf.set_updater(OptimizerUpdater(SetOptimizer("sgd", 1.0, {"lr": 1.0})))
         shelf.push({"w": torch.ones(1)})
         with pytest.raises(
             KVStoreError,

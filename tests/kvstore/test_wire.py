@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Shape, ValueSlot
+from ridgeline.runtime.kvstore.updaters import SetOptimizer
 
 SLOTS = st.builds(
     ValueSlot, st.one_of(st.integers(0, 1 << 40), st.text(max_size=20)), st.integers(0, 99)
@@ -26,7 +27,7 @@ BODIES = st.one_of(
     st.builds(wire.Push, SLOTS, SHAPES, st.one_of(st.none(), st.just({"type": "2bit"}))),
     st.builds(wire.PushRows, SLOTS, SHAPES),
     st.builds(wire.Pull, SLOTS, st.one_of(st.none(), st.integers(0, 99))),
-    st.builds(wire.SetOptimizer, st.text(max_size=9), st.just(0.5), st.just({"lr": 0.1})),
+    st.builds(SetOptimizer, st.text(max_size=9), st.just(0.5), st.just({"lr": 0.1})),
     st.builds(wire.SetUpdater, st.text(max_size=9)),
     st.builds(wire.States),
     st.builds(wire.LoadStates, st.integers(0, 99)),

@@ -188,7 +188,10 @@ def test_lanes_must_be_a_kind_or_an_indexed_kind(lane: str) -> None:
         engine.push(int, lane=lane)
     with pytest.raises(EngineError, match=said):
         Engine(threads={lane: 1})
-    with pytest.raises(EngineError, match="wanted at least 1 thread, got 0 for lane 'loader'"):
+    with pytest.raises(
+        EngineError,
+        match=r"wanted threads >= 1, got 0 in Engine\(threads=\{'loader': ...\}\); raise it",
+    ):
         Engine(threads={"loader": 0})
 
 

@@ -220,6 +220,16 @@ def test_each_way_to_ask_for_them_is_found(loss_fn: Callable[..., Tensor]) -> No
     assert second_gradients(critic(), lambda model, batch: 2 * loss_fn(model, batch))
 
 
+@pytest.mark.parametrize(
+    ("passed", "is_found"), [("create_graph=True", True), ("retain_graph=True", False)]
+)
+def test_code_without_source_asks_by_what_it_names(passed: str, is_found: bool) -> None:
+    """Such as a function that `exec` made."""
+    names: dict[str, Any] = {}
+    exec(f"def typed(model, batch):\n    model(batch).mean().backward({passed})", names)
+    assert second_gradients(critic(), names["typed"]) == "typed (<string>:1)" * is_found
+
+
 def test_methods_count_where_they_are_called() -> None:
     assert second_gradients(Field(), plain).startswith("forces (")
     assert second_gradients(nn.Sequential(Field()), plain).startswith("forces (")

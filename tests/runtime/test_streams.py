@@ -1,6 +1,8 @@
 """Stream lanes: who waits for whom, in which order, and what a capture may see."""
 
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,8 @@ from hypothesis import strategies as st
 
 from ridgeline.engine import Engine
 from ridgeline.engine.lanes.streams import (
+    StreamEvent,
     StreamLane,
-    can_wait,
     device_lanes,
     events_to_wait_for,
     leave_event,
@@ -65,13 +67,27 @@ def test_only_what_is_needed_is_waited_for() -> None:
     assert events_to_wait_for((), (x,), "d") == ["written again"]
 
 
-def test_a_capture_sees_its_own_events_only() -> None:
+@pytest.mark.parametrize(
+    ("capturing", "is_open", "waits"),
+    [
+        (False, None, True),
+        (True, lambda: True, True),
+        (True, None, False),
+        (True, lambda: False, False),
+        (False, lambda: False, False),
+    ],
+)
+def test_a_capture_sees_its_own_events_only(
+    monkeypatch: pytest.MonkeyPatch,
+    capturing: bool,
+    is_open: Callable[[], bool] | None,
+    waits: bool,
+) -> None:
     """And nobody outside waits for what was captured: it never happens."""
-    assert can_wait(capturing=False, was_captured=False, same_capture=False)
-    assert can_wait(capturing=True, was_captured=True, same_capture=True)
-    assert not can_wait(capturing=True, was_captured=False, same_capture=False)
-    assert not can_wait(capturing=True, was_captured=True, same_capture=False)
-    assert not can_wait(capturing=False, was_captured=True, same_capture=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    waited: list[int] = []
+    StreamEvent(SimpleNamespace(wait=lambda: waited.append(1)), is_open).wait()
+    assert bool(waited) is waits
 
 
 @pytest.fixture

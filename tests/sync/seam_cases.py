@@ -12,10 +12,12 @@ import stopped_runs
 import torch
 from torch import Tensor, nn
 
+from ridgeline.errors import CheckpointError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.checkpoints.checkpointing import gathered, of_worker
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.state.snapshot import Snapshot
+from ridgeline.workers.agree import gather_bytes
 from ridgeline.workers.world import World
 
 STEPS = 12
@@ -140,6 +142,29 @@ def put_back(world: World) -> dict[str, bool]:
     }
 
 
+class Unreadable:
+    """A synchronizer whose state one worker cannot take."""
+
+    def __init__(self, *, is_sound: bool) -> None:
+        self.is_sound = is_sound
+
+    def state_dict(self) -> dict[str, Tensor]:
+        if not self.is_sound:
+            raise OSError("the file is gone")
+        return {"left": torch.ones(3)}
+
+
+def unreadable(world: World) -> list[str]:
+    """What the gathering raises on each worker."""
+    synchronizer: Any = Unreadable(is_sound=world.rank == 0)
+    mine = ""
+    try:
+        gathered(synchronizer, world)
+    except (CheckpointError, OSError) as error:
+        mine = f"{type(error).__name__}: {error}"
+    return [told.decode() for told in gather_bytes(mine.encode(), world)]
+
+
 def main() -> None:
     import toy_codec  # noqa: F401 - registers its entry, here alone
     import toy_transport  # noqa: F401 - likewise
@@ -155,6 +180,7 @@ def main() -> None:
         "codec over toy": trained(world, planned(algorithm="gather_all", compression="coarse")),
         "fed back": fed_back(world, Net(), planned(compression="coarse")),
         "put back": put_back(world),
+        "unreadable": unreadable(world),
         "resumed": resumed(world, output.parent, planned(compression="coarse")),
     }
     if world.rank == 0:

@@ -83,6 +83,16 @@ def test_nothing_is_lost_for_good(found: dict[str, Any]) -> None:
     assert told["late"] < 1.5 * told["early"]
 
 
+def test_state_that_one_worker_cannot_take_stops_all(found: dict[str, Any]) -> None:
+    """Who has it raises the error as it is; the others, who would wait for that state, learn of it."""
+    first, second = found["unreadable"]
+    assert second == "OSError: the file is gone"
+    assert first == (
+        "CheckpointError: wanted to save the state of the run, got OSError: the file is gone on rank 1; the "
+        "previous checkpoint is untouched: continue with --resume"
+    )
+
+
 def test_what_is_remembered_is_saved_and_put_back(found: dict[str, Any]) -> None:
     """By snapshots, and by checkpoints for each worker."""
     assert found["put back"] == dict.fromkeys(("moved", "restored", "gathered", "apart"), True)

@@ -67,7 +67,7 @@ class KvserverCommand:
         from ridgeline.runtime.kvstore.serving.addressing.keys import (
             make_keys,
             named_directory,
-            server_keys,
+            read_keys,
         )
         from ridgeline.runtime.kvstore.serving.server.server import Server, is_wanted, serve_beside
         from ridgeline.runtime.kvstore.serving.server.shard import Shard
@@ -95,7 +95,7 @@ class KvserverCommand:
         if args.beside and not is_wanted():
             return FINE
         directory = named_directory(args.keys)
-        keys = server_keys(directory) if directory else None
+        keys = read_keys(directory, "server") if directory else None
         shard = Shard(args.workers, args.staleness)
         snapshots = None if args.snapshots is None else Snapshots(args.snapshots, shard)
         server = Server(shard, args.listen, keys=keys, snapshots=snapshots)

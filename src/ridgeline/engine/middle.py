@@ -34,6 +34,14 @@ class SchedulerView(Protocol):
         """Whether the caller is a task of this engine."""
         ...
 
+    def register(self, task: EngineTask) -> int:
+        """Queue a task; how many of its variables it waits for."""
+        ...
+
+    def start(self, task: EngineTask, waits: int) -> None:
+        """Start a task that was registered, if that is its pusher's."""
+        ...
+
 
 def own(function: F) -> F:
     """Mark a method of the scheduler, or of what has its `process`, that may leave tasks to its thread."""

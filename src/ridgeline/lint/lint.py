@@ -20,7 +20,6 @@ from ridgeline.capture.capturing import told_of_capture
 from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.lint.child_worker import is_trial
 from ridgeline.lint.idle_draws import IdleDraw
-from ridgeline.lint.kept import buffers_attached, module_kept
 from ridgeline.lint.lint_lines import changing_lines
 from ridgeline.lint.lint_observer import Doubt, Observation, watching
 from ridgeline.lint.lint_optimizer import optimizer_findings
@@ -34,6 +33,7 @@ from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import Undo
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
+from ridgeline.state.saved_state import buffers_attached, module_kept
 from ridgeline.state.snapshot import Snapshot
 from ridgeline.tensors.batch import split
 from ridgeline.tensors.copies import own_copy

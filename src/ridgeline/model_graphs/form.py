@@ -18,7 +18,6 @@ from ridgeline.capture.casts import fresh_casts
 from ridgeline.capture.dropout_states import left_as_found
 from ridgeline.capture.mask_looks import sparing
 from ridgeline.errors import CaptureError, ObstacleError
-from ridgeline.lint.kept import module_kept
 from ridgeline.lint.lint import check_capturable
 from ridgeline.model_graphs.captured import CapturedModel
 from ridgeline.model_graphs.inspection import changed_by_loss, inspect_model
@@ -27,6 +26,7 @@ from ridgeline.model_graphs.written_parameters import written_parameters
 from ridgeline.programs.compiling import Form, LossFunction, called_by, many_variants
 from ridgeline.programs.watches.class_watch import ClassWatch
 from ridgeline.reach.undo import Undo
+from ridgeline.state.saved_state import module_kept
 from ridgeline.tensors.nests import tensors_in
 
 OTHER_CALLS = (

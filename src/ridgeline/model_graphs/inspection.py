@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
-from ridgeline.lint.kept import module_kept
 from ridgeline.lint.lint import Lint, as_if_capturing, judge_python
 from ridgeline.lint.lint_observer import Observation, watching
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.model_graphs.captured import gradients_of, nodes_behind
 from ridgeline.programs.compiling import called_by
 from ridgeline.reach.undo import Undo
+from ridgeline.state.saved_state import module_kept
 from ridgeline.tensors.copies import own_copy
 
 Run = Callable[..., tuple[Tensor, ...]]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -163,10 +164,13 @@ def _brought(leaves: list[Any], structure: pytree.TreeSpec) -> dict[str, Any]:
 
 def _key(leaves: list[Any]) -> list[Any]:
     """What must be the same for a replay: of tensors what they are like, of all else the value."""
-    return [
-        (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
-        if isinstance(leaf, Tensor)
-        # With the type, since True equals 1 and 1.0.
-        else (type(leaf), leaf)
-        for leaf in leaves
-    ]
+    return [*map(_key_of, leaves)]
+
+
+def _key_of(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad
+    if isinstance(leaf, numpy.ndarray):  # whose comparison is no single answer
+        return leaf.shape, leaf.dtype, leaf.tobytes()
+    # With the type, since True equals 1 and 1.0.
+    return type(leaf), leaf

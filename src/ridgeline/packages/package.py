@@ -76,9 +76,7 @@ class Package:
                 for name, spec in self.metadata.state.items()
             }
         except RuntimeError as error:  # no memory for it, which a stride may ask for
-            raise PackageError(
-                _misdescribed(self.path, first_line(error, type(error).__name__))
-            ) from error
+            raise _misdescribed(self.path, first_line(error, type(error).__name__)) from error
 
     def load_program(self) -> Run:
         """Load the native code; the result takes and returns flat lists of tensors.

@@ -4,6 +4,9 @@ A step may do so every k-th time only (the lazy penalty of StyleGAN2), so no tri
 code says. It is followed by name, from the loss function and `forward` of the modules through what they call.
 """
 
+import ast
+import functools
+import linecache
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ridgeline.reach.calls_in_code import calls_in
 from ridgeline.reach.reach import Reach, methods_of, names_in
 
 _PLACES = {
@@ -21,14 +23,14 @@ _PLACES = {
 """The places of both among the positional arguments of torch's functions."""
 _FUNCTIONAL = "torch.autograd.functional"
 """Its functions compute most of their results by a backward pass through another."""
-_OFF = ((False,), (None,))
 _ROOTS = frozenset({"forward", "__call__"})
 
 
 def second_gradients(model: nn.Module, loss_fn: Any) -> str:
     """The place that asks for gradients of gradients, `penalty (loss.py:12)`; empty if none does.
 
-    What passes `create_graph=False` asks for none. Code that runs by a name made at run time is not seen.
+    What passes `create_graph=False` asks for none. Code that runs by a name made at run time is not seen; of
+    code without source all that names it asks, and what passes it by its place is not seen.
 
     Args:
         model: Its modules' classes are looked into, those of torch left out.
@@ -104,35 +106,81 @@ def _called(
 
 def _asks(keyword: str, code: types.CodeType, names: dict[str, Any]) -> str:
     """Where code, or a function written inside of it, asks for them."""
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType) and (place := _asks(keyword, part, names)):
+            return place
     is_named = keyword == "create_graph" and _names_functional(code, names)
     # In constants it stands as a key of a dictionary, which may be unpacked.
     if is_named or keyword in code.co_consts or _passes(keyword, code, names):
         return f"{code.co_name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
-    inner = (
-        _asks(keyword, part, names) for part in code.co_consts if isinstance(part, types.CodeType)
-    )
-    return next(filter(None, inner), "")
+    return ""
 
 
 def _passes(keyword: str, code: types.CodeType, names: dict[str, Any]) -> bool:
     """Whether a call may pass it, by name or by its place among torch's, as else than `False` or `None`."""
-    for call in calls_in(code):
-        passed = call.keywords.get(keyword)
-        if passed is not None and passed.constant not in _OFF:
-            return True
-        name, owner, _ = call.function
-        name = "grad" if names.get(name) is torch.autograd.grad else name
-        is_function = owner == "autograd" or names.get(name) is torch.autograd.backward
-        place = _PLACES[keyword].get(
-            f"autograd.{name}" if is_function and name == "backward" else name
-        )
-        if place is None:
-            continue
-        if call.arguments is None:  # it may be among what is unpacked
-            return True
-        if any(argument.constant not in _OFF for argument in call.arguments[place : place + 1]):
-            return True
+    is_there = any(isinstance(part, tuple) and keyword in part for part in code.co_consts)
+    given = {name: _name_in_torch(name, names) for name in code.co_names}
+    if not (is_there or any(given.values())):
+        return False
+    last = max(line or 0 for _, _, line in code.co_lines())
+    found = _nodes_in("".join(linecache.getlines(code.co_filename)))
+    nodes = [node for node in found if code.co_firstlineno <= node.lineno <= last]
+    if not nodes:  # there is no source of it
+        return is_there
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            given[node.targets[0].id] = given.get(_name(node.value), "")
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            owner = _name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+            name = given.get(_name(node.func), "")
+            if owner == "autograd" and name == "backward":
+                name = "autograd.backward"
+            if _gives(keyword, node, _PLACES[keyword].get(name)):
+                return True
+        elif isinstance(node, ast.Dict):
+            keys = [getattr(key, "value", None) for key in node.keys]
+            if keyword in keys and not _is_off(node.values[keys.index(keyword)]):
+                return True
     return False
+
+
+def _name_in_torch(name: str, names: dict[str, Any]) -> str:
+    """What torch calls a function that code names, of `_PLACES`; empty for another one."""
+    if name == "grad" or names.get(name) is torch.autograd.grad:
+        return "grad"
+    if names.get(name) is torch.autograd.backward:
+        return "autograd.backward"
+    return "backward" if name == "backward" else ""
+
+
+def _gives(keyword: str, call: ast.Call, place: int | None) -> bool:
+    """Whether a call gives an argument a value; `place` is that among the positional ones, if it has one."""
+    given = [one.value for one in call.keywords if one.arg == keyword]
+    if place is not None:
+        given += call.args[place : place + 1]
+        # It may be among what is unpacked.
+        given += [one for one in call.args if isinstance(one, ast.Starred)]
+        given += [one.value for one in call.keywords if one.arg is None]
+    return not all(map(_is_off, given))
+
+
+def _is_off(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
+
+
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+
+
+@functools.lru_cache(maxsize=64)
+def _nodes_in(source: str) -> tuple[ast.Call | ast.Assign | ast.Dict, ...]:
+    """The calls, assignments and dictionaries of a file."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # of a notebook's own commands
+        return ()
+    return tuple(n for n in ast.walk(tree) if isinstance(n, ast.Call | ast.Assign | ast.Dict))
 
 
 def _names_functional(code: types.CodeType, names: dict[str, Any]) -> bool:

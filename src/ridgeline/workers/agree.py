@@ -71,18 +71,49 @@ def gather_bytes(data: bytes, world: World, axis: Axis | None = None) -> list[by
     """
     if world.size == 1:
         return [data]
-    group = world.group(axis)
-    length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
-    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group=group))]
     with attendance.meeting("an exchange between all workers", world):
-        dist.all_gather(lengths, length, group=group)
-        sizes = [int(size) for size in lengths]
-        # Collectives want equal shapes, and none that is empty.
-        longest = max(*sizes, 1)
-        mine = _to_tensor(data, longest, world.device)
-        gathered = [torch.empty_like(mine) for _ in lengths]
-        dist.all_gather(gathered, mine, group=group)
-    return [_to_bytes(part, size) for part, size in zip(gathered, sizes, strict=True)]
+        return bytes_of_group(data, world.group(axis), world.device)
+
+
+def bytes_of_group(data: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+    """What each worker of a group gave, by position; lengths may differ. `device` is one of the group's.
+
+    Cost: Two all-gathers; waits for the device.
+    """
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group=group))]
+    dist.all_gather(lengths, length, group=group)
+    sizes = [int(size) for size in lengths]
+    # Collectives want equal shapes, and none that is empty.
+    mine = _to_tensor(data, max(*sizes, 1), device)
+    found = [torch.empty_like(mine) for _ in lengths]
+    dist.all_gather(found, mine, group=group)
+    return [_to_bytes(part, size) for part, size in zip(found, sizes, strict=True)]
+
+
+def gather_tensor(
+    tensor: Tensor, what: str, world: World, axis: Axis | None = None
+) -> Tensor | None:
+    """The tensors of all workers, [workers, ...] by position on the device, on the first one; else None.
+
+    Args:
+        tensor: Contiguous on the device, of one shape and type on all workers.
+        what: Its name, for messages.
+        world: This worker's place.
+        axis: Along which; without one, of all that train together.
+
+    Cost: One gathering; waits on a CPU.
+    """
+    group = world.group(axis)
+    is_first = dist.get_rank(group=group) == 0
+    whole = tensor.new_empty(dist.get_world_size(group=group), *tensor.shape) if is_first else None
+    # Collectives take no empty tensors; all workers know the shape, and leave it out together.
+    if tensor.numel():
+        # As bytes: the backends do not take one list of dtypes.
+        rows = None if whole is None else [row.view(-1).view(torch.uint8) for row in whole]
+        with attendance.meeting(f"the gathering of {what}", world):
+            dist.gather(tensor.view(-1).view(torch.uint8), rows, group=group, group_dst=0)
+    return whole
 
 
 def share_bytes(data: bytes, world: World) -> bytes:

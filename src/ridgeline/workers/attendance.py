@@ -324,7 +324,7 @@ def of(world: World) -> Attendance | None:
         return None
     found = _present.get(group)
     if found is None:
-        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
+        store = leaving.job_store()
         # On a connection of its own no word waits for a worker that waits at the store, e.g. for a new group.
         with contextlib.suppress(AttributeError, RuntimeError):  # not every store can have one
             store = getattr(store, "clone")()  # noqa: B009 - which torch's own types do not know of

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -74,6 +75,28 @@ def all_to_all(found: Tensor, shares: Tensor, group: dist.ProcessGroup | None) -
     here, there = found.view(size, -1), shares.view(size, -1)
     here[rank].copy_(there[rank])
     _exchange(here, there, group)
+
+
+def all_to_all_uneven(
+    sends: Sequence[Tensor], sizes: Sequence[int], group: dist.ProcessGroup
+) -> list[Tensor]:
+    """Send a flat tensor of any length to each worker, and return what each has sent, both by rank.
+
+    `sends` are of one type; this worker's own comes back as it is. `sizes` are the elements that come from
+    each.
+    """
+    rank, like = dist.get_rank(group), sends[0]
+    found = [like.new_empty(size) for size in sizes]
+    found[rank] = sends[rank]
+    if like.device.type != "cpu":
+        # NCCL's all-to-all writes this worker's own as well, which must not be written into what is sent.
+        received = [torch.empty_like(sends[rank]) if p == rank else f for p, f in enumerate(found)]
+        dist.all_to_all(received, [*sends], group=group)
+        return received
+    others = [peer for peer in range(len(sends)) if peer != rank]
+    receives = [(found[peer], peer) for peer in others]
+    _wait(start_messages(receives, [(sends[peer], peer) for peer in others], group))
+    return found
 
 
 def reduce_scatter(

@@ -95,6 +95,11 @@ def is_open(group: dist.ProcessGroup | None = None) -> bool:
     return group is None or group in groups
 
 
+def job_store() -> dist.Store:
+    """The store in which torch has the workers of the job meet, under the prefixes of its names."""
+    return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
+
+
 def is_failure(error: BaseException | None) -> bool:
     """Whether what is being handled ends a worker that its peers continue counting on."""
     if isinstance(error, SystemExit):
@@ -145,7 +150,7 @@ def _all_end() -> bool:
     """Whether the device of every worker is idle, and every worker at its end."""
     if not _idle():
         return False
-    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
+    store = job_store()
     end = time.monotonic() + GATHER_S
     try:
         # By counting in the store: a barrier would be a collective on the very communicator that may be

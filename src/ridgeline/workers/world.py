@@ -186,19 +186,6 @@ class World:
             )
 
     @staticmethod
-    def close_before_leaving(resource: leaving.Closable) -> None:
-        """Have `resource` closed before the group is left, unless it is gone by then.
-
-        A captured graph that outlives the group whose collectives it holds makes the process hang.
-        """
-        leaving.close_before_leaving(resource)
-
-    @staticmethod
-    def abandon(reason: str) -> None:
-        """After a failed capture the device refuses all work: the group will be aborted, not left."""
-        leaving.abandon(reason)
-
-    @staticmethod
     def leave() -> None:
         """Leave the process group, if any; safe to call twice. While an error is handled, abort it."""
         leaving.leave()

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from ridgeline.engine.apart import apart
-from ridgeline.engine.arguments import check_factories, check_lane
+from ridgeline.engine.arguments import check_factories, check_lane, whole_number
 from ridgeline.engine.lanes.lanes import ControlLane, InlineLane
 from ridgeline.engine.lanes.threads import FinishAndNext, Recover, ThreadLane
 from ridgeline.engine.process import Process
@@ -39,7 +39,7 @@ class LaneTable:
         self._finish_and_next = finish_and_next
         self._recover = recover
         self._process = process
-        self._threads = dict(threads)
+        self._threads: dict[str, int] = {}
         self._is_serial = serial
         self._lock = threading.RLock()  # see `Scheduler.lock`
         self._is_closed = False
@@ -48,11 +48,8 @@ class LaneTable:
         self.control.is_control = True
         for name, num_threads in threads.items():
             parse_lane(name, "Engine(threads=...)")
-            if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-                raise EngineError(
-                    f"wanted at least 1 thread, got {num_threads!r} for lane {name!r} in Engine(...); "
-                    "give a whole number from 1 on or leave the lane out"
-                )
+            where = f"Engine(threads={{{name!r}: ...}})"
+            self._threads[name] = whole_number("threads", num_threads, where, least=1)
         for name, make in lanes.items():
             kind, index = parse_lane(name, "Engine(lanes=...)")
             runner = make(finish)

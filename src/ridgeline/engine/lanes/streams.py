@@ -58,51 +58,34 @@ def leave_event(
         variable.writer_event = (stream, event, sequence)
 
 
-def can_wait(*, capturing: bool, was_captured: bool, same_capture: bool) -> bool:
-    """Whether a stream may wait for an event.
-
-    Inside a capture only events of that capture exist; what came before it has to be over, or
-    ordered, before the graph is launched. Outside, the events of a capture never happen.
-    """
-    return same_capture if capturing else not was_captured
-
-
-class Fork:
-    """The membership of one lane's stream in one capture."""
-
-    __slots__ = ("_lane",)
-
-    def __init__(self, lane: "StreamLane") -> None:
-        self._lane = lane
-
-    def is_open(self) -> bool:
-        """Whether that capture still continues."""
-        return self._lane.is_capturing_as(self)
-
-
 class StreamEvent:
-    """The end of a task on a stream; `fork` is its capture, or None."""
+    """The end of a task on a stream.
 
-    __slots__ = ("_event", "_fork")
+    Args:
+        event: Of torch.
+        is_open: Whether the capture that it belongs to still continues; None outside of any.
+    """
 
-    def __init__(self, event: Any, fork: Fork | None) -> None:
+    __slots__ = ("_event", "_is_open")
+
+    def __init__(self, event: Any, is_open: Callable[[], bool] | None) -> None:
         self._event = event
-        self._fork = fork
+        self._is_open = is_open
 
     def wait(self) -> None:
         """Make the current stream wait for it, on the device."""
-        capturing = torch.cuda.is_current_stream_capturing()
-        fork = self._fork
-        if can_wait(
-            capturing=capturing,
-            was_captured=fork is not None,
-            same_capture=capturing and fork is not None and fork.is_open(),
-        ):
+        # Inside a capture only events of that capture exist; what came before it has to be over, or ordered,
+        # before the graph is launched. Outside, the events of a capture never happen.
+        if torch.cuda.is_current_stream_capturing():
+            can_wait = self._is_open is not None and self._is_open()
+        else:
+            can_wait = self._is_open is None
+        if can_wait:
             self._event.wait()
 
     def synchronize(self) -> None:
         """Make the host wait for it; an EngineError if it belongs to a capture, in which nothing runs."""
-        if self._fork is not None:
+        if self._is_open is not None:
             raise EngineError(
                 "wanted the result of a task on the host, got one that was captured into a CUDA graph, "
                 "where nothing runs yet; keep tasks of the CPU lanes out of the capture"
@@ -132,7 +115,8 @@ class StreamLane(InOrderLane):
         self.stream = stream
         self._device = stream.device if device is None and stream is not None else device
         self._pushes: deque[tuple[EngineTask, torch.cuda.Stream, Any]] = deque()
-        self._fork: Fork | None = None
+        self._fork: object = None
+        """That by which the stream joined the present capture, if there is one."""
         self._last: dict[Hashable, StreamEvent] = {}
 
     def enqueue(self, task: EngineTask) -> None:
@@ -166,15 +150,6 @@ class StreamLane(InOrderLane):
             self._last.clear()
             self._fork = None
 
-    def is_capturing_as(self, fork: Fork) -> bool:
-        """Whether the lane's stream is in a capture, and joined it with `fork`."""
-        if self._fork is not fork:
-            return False
-        if self.stream is None:
-            return torch.cuda.is_current_stream_capturing()
-        with torch.cuda.stream(self.stream):
-            return torch.cuda.is_current_stream_capturing()
-
     def _run(
         self, task: EngineTask, stream: torch.cuda.Stream, pushed: Any
     ) -> BaseException | None:
@@ -187,14 +162,25 @@ class StreamLane(InOrderLane):
             if not torch.cuda.is_current_stream_capturing():
                 self._fork = None
             elif not was_capturing or self._fork is None:
-                self._fork = Fork(self)
+                self._fork = object()
             for event in events_to_wait_for(task.reads, task.writes, key):
                 event.wait()
             error = call(task)
-            done = StreamEvent(stream.record_event(), self._fork)
+            fork = self._fork
+            is_open = None if fork is None else functools.partial(self._is_capturing_as, fork)
+            done = StreamEvent(stream.record_event(), is_open)
         self._last[key] = done
         leave_event(task.reads, task.writes, key, done, task.sequence)
         return error
+
+    def _is_capturing_as(self, fork: object) -> bool:
+        """Whether the lane's stream is in a capture, and joined it with `fork`."""
+        if self._fork is not fork:
+            return False
+        if self.stream is None:
+            return torch.cuda.is_current_stream_capturing()
+        with torch.cuda.stream(self.stream):
+            return torch.cuda.is_current_stream_capturing()
 
 
 def _key(stream: torch.cuda.Stream) -> Hashable:

@@ -4,35 +4,20 @@ import threading
 from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from ridgeline.engine.apart import apart
-from ridgeline.engine.middle import makes_late_pushes
-from ridgeline.engine.process import Process
+from ridgeline.engine.middle import SchedulerView, makes_late_pushes
 from ridgeline.engine.task import EngineTask
 
 LATE = -1
 """Number of a task that was taken and will be registered, whatever the bounds and whoever closes by then."""
 
 
-class TaskRegistry(Protocol):
-    """What late pushes need of a scheduler."""
-
-    process: Process
-
-    def register(self, task: EngineTask) -> int:
-        """Queue a task; how many of its variables it waits for."""
-        ...
-
-    def start(self, task: EngineTask, waits: int) -> None:
-        """Start a task that was registered, if that is its pusher's."""
-        ...
-
-
 class LatePushes:
     """Those of one engine; `tasks` are not registered yet, in the order of their pushes."""
 
-    def __init__(self, scheduler: TaskRegistry) -> None:
+    def __init__(self, scheduler: SchedulerView) -> None:
         self._scheduler = scheduler
         self.process = scheduler.process
         self.tasks: deque[EngineTask] = deque()

@@ -33,8 +33,6 @@ from ridgeline.runtime.checkpoints.tensor_files import read_tensors, tensor_file
 
 _FOLDERS = ("model", "training")
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-# Hashed in pieces, since a file of tensors may be larger than the memory that is free.
-_CHUNK_BYTES = 1 << 22
 _DIGITS = 12
 """Of a hash, in messages."""
 
@@ -209,11 +207,8 @@ def _seal(root: Path, path: Path) -> File:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _verify(root: Path, file: File) -> None:

@@ -4,12 +4,11 @@ This is the state of its synchronizer and, where workers train alone between two
 parameters, buffers and optimizer state. Those of the first worker are in the checkpoint itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -17,8 +16,7 @@ from ridgeline.codec import Value
 from ridgeline.errors import CheckpointError
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.sync.synchronizer import Synchronizer
-from ridgeline.workers import attendance
-from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.agree import gather_bytes, gather_tensor
 from ridgeline.workers.world import World
 
 PREFIX = "sync."
@@ -41,9 +39,10 @@ class OwnState(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-class _OwnTree(Value, frozen=True, kw_only=True):
+class _Share(Value, frozen=True, kw_only=True):
     """What a worker sends to the others of its own state, or why it has none to send."""
 
+    specs: tuple[_Spec, ...] = ()
     tree: Any = None
     error: str = ""
 
@@ -58,13 +57,20 @@ def gathered(synchronizer: Synchronizer | None, world: World) -> dict[str, Tenso
     Returns:
         `sync.<rank>.<name>` to tensors of their own memory.
 
-    Cost: See `gather_tensors`.
+    Raises:
+        CheckpointError: that of a worker could not be taken; on all workers. The one whose it is raises
+            another error than this as it is.
+
+    Cost: See `_gathered`.
     """
     if synchronizer is None:
         return {}
-    state = synchronizer.state_dict()
-    saved = {name: tensor for name, tensor in state.items() if not name.startswith(UNSAVED)}
-    return gather_tensors(saved, world, PREFIX)
+
+    def take(tensors: dict[str, Tensor]) -> None:
+        state = synchronizer.state_dict()
+        tensors |= {name: value for name, value in state.items() if not name.startswith(UNSAVED)}
+
+    return _gathered(take, world, PREFIX).tensors
 
 
 def gathered_own(
@@ -73,31 +79,20 @@ def gathered_own(
     """The state of workers that train alone between two exchanges, on the first one of them.
 
     Raises:
-        CheckpointError: the state of a worker is not plain, or could not be taken; on all workers. The one
-            whose it is raises another error than this as it is.
+        CheckpointError: as `gathered`; or the state of a worker is not plain.
 
-    Cost: See `gather_tensors`.
+    Cost: See `_gathered`.
     """
     if synchronizer is None or not synchronizer.trains_apart:
         return OwnState([], {})
-    tensors: dict[str, Tensor] = {}
-    failed: Exception | None = None
-    message = msgspec.json.encode(_OwnTree())
-    if world.rank:
-        try:
-            state = {
-                "model": dict(model.state_dict()),
-                "optimizer": optimizer.state_dict()["state"],
-            }
-            message = msgspec.json.encode(_OwnTree(tree=flatten(state, "state", tensors)))
-        except Exception as error:  # noqa: BLE001 - raised again once the others know, who wait for it below
-            failed = error
-            message = msgspec.json.encode(_OwnTree(error=told(error, world.rank)))
-    found = [msgspec.json.decode(data, type=_OwnTree) for data in gather_bytes(message, world)]
-    failure = next((each.error for each in found if each.error), "")
-    if failure:
-        raise failed or CheckpointError(failure)
-    return OwnState([each.tree for each in found], gather_tensors(tensors, world, OWN))
+
+    def take(tensors: dict[str, Tensor]) -> Any:
+        if not world.rank:
+            return None
+        state = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()["state"]}
+        return flatten(state, "state", tensors)
+
+    return _gathered(take, world, OWN)
 
 
 def told(error: Exception, rank: int) -> str:
@@ -135,56 +130,52 @@ def take_own(
     optimizer.load_state_dict({**own, "param_groups": groups})
 
 
-def gather_tensors(mine: Mapping[str, Tensor], world: World, prefix: str) -> dict[str, Tensor]:
-    """Tensors of all workers, on the CPU of the first one; nothing on the others.
-
-    Args:
-        mine: Of this worker; names, shapes and types may be others than those of other workers.
-        world: This worker's place.
-        prefix: Head of the names.
-
-    Returns:
-        `<prefix><rank>.<name>` to tensors of their own memory.
-
-    Cost: A small exchange, and one gathering for each tensor that any worker has; on the first worker the
-        memory of all workers' tensors on the host, and of one tensor from each of them on its device.
-    """
-    specs = [(n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in mine.items()]
-    told = gather_bytes(msgspec.json.encode(specs), world)
-    # Dicts, not sets, whose order differs between processes: all come to the same gatherings in turn.
-    held = [dict.fromkeys(msgspec.json.decode(data, type=list[_Spec])) for data in told]
-    found: dict[str, Tensor] = {}
-    for spec in dict.fromkeys(spec for each in held for spec in each):
-        name, shape, kind = spec
-        own = spec in held[world.rank]
-        dtype = getattr(torch, kind)
-        # A gathering takes all workers, so that who has no such tensor joins with zeros.
-        carrier = mine[name].detach() if own else torch.zeros(shape, dtype=dtype, device="cpu")
-        parts = _gather(carrier.to(world.device).contiguous(), name, world)
-        for rank, part in enumerate(parts):
-            if spec in held[rank]:
-                found[f"{prefix}{rank}.{name}"] = part.cpu()
-    return found
-
-
 def of_worker(tensors: Mapping[str, Tensor], rank: int, prefix: str = PREFIX) -> dict[str, Tensor]:
     """The entries of one worker out of those gathered."""
     own = f"{prefix}{rank}."
     return {n.removeprefix(own): tensor for n, tensor in tensors.items() if n.startswith(own)}
 
 
-def _gather(carrier: Tensor, name: str, world: World) -> list[Tensor]:
-    """The tensor of each worker, on the first one."""
-    is_first = world.rank == 0
-    parts = [torch.empty_like(carrier) for _ in range(world.size)] if is_first else None
-    # Collectives take no empty tensors; all workers know the shape, and leave it out together.
-    if carrier.numel():
-        # As bytes: the backends do not take one list of dtypes.
-        flats = None if parts is None else [_bytes(part) for part in parts]
-        with attendance.meeting(f"the gathering of {name}", world):
-            dist.gather(_bytes(carrier), flats, group=world.group(), group_dst=0)
-    return parts or []
+def _gathered(take: Callable[[dict[str, Tensor]], Any], world: World, prefix: str) -> OwnState:
+    """The state of all workers, on the first one with tensors on its CPU in their own memory.
+
+    Args:
+        take: Puts a worker's tensors into a dictionary, whose names, shapes and types may be others than
+            those of other workers, and gives the JSON form of the rest.
+        world: This worker's place.
+        prefix: Head of the names, before the rank.
+
+    Cost: A small exchange, and one gathering for each tensor that any worker has; on the first worker the
+        memory of all workers' tensors on the host, and of one tensor from each of them on its device.
+    """
+    mine: dict[str, Tensor] = {}
+    failed: Exception | None = None
+    try:
+        tree = take(mine)
+        specs = tuple((name, tuple(t.shape), _kind(t)) for name, t in mine.items())
+        message = msgspec.json.encode(_Share(specs=specs, tree=tree))
+    except Exception as error:  # noqa: BLE001 - raised again once the others know, who wait for it below
+        failed = error
+        message = msgspec.json.encode(_Share(error=told(error, world.rank)))
+    shares = [msgspec.json.decode(data, type=_Share) for data in gather_bytes(message, world)]
+    failure = next((share.error for share in shares if share.error), "")
+    if failure:
+        raise failed or CheckpointError(failure)
+    held = [frozenset(share.specs) for share in shares]
+    found: dict[str, Tensor] = {}
+    # A dict, not a set, whose order differs between processes: all come to the same gatherings in turn.
+    for spec in dict.fromkeys(spec for share in shares for spec in share.specs):
+        name, shape, kind = spec
+        # A gathering takes all workers, so that who has no such tensor joins with zeros.
+        carrier = torch.zeros(shape, dtype=getattr(torch, kind), device="cpu")
+        if spec in held[world.rank]:
+            carrier = mine[name].detach()
+        parts = gather_tensor(carrier.to(world.device).contiguous(), name, world)
+        for rank, part in enumerate(() if parts is None else parts):
+            if spec in held[rank]:
+                found[f"{prefix}{rank}.{name}"] = part.to("cpu", copy=True)
+    return OwnState([share.tree for share in shares], found)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -12,6 +12,7 @@ from ridgeline.host.memory import keep_freed_memory
 from ridgeline.host.message_threads import calm_message_threads
 from ridgeline.runtime.kvstore.serving.joining.gathering import (
     DEFAULTS,
+    Gathered,
     Wanted,
     gather,
     gather_later,
@@ -144,10 +145,14 @@ def _served(wanted: Wanted) -> Shelf:
     if not isinstance(servers, int) or not 0 <= servers <= world.size:
         raise KVStoreError(f"wanted servers from 1 to {world.size}, one a worker, got {servers!r}")
     found = gather(world, wanted._replace(num_servers=servers or world.size))
+    return _remote(found, world.rank, world.size)
+
+
+def _remote(found: Gathered, rank: int, num_workers: int) -> RemoteShelf:
     return RemoteShelf(
         found.addresses,
-        world.rank,
-        world.size,
+        rank,
+        num_workers,
         found.beside,
         keys=found.keys,
         notice=found.notice,
@@ -161,14 +166,7 @@ def _joined(wanted: Wanted) -> Shelf:
     found = gather_later(wanted)
     assert found.members is not None, "it was read what they are"
     keep_freed_memory()
-    shelf = RemoteShelf(
-        found.addresses,
-        found.members.next_rank(),
-        found.members.record.num_workers,
-        keys=found.keys,
-        notice=found.notice,
-        members=found.members,
-    )
+    shelf = _remote(found, found.members.next_rank(), found.members.record.num_workers)
     try:
         shelf.join()
     except KVStoreError:

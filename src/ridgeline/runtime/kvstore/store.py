@@ -26,7 +26,7 @@ from ridgeline.runtime.kvstore.arguments import (
 )
 from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.state_files import read_states, write_states
-from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater
+from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, SetOptimizer
 from ridgeline.runtime.kvstore.values.device_order import after_present
 from ridgeline.runtime.kvstore.values.reading import Reading, handed
 from ridgeline.runtime.kvstore.values.shelf import Shelf, Versions
@@ -246,12 +246,12 @@ class KVStore:
             tensor([-0.5000, -0.5000])
             >>> store.close()
         """
-        self._use(OptimizerUpdater(optimizer, rescale_grad, settings))
+        self._use(OptimizerUpdater(SetOptimizer(optimizer, rescale_grad, settings)))
 
     def _use(self, made: OptimizerUpdater) -> None:
         self._settle()
         present = self._shelf.updater
-        if isinstance(present, OptimizerUpdater) and present.name == made.name:
+        if isinstance(present, OptimizerUpdater) and present.wanted.name == made.wanted.name:
             self._shelf.change_settings(made)
         else:
             self._shelf.set_updater(made)

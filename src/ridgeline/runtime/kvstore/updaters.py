@@ -6,9 +6,9 @@ names travel to servers and into files, code never does. An optimizer of torch i
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -30,31 +30,15 @@ _ANY = torch.zeros(1, 1, device="cpu")
 """A parameter for an optimizer that updates none yet."""
 
 
-class Updater(Protocol):
-    """Works sums into the parts of values that one place holds.
-
-    Attributes:
-        by_element: Whether a part of a value is updated as it is within the whole, so that values may be
-            divided among workers or servers.
-    """
-
-    by_element: bool
-
-    def __call__(self, key: Key, total: Tensor, value: Tensor) -> None:
-        """Change `value` in place; `total` is of its shape, dense or sparse rows."""
-
-    def state(self) -> dict[Key, dict[str, Tensor]]:
-        """What it remembers of each key; the tensors themselves."""
-
-    def load_state(self, key: Key, state: Mapping[str, Tensor]) -> None:
-        """Remember this of a key instead."""
-
-
 class FunctionUpdater:
     """A registered function; what it remembers is its own affair.
 
     Args:
         name: That it is registered under.
+
+    Attributes:
+        by_element: Whether a part of a value is updated as it is within the whole, so that values may be
+            divided among workers or servers.
 
     Raises:
         KVStoreError: it is not registered in this process.
@@ -102,26 +86,41 @@ class FunctionUpdater:
         )
 
 
+class SetOptimizer(
+    msgspec.Struct, frozen=True, array_like=True, tag="set_optimizer", forbid_unknown_fields=True
+):
+    """An optimizer of torch by name: what an updater is made of, and what servers are sent to make one.
+
+    Attributes:
+        name: Of the class in `torch.optim`, in letters of any case: `sgd`, `AdamW`.
+        rescale: What sums are multiplied by first, such as one over the number of samples.
+        settings: Arguments of the class, such as `lr`.
+        by_key: Arguments of the class for keys that have others.
+    """
+
+    name: str
+    rescale: float
+    settings: dict[str, Any]
+    by_key: dict[Key, dict[str, Any]] = {}
+
+    def of(self, key: Key) -> Mapping[str, Any]:
+        """The arguments of the class for a key."""
+        return self.by_key.get(key, self.settings)
+
+
 class OptimizerUpdater:
     """An optimizer of torch for each key, which takes the sum as the gradient.
 
-    Args:
-        name: Of the class in `torch.optim`, in letters of any case: `sgd`, `AdamW`.
-        rescale: What the sum is multiplied by first, such as one over the number of samples.
-        settings: Arguments of the class, such as `lr`.
-        by_key: Arguments of the class for keys that have others.
+    Attributes:
+        wanted: Its name, in small letters, and its settings.
+        by_element: As of `FunctionUpdater`.
 
     Raises:
         KVStoreError: torch has no such optimizer, or it refuses the settings.
     """
 
-    def __init__(
-        self,
-        name: str,
-        rescale: float,
-        settings: Mapping[str, Any],
-        by_key: Mapping[Key, Mapping[str, Any]] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, wanted: SetOptimizer) -> None:
+        name, rescale = wanted.name, wanted.rescale
         made = _OPTIMIZERS.get(name.lower()) if isinstance(name, str) else None
         if made is None:
             raise KVStoreError(
@@ -130,15 +129,12 @@ class OptimizerUpdater:
             )
         if not math.isfinite(rescale):
             raise KVStoreError(f"wanted a finite rescale_grad, got {rescale!r}")
-        self.name = name.lower()
-        self.rescale = float(rescale)
-        self.settings = dict(settings)
-        self.by_key = {key: dict(own) for key, own in by_key.items()}
+        self.wanted = msgspec.structs.replace(wanted, name=name.lower(), rescale=float(rescale))
         self._made = made
         self._optimizers: dict[Key, torch.optim.Optimizer] = {}
         self.by_element = made.__name__ in BY_ELEMENT
         # Settings are refused here, to who sets them, and not at the first push.
-        for one in _distinct([self.settings, *self.by_key.values()]):
+        for one in _distinct([wanted.settings, *wanted.by_key.values()]):
             # On a matrix, since some optimizers refuse parameters of one dimension.
             self._make(nn.Parameter(_ANY), one)
 
@@ -148,29 +144,23 @@ class OptimizerUpdater:
         Raises:
             KVStoreError: the optimizer takes no sparse gradients, or fails.
         """
-        optimizer = self._of(key, value)
-        (parameter,) = optimizer.param_groups[0]["params"]
-        # The value may have moved to another device, or be a copy that was put back.
-        if parameter.data_ptr() != value.data_ptr():
-            parameter.data = value
-        parameter.grad = total if self.rescale == 1.0 else total * self.rescale
         try:
-            optimizer.step()
-        except (RuntimeError, TypeError, ValueError) as error:
+            self._step(self._of(key, value), total, value)
+        # Whatever it raises, as of a function: workers who serve other keys wait for the outcome.
+        except Exception as error:
             raise KVStoreError(
                 f"wanted {self._made.__name__} to update key {key!r} by a "
-                f"{'sparse' if total.is_sparse else 'dense'} gradient, got {first_line(error)}"
+                f"{'sparse' if total.is_sparse else 'dense'} gradient, got {type(error).__name__}: "
+                f"{first_line(error)}"
             ) from error
-        finally:
-            parameter.grad = None
 
     def with_settings_of(self, other: "OptimizerUpdater") -> None:
         """Continue with the settings of another one of the same name; what is remembered stays."""
-        self.rescale, self.settings, self.by_key = other.rescale, other.settings, other.by_key
+        self.wanted = other.wanted
         # Each kind of settings once: making an optimizer costs more than a small update, and keys are many.
         made: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
         for key, optimizer in self._optimizers.items():
-            own = self.by_key.get(key, self.settings)
+            own = self.wanted.of(key)
             fresh = next((group for known, group in made if known == own), None)
             if fresh is None:
                 fresh = self._make(nn.Parameter(_ANY), own).param_groups[0]
@@ -179,12 +169,7 @@ class OptimizerUpdater:
 
     def another(self) -> "OptimizerUpdater":
         """One like this, which remembers nothing."""
-        return OptimizerUpdater(self.name, self.rescale, self.settings, self.by_key)
-
-    def is_set_as(self, other: "OptimizerUpdater") -> bool:
-        """Whether all settings are those of another one."""
-        mine, others = ((one.name, one.rescale, one.settings, one.by_key) for one in (self, other))
-        return mine == others
+        return OptimizerUpdater(self.wanted)
 
     def state(self) -> dict[Key, dict[str, Tensor]]:
         """Momenta and the like of each key that was updated; whole numbers as tensors, see `as_tensor`.
@@ -217,10 +202,21 @@ class OptimizerUpdater:
             for name, value in kept.items()
         }
 
+    def _step(self, optimizer: torch.optim.Optimizer, total: Tensor, value: Tensor) -> None:
+        (parameter,) = optimizer.param_groups[0]["params"]
+        # The value may have moved to another device, or be a copy that was put back.
+        if parameter.data_ptr() != value.data_ptr():
+            parameter.data = value
+        parameter.grad = total if self.wanted.rescale == 1.0 else total * self.wanted.rescale
+        try:
+            optimizer.step()
+        finally:
+            parameter.grad = None
+
     def _of(self, key: Key, value: Tensor) -> torch.optim.Optimizer:
         if key not in self._optimizers:
-            own = self.by_key.get(key, self.settings)
-            self._optimizers[key] = self._make(nn.Parameter(value, requires_grad=True), own)
+            parameter = nn.Parameter(value, requires_grad=True)
+            self._optimizers[key] = self._make(parameter, self.wanted.of(key))
         return self._optimizers[key]
 
     def _make(self, parameter: nn.Parameter, settings: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -230,6 +226,10 @@ class OptimizerUpdater:
             raise KVStoreError(
                 f"wanted settings of torch.optim.{self._made.__name__}, got {first_line(error)}"
             ) from error
+
+
+Updater = FunctionUpdater | OptimizerUpdater
+"""Works sums into the parts of values that one place holds."""
 
 
 def _distinct(settings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

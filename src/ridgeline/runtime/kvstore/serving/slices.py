@@ -66,11 +66,6 @@ def sliced(held: Held, parts: Sequence[ValuePart], *, divides: bool) -> tuple[Va
     )
 
 
-def num_elements(held: Held, part: ValuePart) -> int:
-    """Elements of a part."""
-    return held.shape[1:].numel() * (part.stop - part.start)
-
-
 def pushes(
     key: Key, total: Tensor, parts: Sequence[ValuePart], compression: KeyedCompression | None
 ) -> list[Asked]:

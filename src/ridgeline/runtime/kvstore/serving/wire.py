@@ -6,7 +6,7 @@ checked against what the header says. Nothing in it is executed: updaters and op
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Key
+from ridgeline.runtime.kvstore.updaters import SetOptimizer
 
 T = TypeVar("T")
 MOST_BYTES = 1 << 30
@@ -94,15 +95,6 @@ class Pull(_Body, frozen=True, tag="pull"):
 
     slot: ValueSlot
     num_rows: int | None = None
-
-
-class SetOptimizer(_Body, frozen=True, tag="set_optimizer"):
-    """An optimizer of torch by name."""
-
-    name: str
-    rescale: float
-    settings: dict[str, Any]
-    by_key: dict[Key, dict[str, Any]] = {}
 
 
 class SetUpdater(_Body, frozen=True, tag="set_updater"):

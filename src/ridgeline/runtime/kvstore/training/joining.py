@@ -1,6 +1,7 @@
 """How a step joins others whose parameters a store updates, from the beginning or while they train."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,7 +14,7 @@ from ridgeline.runtime.kvstore.training.synchronizer import StoreUpdate
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.sync.buckets.coverage import Coverage
-from ridgeline.runtime.sync.joining import Joined, StateWatch, lanes_for
+from ridgeline.runtime.sync.joining import Joined, lanes_for
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.outside_writes import OutsideWrites
 from ridgeline.runtime.sync.reducer import Reducer
@@ -76,62 +77,34 @@ def join_store(
     if not transport.waits:
         if notes is not None:
             notes += _notes(transport)
-        watch: StateWatch = SameBeginning(model, optimizer, world)
-        if world.joins:
-            watch = TakesPart(synchronizer)
-        return Joined(synchronizer, watch, lambda: transport.store.outages)
+        alike = partial(check_same_state, model, optimizer, world, when="at its first step")
+        first = FirstStep(synchronizer.take_part if world.joins else alike)
+        return Joined(synchronizer, first, lambda: transport.store.outages)
     watch = OutsideWrites(model, optimizer, reducer, world)
     synchronizer.when_exchanged = watch.hear
     return Joined(synchronizer, watch)
 
 
-class SameBeginning:
-    """Workers that do not wait for each other begin with the same, and are not compared afterwards.
+class FirstStep:
+    """Has something done before the first step; workers are not compared afterwards.
 
-    Args:
-        model: Its parameters and buffers.
-        optimizer: Its state and settings.
-        world: This worker's place; size at least 2.
+    Those that do not wait for each other begin with the same; one that joins with what the others have come
+    to.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, world: World) -> None:
-        self._model, self._optimizer, self._world = model, optimizer, world
-        self._is_first = True
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action: Callable[[], object] | None = action
 
     def before_step(self) -> None:
         """A step begins.
 
         Raises:
-            WorkloadError: it is the first one, and the workers hold different state.
+            WorkloadError, KVStoreError: the workers hold different state, or it could not be read; what the
+                action raises.
         """
-        if self._is_first:
-            check_same_state(self._model, self._optimizer, self._world, when="at its first step")
-        self._is_first = False
-
-    def after_step(self) -> None:
-        """Nothing is compared."""
-
-
-class TakesPart:
-    """A worker that joins continues from what the others have come to, and is not compared with them.
-
-    Args:
-        synchronizer: Has the store of the training that it joins.
-    """
-
-    def __init__(self, synchronizer: StoreUpdate) -> None:
-        self._synchronizer = synchronizer
-        self._is_first = True
-
-    def before_step(self) -> None:
-        """A step begins: the first one with the parameters as they are there.
-
-        Raises:
-            KVStoreError: they could not be read.
-        """
-        if self._is_first:
-            self._synchronizer.take_part()
-        self._is_first = False
+        if self._action is not None:
+            self._action()
+        self._action = None
 
     def after_step(self) -> None:
         """Nothing is compared."""
@@ -179,28 +152,25 @@ def _check_hooks(optimizer: Optimizer, plan: Plan) -> None:
 
 def _notes(transport: StoreTransport) -> list[str]:
     """What holds for workers whose parameters are in servers, and how others join them."""
-    store, joins = transport.store, transport.world.joins
-    if joins:
-        came = (
-            f"takes part as worker {store.rank} in a training at {joins} that {store.num_workers} workers "
-            "began; each push counts for as much as one of theirs"
-        )
-        return [_note(transport), came]
-    told = f"other processes join by {JOIN}={store.address} and this plan"
-    return [_note(transport), *([told] if store.address else [])]
-
-
-def _note(transport: StoreTransport) -> str:
-    """What holds for workers whose parameters are in servers."""
-    bound = transport.bound
+    store, joins, bound = transport.store, transport.world.joins, transport.bound
     if bound < 0:
         pace = "workers do not wait for each other"
     else:
         pace = f"a worker waits for others that are more than {bound} pushes behind"
-    told = f"{pace}, and each has parameters and buffers of its own between steps"
+    pace += ", and each has parameters and buffers of its own between steps"
     if transport.adds_up:
-        return f"{told}; updates are by the mean of their gradients"
-    return (
-        f"{told}; each push is an update, at 1/{transport.store.num_workers} of the learning rate, so that a "
-        "push of each moves parameters as far as one by the mean"
-    )
+        update = "updates are by the mean of their gradients"
+    else:
+        update = (
+            f"each push is an update, at 1/{store.num_workers} of the learning rate, so that a push of each "
+            "moves parameters as far as one by the mean"
+        )
+    notes = [f"{pace}; {update}"]
+    if joins:
+        notes.append(
+            f"takes part as worker {store.rank} in a training at {joins} that {store.num_workers} workers "
+            "began; each push counts for as much as one of theirs"
+        )
+    elif store.address:
+        notes.append(f"other processes join by {JOIN}={store.address} and this plan")
+    return notes

@@ -3,52 +3,28 @@
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ridgeline.runtime.kvstore.arguments import Key
-from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
+from ridgeline.runtime.kvstore.updaters import SetOptimizer
 
 _RATE = "lr"
 _NOT_SET = ("params", "capturable")
 """Parameters of an optimizer's class that are no settings of a store, which captures nothing."""
 
 
-class Settings(NamedTuple):
-    """What a store must know of an optimizer.
-
-    Attributes:
-        name: Of its class.
-        rescale: What sums of gradients are multiplied by.
-        common: Arguments of the class.
-        by_key: Those of keys that have others.
-    """
-
-    name: str
-    rescale: float
-    common: dict[str, Any]
-    by_key: dict[Key, dict[str, Any]]
-
-    def updater(self) -> OptimizerUpdater:
-        """What updates the values of a store as the optimizer would.
-
-        Raises:
-            KVStoreError: torch refuses the settings.
-        """
-        return OptimizerUpdater(self.name, self.rescale, self.common, self.by_key)
-
-
 def settings_of(
     optimizer: Optimizer, names: Mapping[Tensor, str], *, rescale: float, share: float
-) -> Settings:
+) -> SetOptimizer:
     """The settings of an optimizer as they are now.
 
     Args:
         optimizer: One of torch's.
         names: Keys of the parameters that are values of the store.
-        rescale: See `Settings`.
+        rescale: What sums of gradients are multiplied by.
         share: What learning rates are multiplied by.
     """
     # What the class takes: groups hold more, such as what schedulers note.
@@ -61,7 +37,7 @@ def settings_of(
     by_key: dict[Key, dict[str, Any]] = {
         key: own for own, keys in groups[1:] if own != common for key in keys
     }
-    return Settings(type(optimizer).__name__, rescale, common, by_key)
+    return SetOptimizer(type(optimizer).__name__, rescale, common, by_key)
 
 
 @functools.cache

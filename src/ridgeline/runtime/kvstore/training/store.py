@@ -6,11 +6,10 @@ from torch import Tensor
 
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
+from ridgeline.runtime.kvstore.state_files import States
 from ridgeline.runtime.kvstore.store import KVStore
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
 from ridgeline.runtime.kvstore.values.collective import CollectiveShelf
-
-States = Mapping[Key, Mapping[str, Tensor]]
 
 
 class TrainingStore(KVStore):

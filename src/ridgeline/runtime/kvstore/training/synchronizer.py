@@ -21,10 +21,15 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.checkpoints.checkpointing import UNSAVED
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
-from ridgeline.runtime.kvstore.training.settings import Settings, settings_of
+from ridgeline.runtime.kvstore.training.settings import settings_of
 from ridgeline.runtime.kvstore.training.sparse import StoredSparseGradients
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
-from ridgeline.runtime.kvstore.updaters import as_number, as_tensor
+from ridgeline.runtime.kvstore.updaters import (
+    OptimizerUpdater,
+    SetOptimizer,
+    as_number,
+    as_tensor,
+)
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.reducer import Reducer
@@ -76,7 +81,7 @@ class StoreUpdate(AroundReducer):
         self._coverage = Coverage([*model.named_parameters()])
         self._writes = LocalWrites(model, optimizer)
         self._updated: list[tuple[Tensor, Tensor]] = []
-        self._settings: Settings | None = None
+        self._settings: SetOptimizer | None = None
         self._is_filled = self._has_states = self._is_shown = self._is_told = False
         self.when_exchanged: Callable[[], None] = lambda: None
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(self._refuse)
@@ -292,7 +297,7 @@ class StoreUpdate(AroundReducer):
             self._optimizer, self._names, rescale=self._transport.rescale, share=share
         )
         if now != self._settings:
-            self._store.use(now.updater())
+            self._store.use(OptimizerUpdater(now))
             self._settings = now
 
     def _meet(self) -> None:

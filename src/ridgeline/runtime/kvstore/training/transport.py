@@ -70,7 +70,7 @@ class StoreTransport(Transport):
             _check_whole_job(world, kind)
             servers = int(options[SERVERS.name])
             staleness = None if self.bound < 0 else self.bound
-            self._snapshots = own_folder(str(options[SNAPSHOTS.name]), world)
+            self._snapshots = _own_folder(str(options[SNAPSHOTS.name]), world)
             wanted = Wanted(servers, staleness, snapshots=self._snapshots)
             shelf, threads = make_shelf(kind, wanted=wanted)
         self.store = TrainingStore(kind, shelf, threads=threads)
@@ -121,7 +121,7 @@ class StoreTransport(Transport):
             self.store.close()
         finally:
             if self._snapshots:
-                remove_own(self._snapshots, self.store.rank)
+                _remove_own(self._snapshots, self.store.rank)
 
     def _raise_flags_of_used(self, bucket: Bucket) -> None:
         """Push nothing but zeros where others have a gradient, which the first step found."""
@@ -150,22 +150,15 @@ def _check_whole_job(world: World, kind: str) -> None:
         )
 
 
-def own_folder(parent: str, world: World) -> str:
-    """A new name in a folder, the same on all workers; empty where there is to be none.
-
-    Cost: Waits for all workers.
-    """
+def _own_folder(parent: str, world: World) -> str:
+    """A new name in a folder, the same on all workers, who wait for each other; empty for none."""
     if not parent:
         return ""
     return str(Path(parent) / share_text(f"run-{secrets.token_hex(8)}", world))
 
 
-def remove_own(folder: str, rank: int) -> None:
-    """Remove what the server beside a worker has written, and the folder once that of all others is gone.
-
-    Raises:
-        OSError: something cannot be removed.
-    """
+def _remove_own(folder: str, rank: int) -> None:
+    """Remove what the server beside a worker has written, and the folder once that of all others is gone."""
     for own in Path(folder).glob(f"server-{rank}-of-*"):
         shutil.rmtree(own)
     with contextlib.suppress(OSError):  # others have theirs in it, or have removed it

@@ -20,15 +20,17 @@ from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
 from ridgeline.runtime.kvstore.updaters import Updater
 from ridgeline.runtime.kvstore.values.held_values import HeldValues, apply
 from ridgeline.runtime.kvstore.values.merging import merged
-from ridgeline.runtime.kvstore.values.messages import exchange, exchange_bytes
 from ridgeline.runtime.kvstore.values.placement import (
     ValuePart,
+    loads_of,
     part_of,
     placed,
     state_of_part,
     whole_state,
 )
 from ridgeline.runtime.kvstore.values.rows import push_rows, raise_where_failed
+from ridgeline.workers.agree import bytes_of_group
+from ridgeline.workers.flat_collectives import all_to_all_uneven
 
 Parts = Mapping[Key, tuple[ValuePart, ...]]
 
@@ -42,9 +44,6 @@ class CollectiveShelf(HeldValues):
         group: Of the workers, used by nothing else.
         device: Where sums are taken and sent from: a CPU with gloo, a GPU with NCCL.
         owns_group: Whether the group was made for this shelf.
-
-    Attributes:
-        is_collective: All push in one order.
     """
 
     is_collective = True
@@ -112,7 +111,7 @@ class CollectiveShelf(HeldValues):
         """What the updaters of all workers remember, put together, on the first worker; {} on others."""
         mine = {} if self.updater is None else self.updater.state()
         # On all workers, also those that need nothing: it is a collective.
-        told = exchange_bytes(save(of_keys(mine)), self._group, self._device)
+        told = bytes_of_group(save(of_keys(mine)), self._group, self._device)
         if self.rank:
             return {}
         found = [to_keys(load(one)) for one in told]
@@ -140,7 +139,7 @@ class CollectiveShelf(HeldValues):
 
     def barrier(self) -> None:
         """Return once all workers have called this."""
-        exchange_bytes(b"", self._group, self._device)
+        bytes_of_group(b"", self._group, self._device)
 
     def close(self) -> None:
         """Leave the group that was made for this."""
@@ -176,7 +175,7 @@ class CollectiveShelf(HeldValues):
         ]
         sizes = [part_of(self.values[key], part).numel() for key, part in self._mine(parts)]
         lengths = sizes if codec is None else [*map(codec.num_bytes, sizes)]
-        found = exchange(sends, [sum(lengths)] * self.num_workers, self._group)
+        found = all_to_all_uneven(sends, [sum(lengths)] * self.num_workers, self._group)
         pieces = [one.split(lengths) if lengths else () for one in found]
         if codec is None:
             return [iter(one) for one in pieces]
@@ -204,7 +203,9 @@ class CollectiveShelf(HeldValues):
         flag = like.new_full((1,), has_failed)
         mine = torch.cat([flag, *(view.reshape(-1) for view in views[self.rank])])
         sizes = [[1, *(view.numel() for view in one)] for one in views]
-        found = exchange([mine] * self.num_workers, [sum(one) for one in sizes], self._group)
+        found = all_to_all_uneven(
+            [mine] * self.num_workers, [sum(one) for one in sizes], self._group
+        )
         who = []
         for place, one in enumerate(found):
             flag, *told = one.split(sizes[place])
@@ -222,22 +223,19 @@ class CollectiveShelf(HeldValues):
         return self._of(parts, self.rank)
 
     def _place(self, keys: Sequence[Key]) -> None:
-        loads = [0] * self.num_workers
-        for key, parts in self._parts.items():
-            for part in parts:
-                loads[part.place] += part_of(self.values[key], part).numel()
+        shapes = {key: value.shape for key, value in self.values.items()}
+        loads = loads_of(self._parts, shapes, self.num_workers)
         # Else an updater has to see the whole value, on one worker.
-        is_divided = self.updater is None or self.updater.by_element
-        shapes = {key: tuple(self.values[key].shape) for key in keys}
-        self._parts |= placed(shapes, loads, dict.fromkeys(keys, is_divided))
+        divides = self.updater is None or self.updater.by_element
+        self._parts |= placed({key: shapes[key] for key in keys}, loads, divides=divides)
 
     def _agree(self, said: str) -> None:
         """See that all workers initialise the same."""
         digest = hashlib.sha256(said.encode()).digest()
         # Digests first: they are short, and nearly always all the same.
-        if len({*exchange_bytes(digest, self._group, self._device)}) == 1:
+        if len({*bytes_of_group(digest, self._group, self._device)}) == 1:
             return
-        heard = [one.decode() for one in exchange_bytes(said.encode(), self._group, self._device)]
+        heard = [one.decode() for one in bytes_of_group(said.encode(), self._group, self._device)]
         other = next(rank for rank, one in enumerate(heard) if one != heard[0])
         raise KVStoreError(
             f"wanted the same init on all workers, got on worker 0: {heard[0]}; on worker {other}: "

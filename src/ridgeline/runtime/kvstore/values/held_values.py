@@ -1,47 +1,25 @@
 """Values in this process's memory, and what the shelves that hold some have in common."""
 
-import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from ridgeline.errors import KVStoreError
-from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.arguments import Key
-from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
-from ridgeline.runtime.kvstore.values.shelf import Versions
+from ridgeline.runtime.kvstore.values.shelf import Shelf, Versions
 
 
-class HeldValues(abc.ABC):
+class HeldValues(Shelf):
     """Values by key, read where they lie.
 
     Attributes:
-        address: None joins.
         values: By key; what a pull reads.
-        updater: None replaces a value by the sum that is pushed.
-        compression: Of what is pushed.
     """
 
-    num_workers: int
-    address = ""
-
     def __init__(self) -> None:
+        super().__init__()
         self.values: dict[Key, Tensor] = {}
-        self.updater: Updater | None = None
-        self.compression: KeyedCompression | None = None
-
-    def present(self) -> tuple[int, ...]:
-        """All who began."""
-        return tuple(range(self.num_workers))
-
-    def outages(self) -> tuple[Outage, ...]:
-        """There are no servers."""
-        return ()
-
-    @abc.abstractmethod
-    def push(self, totals: Mapping[Key, Tensor]) -> None:
-        """Work sums into the values."""
 
     def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> Versions:
         """Copy a value, or some of its rows, to each of some places."""
@@ -50,17 +28,6 @@ class HeldValues(abc.ABC):
         for out in outs:
             out.copy_(found)
         return {}
-
-    def read_alike(self, places: Mapping[Key, Sequence[Tensor]]) -> Versions:
-        """One after the other; values do not change meanwhile."""
-        for key, outs in places.items():
-            self.read(key, outs, None)
-        return {}
-
-    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> Versions:
-        """One after the other."""
-        self.push({key: total})
-        return self.read(key, outs, None)
 
     def change_settings(self, updater: OptimizerUpdater) -> None:
         """The optimizer continues with the settings of another one of its name."""

@@ -19,12 +19,9 @@ class LocalShelf(HeldValues):
     Args:
         on_device: Sums are taken on one of the devices that push, in turns by their load, instead of on the
             CPU.
-
-    Attributes:
-        is_collective: There is no other worker.
     """
 
-    rank, num_workers, is_collective = 0, 1, False
+    rank, num_workers = 0, 1
 
     def __init__(self, *, on_device: bool) -> None:
         super().__init__()

@@ -36,21 +36,21 @@ class ValuePart(NamedTuple):
 
 
 def placed(
-    shapes: Mapping[Key, Sequence[int]], loads: Sequence[int], divided: Mapping[Key, bool]
+    shapes: Mapping[Key, Sequence[int]], loads: Sequence[int], *, divides: bool
 ) -> dict[Key, tuple[ValuePart, ...]]:
     """The parts of each key, by rows.
 
     Args:
         shapes: Of the keys.
         loads: Elements that each place holds already.
-        divided: Whether a large key may be divided.
+        divides: Whether large keys may be divided.
     """
     loads, found = [*loads], dict[Key, tuple[ValuePart, ...]]()
     # A stable sort of what all name in one order: all workers place alike without a word.
     order = sorted(shapes, key=lambda key: -math.prod(shapes[key]))
     for key in order:
         size, rows = math.prod(shapes[key]), (shapes[key][0] if len(shapes[key]) else 1)
-        if divided[key] and size >= LARGE_ELEMENTS and rows > 1:
+        if divides and size >= LARGE_ELEMENTS and rows > 1:
             bounds = [rows * place // len(loads) for place in range(len(loads) + 1)]
             parts = tuple(
                 ValuePart(place, bounds[place], bounds[place + 1])
@@ -60,9 +60,24 @@ def placed(
         else:
             parts = (ValuePart(loads.index(min(loads)), 0, rows),)
         for part in parts:
-            loads[part.place] += size * (part.stop - part.start) // max(rows, 1)
+            loads[part.place] += _num_elements(shapes[key], part)
         found[key] = parts
     return found
+
+
+def loads_of(
+    parts: Mapping[Key, Sequence[ValuePart]], shapes: Mapping[Key, Sequence[int]], num_places: int
+) -> list[int]:
+    """Elements that each place holds."""
+    loads = [0] * num_places
+    for key, held in parts.items():
+        for part in held:
+            loads[part.place] += _num_elements(shapes[key], part)
+    return loads
+
+
+def _num_elements(shape: Sequence[int], part: ValuePart) -> int:
+    return math.prod(shape[1:]) * (part.stop - part.start)
 
 
 def part_of(value: Tensor, part: ValuePart) -> Tensor:

@@ -10,9 +10,9 @@ from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 from ridgeline.runtime.kvstore.values.held_values import apply
-from ridgeline.runtime.kvstore.values.messages import exchange
 from ridgeline.runtime.kvstore.values.placement import ValuePart
 from ridgeline.tensors.row_sums import rows_tensor, summed_rows
+from ridgeline.workers.flat_collectives import all_to_all_uneven
 
 
 def push_rows(
@@ -81,7 +81,7 @@ def _tell_rows(
     """Bring all copies up to date with the rows that this worker has touched; who says that it failed."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     flag = touched.new_tensor([int(has_failed)])
-    flags = exchange([flag] * size, [1] * size, group)
+    flags = all_to_all_uneven([flag] * size, [1] * size, group)
     for place, (heard, changed) in enumerate(
         _exchange_rows([(touched, value[touched])] * size, group)
     ):
@@ -95,13 +95,15 @@ def _exchange_rows(
 ) -> list[tuple[Tensor, Tensor]]:
     """Send numbers and rows to each worker, and return what each has sent."""
     rows = sends[0][1]
-    counts = exchange([one.new_tensor([len(one)]) for one, _ in sends], [1] * len(sends), group)
+    counts = all_to_all_uneven(
+        [one.new_tensor([len(one)]) for one, _ in sends], [1] * len(sends), group
+    )
     lengths = [int(count) for count in counts]
     # Elements of a row, of which there may be none here and some that come.
     width = rows[:1].numel() if len(rows) else rows.new_empty(1, *rows.shape[1:]).numel()
-    heard = exchange([one for one, _ in sends], lengths, group)
+    heard = all_to_all_uneven([one for one, _ in sends], lengths, group)
     flat = [one.reshape(-1) for _, one in sends]
-    brought = exchange(flat, [length * width for length in lengths], group)
+    brought = all_to_all_uneven(flat, [length * width for length in lengths], group)
     return [
         (numbers, one.view(len(numbers), *rows.shape[1:]))
         for numbers, one in zip(heard, brought, strict=True)
@@ -112,6 +114,6 @@ def _keeps_other_rows(updater: Updater | None, key: Key) -> bool:
     """Whether rows without a gradient stay as they are. Source: torch/optim, releases 2.11 to 2.13."""
     if not isinstance(updater, OptimizerUpdater):
         return False
-    own = updater.by_key.get(key, updater.settings)
-    is_plain_sgd = updater.name == "sgd" and not own.get("momentum")
-    return is_plain_sgd or updater.name in ("sparseadam", "adagrad")
+    name = updater.wanted.name
+    is_plain_sgd = name == "sgd" and not updater.wanted.of(key).get("momentum")
+    return is_plain_sgd or name in ("sparseadam", "adagrad")

@@ -40,6 +40,7 @@ from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors import batch as batches
 from ridgeline.tensors.usual_batch import usual_batch
 from ridgeline.tensors.usual_shapes import OTHER_LAYOUTS, OTHER_SHAPES, UsualShapes
+from ridgeline.workers import leaving
 from ridgeline.workers.world import World
 
 EAGER_STEPS = 3
@@ -299,7 +300,7 @@ class GraphRunner:
                 self._count_as_written()
                 return None
         self._optimizer.settle()
-        World.close_before_leaving(self)
+        leaving.close_before_leaving(self)
         clearance.check_gradient_hooks(self._body)  # some may have come since the first call
         self._body.optimizer.zero_grad(set_to_none=True)
         unchanged = failed_attempts.unchanged_if_it_fails(self._body)
@@ -363,7 +364,7 @@ class GraphRunner:
                 copies_gradients=self._copies_gradients,
             )
         except CaptureError as error:
-            World.abandon(str(error))
+            leaving.abandon(str(error))
             raise
         finally:
             torch.set_rng_state(random_state)

@@ -10,15 +10,13 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.sharded.shards import ParameterShard, is_shard
-from ridgeline.workers import attendance
-from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.agree import gather_bytes, gather_tensor
 from ridgeline.workers.world import World
 
 COMMON = ("step", "eta", "mu", "mu_product")
@@ -170,8 +168,7 @@ def _gathered(
 ) -> Tensor | None:
     """One kind of state of a bucket's parameters, laid out like its payload; None but on the first worker."""
     dtype = getattr(torch, kind)
-    size = world.axis_size("data")
-    share = bucket.payload.numel() // size
+    share = bucket.payload.numel() // world.axis_size("data")
     carrier = torch.zeros(share, dtype=dtype, device=bucket.payload.device)
     first = bucket.payload.storage_offset() + world.axis_rank("data") * share
     for parameter in bucket.parameters:
@@ -181,9 +178,5 @@ def _gathered(
         if value is not None and value.dtype == dtype:
             begin = bucket.views[own.position].storage_offset() + own.begin - first
             carrier[begin : begin + value.numel()].copy_(value)
-    whole = carrier.new_empty(size, share) if world.axis_rank("data") == 0 else None
-    # As bytes: the backends do not take one list of dtypes.
-    parts = None if whole is None else [row.view(torch.uint8) for row in whole]
-    with attendance.meeting(f"the gathering of {key}", world):
-        dist.gather(carrier.view(torch.uint8), parts, group=world.group("data"), group_dst=0)
+    whole = gather_tensor(carrier, key, world, "data")
     return None if whole is None else whole.view(-1)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving.segment import SHARED_FILES
+from ridgeline.workers.leaving import job_store
 from ridgeline.workers.world import World
 
 LOOPBACK = "tcp://127.0.0.1:*"
@@ -132,11 +133,6 @@ def told_by_all(world: World, topic: str, mine: str) -> list[str]:
     # Waits for keys that are not there yet, so that no barrier is needed.
     told = store.multi_get([str(rank) for rank in range(world.size)])
     return [one.decode() for one in told]
-
-
-def job_store() -> dist.Store:
-    """The store in which torch has the workers of the job meet, under the prefixes of its names."""
-    return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
 
 
 def _host(address: str) -> str:

@@ -42,12 +42,10 @@ class Refusals:
 
     Args:
         log: Where.
-        every_s: Between two lines that begin alike.
     """
 
-    def __init__(self, log: logging.Logger, every_s: float = _EVERY_S) -> None:
+    def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._every_s = every_s
         self._told_s: dict[str, float] = {}
         self._untold: dict[str, int] = {}
 
@@ -60,7 +58,7 @@ class Refusals:
         """
         now = time.monotonic()
         # Whoever can connect could else fill a disk with lines.
-        if now - self._told_s.get(what, -self._every_s) < self._every_s:
+        if now - self._told_s.get(what, -_EVERY_S) < _EVERY_S:
             self._untold[what] = self._untold.get(what, 0) + 1
             return
         self._told_s[what] = now

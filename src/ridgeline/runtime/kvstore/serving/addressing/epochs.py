@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 
-from ridgeline.runtime.kvstore.serving.addressing.addresses import job_store
+from ridgeline.workers.leaving import job_store
 from ridgeline.workers.world import World
 
 _COUNT = "epoch"

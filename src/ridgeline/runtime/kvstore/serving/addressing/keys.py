@@ -9,6 +9,7 @@ import stat
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import zmq
 import zmq.auth
@@ -72,37 +73,24 @@ def named_directory(given: str | os.PathLike[str]) -> str:
     return os.fspath(given) or os.environ.get(VARIABLE, "")
 
 
-def server_keys(directory: str) -> Keys:
-    """What a server needs: its own pair, and the public key of workers.
+def read_keys(directory: str, side: Literal["server", "worker"]) -> Keys:
+    """What one side needs: its own pair, and the public key of the other.
 
     Raises:
         KVStoreError: a file is missing, holds no key, or others than its owner may read a secret.
     """
-    return _keys(Path(directory), SERVER, WORKER)
-
-
-def worker_keys(directory: str) -> Keys:
-    """What a worker needs: its own pair, and the public key of servers.
-
-    Raises:
-        KVStoreError: as `server_keys`.
-    """
-    return _keys(Path(directory), WORKER, SERVER)
-
-
-def _keys(directory: Path, own: str, other: str) -> Keys:
     if not zmq.has("curve"):
         raise KVStoreError(
             "wanted a ZeroMQ with CURVE for keys, got one without; install pyzmq's wheel"
         )
-    public, secret = _read(directory / f"{own}.key_secret")
-    known, _ = _read(directory / f"{other}.key")
+    path = Path(directory) / f"{side}.key_secret"
+    public, secret = _read(path)
+    known, _ = _read(Path(directory) / f"{WORKER if side == SERVER else SERVER}.key")
     if secret is None:
         raise KVStoreError(
-            f"wanted a secret key in {str(directory / f'{own}.key_secret')!r}, got a public one alone; "
-            f"{_ADVICE}"
+            f"wanted a secret key in {str(path)!r}, got a public one alone; {_ADVICE}"
         )
-    return Keys(str(directory), public, secret, known)
+    return Keys(directory, public, secret, known)
 
 
 def _read(path: Path) -> tuple[bytes, bytes | None]:

@@ -26,8 +26,7 @@ from ridgeline.runtime.kvstore.serving.addressing.epochs import Notice, own_stor
 from ridgeline.runtime.kvstore.serving.addressing.keys import (
     Keys,
     named_directory,
-    server_keys,
-    worker_keys,
+    read_keys,
 )
 from ridgeline.runtime.kvstore.serving.joining.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.joining.members import (
@@ -111,7 +110,7 @@ def gather(world: World, wanted: Wanted) -> Gathered:
             address = _address(wanted.address, has_keys=keys is not None, is_several=is_several)
             directory = "" if keys is None else keys.directory
             if directory:
-                server_keys(directory)  # that they are there
+                read_keys(directory, "server")  # that they are there
             beside = ServerBeside(
                 world.size,
                 wanted.staleness,
@@ -166,7 +165,7 @@ def gather_later(wanted: Wanted) -> Gathered:
                 f"wanted keys to join the store at {wanted.join}, got none; name the directory that its "
                 "workers have: keys=DIR or RIDGELINE_KVSTORE_KEYS=DIR"
             )
-        keys = worker_keys(directory)
+        keys = read_keys(directory, "worker")
     notice = members.notice()
     # What was recorded at the beginning may have been replaced since.
     newest = [None if notice is None else notice.newest(n) for n in range(len(record.addresses))]
@@ -202,7 +201,7 @@ def _keys(given: str, *, is_several: bool) -> Keys | None:
                 "RIDGELINE_KVSTORE_KEYS=DIR"
             )
         return None
-    return worker_keys(directory)
+    return read_keys(directory, "worker")
 
 
 def _address(given: str, *, has_keys: bool, is_several: bool) -> str:

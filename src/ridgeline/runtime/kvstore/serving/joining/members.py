@@ -19,11 +19,11 @@ from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.serving.addressing.addresses import (
     host_identity,
     is_loopback,
-    job_store,
 )
 from ridgeline.runtime.kvstore.serving.addressing.epochs import Notice
 from ridgeline.runtime.kvstore.serving.server.shard import FIRST
 from ridgeline.runtime.kvstore.values.placement import ValuePart
+from ridgeline.workers.leaving import job_store
 
 FIND_S = 30.0
 """How long a job, and a store in it, is looked for."""

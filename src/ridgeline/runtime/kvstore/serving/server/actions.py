@@ -17,7 +17,7 @@ from ridgeline.runtime.kvstore.serving.addressing.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.server.slots import Slots, check_numbers
 from ridgeline.runtime.kvstore.serving.wire import Shape, ValueSlot
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
-from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater
+from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, SetOptimizer
 from ridgeline.tensors.row_sums import rows_tensor
 
 Frames = Sequence[memoryview]
@@ -49,8 +49,7 @@ class Actions:
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._optimizer: OptimizerUpdater | None = None
-        self.updates_by: wire.SetOptimizer | wire.SetUpdater | None = None
+        self.updates_by: SetOptimizer | wire.SetUpdater | None = None
 
     def do(self, worker: int, body: wire.Body, frames: Frames) -> Done:
         """Do what a call asks for, which need not wait.
@@ -79,13 +78,10 @@ class Actions:
                 self._push_rows(worker, body, frames)
             case wire.Pull():
                 return self._pull(body, frames)
-            case wire.SetOptimizer():
-                made = OptimizerUpdater(body.name, body.rescale, body.settings, body.by_key)
-                self._set_optimizer(made)
-                self.updates_by = body
+            case SetOptimizer():
+                self._set_optimizer(OptimizerUpdater(body))
             case wire.SetUpdater():
                 self._slots.set_updater(partial(FunctionUpdater, FunctionUpdater(body.name).name))
-                self._optimizer = None
                 self.updates_by = body
             case wire.States():
                 return self._states()
@@ -120,11 +116,11 @@ class Actions:
 
     def _set_optimizer(self, made: OptimizerUpdater) -> None:
         """All workers say the same: only the first, or one with other settings, changes something."""
-        present, self._optimizer = self._optimizer, made
-        if present is None or present.name != made.name:
+        present, self.updates_by = self.updates_by, made.wanted
+        if not isinstance(present, SetOptimizer) or present.name != made.wanted.name:
             self._slots.set_updater(made.another)
         # The same optimizer with other settings, of a scheduler say, keeps its momenta.
-        elif not made.is_set_as(present):
+        elif made.wanted != present:
             self._slots.set_later_updater(made.another)
             for updater in self._slots.updaters().values():
                 assert isinstance(updater, OptimizerUpdater), "they were set together"

@@ -21,6 +21,7 @@ from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.server.shard import Shard
 from ridgeline.runtime.kvstore.serving.server.slots import Slice
 from ridgeline.runtime.kvstore.serving.wire import ValueSlot
+from ridgeline.runtime.kvstore.updaters import SetOptimizer
 from ridgeline.tensors.row_sums import rows_tensor
 
 _FACTS = "facts"
@@ -39,7 +40,7 @@ class _Facts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     number: int
     staleness: int | None
     present: list[int]
-    updates_by: wire.SetOptimizer | wire.SetUpdater | None
+    updates_by: SetOptimizer | wire.SetUpdater | None
     slices: list[_Slice]
 
 

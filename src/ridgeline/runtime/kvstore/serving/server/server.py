@@ -23,7 +23,7 @@ from ridgeline.runtime.kvstore.serving.segment import Segment
 from ridgeline.runtime.kvstore.serving.server.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
 from ridgeline.runtime.kvstore.serving.wire import Answer
-from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, SetOptimizer
 from ridgeline.workers.host_threads import set_threads
 
 LEASE_S = 10.0
@@ -42,7 +42,7 @@ they are; further ones for it are dropped, and it asks again."""
 MOST_CONNECTIONS = 1 << 16
 """Of workers, over the life of a server; it remembers a little of each."""
 _LASTING = (
-    wire.SetOptimizer
+    SetOptimizer
     | wire.SetUpdater
     | wire.LoadStates
     | wire.Join
@@ -307,7 +307,7 @@ def is_wanted() -> bool:
     if not poller.poll(0):
         # What torch imports with the first step of an optimizer takes seconds.
         values = torch.zeros(2, 1, device="cpu")
-        OptimizerUpdater("sgd", 1.0, {})("", values[0], values[1])
+        OptimizerUpdater(SetOptimizer("sgd", 1.0, {}))("", values[0], values[1])
     return bool(os.read(sys.stdin.fileno(), 1))
 
 

@@ -18,6 +18,7 @@ from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.server.actions import Actions, Frames
 from ridgeline.runtime.kvstore.serving.server.slots import Slots
 from ridgeline.runtime.kvstore.serving.wire import Answer, Call, ValueSlot
+from ridgeline.runtime.kvstore.updaters import SetOptimizer
 
 FIRST = 0
 """The worker whose first values are taken."""
@@ -181,7 +182,7 @@ class Shard:
         if isinstance(body, wire.Push | wire.PushRows):
             return not self.awaits or self._is_known(body.slot)
         # A push that was taken before is worked in with what was set then, not with what is set next.
-        if isinstance(body, wire.SetOptimizer | wire.SetUpdater | wire.LoadStates):
+        if isinstance(body, SetOptimizer | wire.SetUpdater | wire.LoadStates):
             return not self.awaits or self.actions.updates_by is None
         if self.awaits and isinstance(body, _AWAITING):
             return False

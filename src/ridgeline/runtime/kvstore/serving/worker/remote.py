@@ -11,7 +11,6 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.arguments import Held, Key
-from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.serving import slices, wire
 from ridgeline.runtime.kvstore.serving.addressing.epochs import Notice
 from ridgeline.runtime.kvstore.serving.addressing.keys import Keys
@@ -23,16 +22,17 @@ from ridgeline.runtime.kvstore.serving.slices import Answered, Asked
 from ridgeline.runtime.kvstore.serving.wire import ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
-from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, Updater
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 from ridgeline.runtime.kvstore.values.merging import merged
 from ridgeline.runtime.kvstore.values.placement import (
     ValuePart,
+    loads_of,
     part_of,
     placed,
     state_of_part,
     whole_state,
 )
-from ridgeline.runtime.kvstore.values.shelf import Versions
+from ridgeline.runtime.kvstore.values.shelf import Shelf, Versions
 from ridgeline.workers import leaving
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ ALIKE_S = 10.0
 """How long a moment is looked for at which values hold the same pushes."""
 
 
-class RemoteShelf:
+class RemoteShelf(Shelf):
     """Pushes to servers and pulls from them.
 
     Args:
@@ -54,14 +54,8 @@ class RemoteShelf:
         members: Who takes part; None where none can join.
 
     Attributes:
-        address: Where others join; empty where they cannot.
-        is_collective: Workers need not make the same calls.
         enters_at_init: One who comes later pushes to keys from their `init` on, else from `take_part` on.
-        compression: Of what is pushed.
-        updater: What the servers are set to use.
     """
-
-    is_collective = False
 
     def __init__(
         self,
@@ -74,13 +68,12 @@ class RemoteShelf:
         notice: Notice | None = None,
         members: Members | None = None,
     ) -> None:
+        super().__init__()
         self.rank = rank
         self.address = "" if members is None else members.address
         self.enters_at_init = True
         self._members = members
         self.num_workers = num_workers
-        self.updater: Updater | None = None
-        self.compression: KeyedCompression | None = None
         self._beside = beside
         self._parts: dict[Key, tuple[ValuePart, ...]] = {}
         self._held: dict[Key, Held] = {}
@@ -325,15 +318,12 @@ class RemoteShelf:
             self._parts |= self._members.parts_of(held, lambda: FIRST in self.present())
             self._held |= held
             return
-        loads = [0] * self._servers.num_servers
-        for key, parts in self._parts.items():
-            for part in parts:
-                loads[part.place] += slices.num_elements(self._held[key], part)
+        self._held |= held
+        shapes = {key: one.shape for key, one in self._held.items()}
+        loads = loads_of(self._parts, shapes, self._servers.num_servers)
         divides = self.updater is None or self.updater.by_element
-        shapes = {key: tuple(value.shape) for key, value in values.items()}
-        found = placed(shapes, loads, dict.fromkeys(values, divides))
+        found = placed({key: shapes[key] for key in held}, loads, divides=divides)
         for key, one in held.items():
-            self._held[key] = one
             self._parts[key] = slices.sliced(one, found[key], divides=divides)
 
 
@@ -343,8 +333,7 @@ def _held_by_all(answered: Sequence[Answered]) -> Versions:
     return {w: min(one.get(w, 0) for one in seen) for w in seen[0]} if seen else {}
 
 
-def _body(updater: Updater) -> wire.SetOptimizer | wire.SetUpdater:
+def _body(updater: Updater) -> wire.Body:
     if isinstance(updater, OptimizerUpdater):
-        return wire.SetOptimizer(updater.name, updater.rescale, updater.settings, updater.by_key)
-    assert isinstance(updater, FunctionUpdater), "there are two kinds"
+        return updater.wanted
     return wire.SetUpdater(updater.name)

@@ -20,6 +20,7 @@ from ridgeline.planner.exchanges.exchanges import may_encode
 from ridgeline.planner.trials import staleness
 from ridgeline.planner.trials.whole_steps import held_against_step, is_long
 from ridgeline.probe.groups.group import Group
+from ridgeline.probe.groups.worker_error import in_one_line
 from ridgeline.probe.host.load import listen
 from ridgeline.probe.measure import known_machine, marked, measure, missing_seconds, stand_by
 from ridgeline.programs.compiler_import import importing_compiler
@@ -168,7 +169,7 @@ class Profiling:
                     group=group,
                 )
         except (LaunchError, MachineError) as error:
-            why = f"the machine could not be measured ({error}); rates are assumed"
+            why = f"the machine could not be measured ({in_one_line(error)}); rates are assumed"
             return self._assumed(setting, why)
         self.note([line for line in machine.warnings if line not in before])
         if any(entry.setting.device == setting.device for entry in machine.ceilings):

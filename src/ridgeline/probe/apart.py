@@ -14,6 +14,7 @@ from ridgeline.execution import waiting_as_here
 from ridgeline.machine import Setting
 from ridgeline.probe.attempts import survey_in_group
 from ridgeline.probe.findings import BY_SETTING, Findings, Request
+from ridgeline.probe.groups.worker_error import in_one_line
 
 DEADLINE_S = 240.0
 """The other workers wait in a collective meanwhile, which NCCL by default ends after 10 minutes."""
@@ -58,7 +59,8 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
             )
         except LaunchError as error:
             name = "" if request.workload is None else f" of {request.workload.name}"
-            part = Findings(warnings=(f"operators{name} were not timed at {setting}: {error}",))
+            why = f"operators{name} were not timed at {setting}: {in_one_line(error)}"
+            part = Findings(warnings=(why,))
         found += _as_of(part, setting)
     return found
 

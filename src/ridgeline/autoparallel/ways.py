@@ -216,10 +216,7 @@ def _size(program: Program) -> tuple[int, int]:
 
 
 def _pinned(program: Program, devices: Sequence[torch.device]) -> dict[int, int]:
-    """Where operations must be: updates in place, what makes results, and what is on the CPU or copies there.
-
-    The rest may move between GPUs, which are taken to be alike.
-    """
+    """Where operations must be: updates in place, what makes results, what is on the CPU or copies there."""
     made = {slot: index for index, op in enumerate(program.operations) for slot in op.makes}
     pinned = {made[slot] for slot in program.outputs if slot in made} | set(program.in_place)
     sources = [*program.state.values(), *program.inputs]
@@ -239,10 +236,7 @@ def _pinned(program: Program, devices: Sequence[torch.device]) -> dict[int, int]
 def _without_moves(
     program: Program, costs: Sequence[NodeCost], links: LinkSeconds, devices: Sequence[torch.device]
 ) -> list[NodeCost]:
-    """The costs, where moves to the CPU occupy their link and not the CPU.
-
-    What comes from another operation is a transfer of its edge already; what comes from an input is not.
-    """
+    """The costs, where moves of inputs to the CPU occupy their link; others are transfers of their edges."""
     fed = {reader for (_, reader), size in program.edge_bytes.items() if size}
     found: list[NodeCost] = []
     for index, (operation, cost) in enumerate(zip(program.operations, costs, strict=True)):

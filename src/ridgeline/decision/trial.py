@@ -169,10 +169,7 @@ def _run(
     left: Callable[[], float],
     hopeless_s: float,
 ) -> PeriodParts | None:
-    """Warm up, then run as many steps as their length and the time that is left allow.
-
-    Of an exchange that was measured in parts these; None where all steps exchange, or whole periods ran.
-    """
+    """Warm up, then run as many steps as time allows; the parts in which an exchange was measured."""
     is_limited = math.isfinite(left())
     # A loss may take entries out of its batch: each step has containers of its own, as from a loader.
     batches = map(rebuilt, itertools.cycle(examples))
@@ -240,11 +237,7 @@ def _warmed_up(
     least: int,
     hopeless_s: float,
 ) -> float:
-    """Run steps, `least` of them, until the coming ones are like each other; seconds of the last one.
-
-    With limited seconds a step that is still faster than the one before is not waited for, nor one
-    of more than `hopeless_s`.
-    """
+    """Run `least` steps and on until they settle, or time or hope says enough; seconds of the last one."""
     step_s = spent_s = 0.0
     for number in range(1, max(MOST_WARM_STEPS, least) + 1):
         before_s, step_s = step_s, _timed(step, next(batches), world)

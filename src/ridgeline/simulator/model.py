@@ -197,10 +197,7 @@ def model_step(
 def _read_late(
     workload: Workload, plan: Plan, setting: Setting, pieces: dict[str, tuple[Piece, ...]]
 ) -> tuple[tuple[LateRead, ...], dict[str, tuple[Piece, ...]]]:
-    """Where the forward pass waits for held buckets, and the pieces without their update.
-
-    It waits for none on a GPU, see `HELD_ON_GPU`.
-    """
+    """Where forward waits for held buckets (nowhere on a GPU), and the pieces without their update."""
     if plan.workers == 1 or setting.device == "cuda" or not holds(plan.sync):
         return (), pieces
     reads = late_reads(workload, plan.sync, pieces["forward"], pieces["optimizer"])

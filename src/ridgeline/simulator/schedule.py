@@ -216,10 +216,7 @@ def _host(name: str, start_ns: int, end_ns: int) -> Span:
 
 
 def _detail(piece: Piece, start_ns: int, end_ns: int) -> Span:
-    """An operator's span. The times it would take alone, at the ceilings, and to dispatch go along.
-
-    It names its operator by `op`, or all that were fused by `ops`, separated by spaces.
-    """
+    """An operator's span; `op` is its operator, `ops` those that were fused, separated by spaces."""
     attributes: dict[str, str | float | int] = {
         "op": piece.op,
         "module": piece.module,

@@ -125,11 +125,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _below(mount: Mount, path: str) -> PurePosixPath:
-    """A group's place below where its hierarchy is mounted.
-
-    A container often sees only its own part of the hierarchy, and the path of its group from the host's top:
-    then the group is where that part is mounted.
-    """
+    """A group's place below its mount; where only a part of the hierarchy is seen, that part's top."""
     group = PurePosixPath(path)
     if ".." not in group.parts and group.is_relative_to(mount.root):
         return group.relative_to(mount.root)

@@ -101,10 +101,7 @@ def _share(one: CountingSpan, other: CountingSpan) -> float:
 
 
 def _count(cores: Sequence[int]) -> list[list[tuple[CountingSpan, CountingSpan]]]:
-    """Spans of two threads that count at once, by round and distance.
-
-    Both run the same schedule and meet before each sample, in C, at a gate of that sample's own.
-    """
+    """Spans of two threads that count at once, by round and distance; both meet at a gate before each."""
     count, met = library().ridgeline_count, threading.Barrier(len(cores))
     # In turns, so that the cores' clocks are the same for all distances.
     schedule = DISTANCES * (ROUNDS + 1)  # one round warms up

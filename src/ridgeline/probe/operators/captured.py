@@ -73,11 +73,7 @@ def captured_seconds(
 
 
 class _Captures:
-    """Captures some operators of a pass, each in a graph of its own, and times its replays.
-
-    Attributes:
-        taken: Seconds by key, one for each operator.
-    """
+    """Captures some operators of a pass, each in its own graph; `taken` has seconds of replays by key."""
 
     def __init__(self, ops: Sequence[Op], wanted: Collection[int], device: torch.device) -> None:
         self.taken: dict[str, list[float]] = {}

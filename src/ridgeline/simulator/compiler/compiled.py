@@ -261,11 +261,7 @@ class _Compiled:
         return tuple(piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel)
 
     def _joined(self, run: Run, by_op: dict[int, Piece]) -> Piece:
-        """One kernel for a run: its bytes at the measured bandwidth, and no more than its parts took.
-
-        On a CPU the rate of small operators is that of calling them, which a loop inside a program is spared;
-        on a GPU small kernels are slow by themselves.
-        """
+        """One kernel for a run: its bytes at the measured bandwidth, and no more than its parts took."""
         members = [by_op[index] for index in run.ops]
         # A CPU adds up the parts of a sum within one loop.
         stages = sum(second_stages(self._ops[index]) for index in run.ops) if self._on_gpu else 0

@@ -96,10 +96,7 @@ def rewritten_seconds(list_: Prices, op: Op, seconds: float, precision: str = "a
 
 
 def _narrowed(op: Op) -> Op:
-    """A float32 product as bf16 autocast runs it.
-
-    Source: `torch._functorch.config.backward_pass_autocast`, "same_as_forward" by default.
-    """
+    """A float32 product as bf16 autocast runs it: `backward_pass_autocast` in torch/_functorch/config.py."""
     replace, dtype = msgspec.structs.replace, "bfloat16"
     return replace(
         op,

@@ -125,11 +125,7 @@ def differing_as_measured(
 
 
 def _load(workload: Workload | Mapping[int, Workload], workers: int) -> Workload:
-    """What each of so many workers does.
-
-    Raises:
-        PlanError: the mapping lacks that number.
-    """
+    """What each of so many workers does; a PlanError where a mapping lacks that number."""
     if isinstance(workload, Workload):
         return workload
     if workers not in workload:

@@ -205,7 +205,7 @@ def _on_devices(
     ways = [ProgramWay(SERIAL, serial, one_by_one_s, lambda: program.run)]
     for name, placement in placements.items():
         made = DeviceProgram(program, placement, devices)
-        ways.append(ProgramWay(name, made.schedule, placement.makespan, _constant(made)))
+        ways.append(ProgramWay(name, made.schedule, placement.makespan, lambda made=made: made))
     best = min(placements.values(), key=lambda placement: placement.makespan)
     bounds = find_bounds(program.dag, apart, num_devices=len(devices), transfers=best.transfers)
     return Offer(tuple(ways), bounds, ", ".join(map(str, devices)), *_size(program))
@@ -252,10 +252,6 @@ def _without_moves(
             seconds = links(devices.index(source), devices.index(target), size)
             found[-1] = cost._replace(seconds=seconds)
     return found
-
-
-def _constant(value: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
-    return lambda: value
 
 
 class CapturedProgram:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
 from ridgeline.optimizer_forms import takes_fused_form
-from ridgeline.tracing.operators.arguments import dtype_name
+from ridgeline.tensors.operator_text import dtype_name
 from ridgeline.tracing.operators.operands import storage_address
 from ridgeline.tracing.operators.traffic import tensor_bytes
 from ridgeline.tracing.recorder import Record, StepRecorder, use_of

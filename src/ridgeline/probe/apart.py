@@ -35,9 +35,7 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
     On the CPU as many processes measure at once as workers train on this host. Whatever fails becomes a
     warning: training goes on.
 
-    Args:
-        request: What to time.
-        limit_s: Seconds after which the processes of a setting are ended.
+    After `limit_s` seconds the processes of a setting are ended.
 
     Cost: Blocks until the processes are done, at most `DEADLINE_S`.
     """

@@ -187,10 +187,7 @@ def known_machine() -> Known:
 def marked(machine: Machine, suspect: str, retakes: int) -> Machine:
     """The machine with what is thought of its profile, of which the one in the cache gets a note, too.
 
-    Args:
-        machine: Measured, and then perhaps held against a step: only the marks are kept.
-        suspect: See `Machine`.
-        retakes: See `Machine`.
+    The machine may have been held against a step: only the marks, see `Machine`, are kept.
 
     Cost: Reads and writes one file. Where the cache holds another profile by now, nothing is written.
     """

@@ -131,12 +131,7 @@ def model_step(
 ) -> StepModel:
     """Frames, pieces, collectives and rates of a step.
 
-    Args:
-        machine: The measured machine.
-        workload: The step of one worker.
-        plan: How it runs.
-        setting: Whose rates hold.
-        programs: What the compiler made of the step, if that is known.
+    `programs` are what the compiler made of the step, if that is known. Other arguments as of `simulate`.
 
     Raises:
         MachineError: the profile lacks a ceiling, or the collectives, that the step needs.
@@ -331,10 +326,7 @@ def segments(
 ) -> dict[str, tuple[Piece, ...]]:
     """The pieces of `backward/0 ... K`: split after the op that closes each bucket, with its copies.
 
-    Args:
-        backward: The operators of backward, in order.
-        cuts: The buckets in launch order.
-        copies: Per bucket, what is copied into it and after which op.
+    Cuts are in launch order; `copies` are, for each, what is copied into it and after which operator.
     """
     after: dict[int, list[Piece]] = {}
     for bucket in copies:

@@ -27,8 +27,7 @@ class Periods(NamedTuple):
 def cpu_periods(root: Path = ROOT) -> Periods | None:
     """Of the group, of this process's and those above it, that was throttled most; None where none counts.
 
-    Args:
-        root: Where `proc` and `sys` are.
+    Below `root` are `proc` and `sys`.
 
     Source: cgroup-v2.rst and scheduler/sched-bwc.rst (`cpu.stat`: `nr_periods`, `nr_throttled`).
     """
@@ -45,8 +44,7 @@ def cpu_periods(root: Path = ROOT) -> Periods | None:
 def cpu_quota(root: Path = ROOT) -> Grant | None:
     """Cores' worth of CPU time, e.g. 1.5; None where nothing limits it.
 
-    Args:
-        root: Where `proc` and `sys` are.
+    Below `root` are `proc` and `sys`.
 
     Source: Documentation/admin-guide/cgroup-v2.rst (`cpu.max`), scheduler/sched-bwc.rst (`cpu.cfs_quota_us`).
     """

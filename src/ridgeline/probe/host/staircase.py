@@ -75,10 +75,7 @@ def room_bytes() -> int:
 def sizes(caches: Sequence[Cache], most_bytes: int, *, quick: bool) -> tuple[int, ...]:
     """The sizes to walk through: powers of two, up to four times the largest cache if there is room.
 
-    Args:
-        caches: Of the core.
-        most_bytes: That may be taken.
-        quick: Every second power only, and those that stand for levels.
+    Quick: every second power only, and those that stand for levels.
     """
     largest = max((cache.num_bytes for cache in caches), default=64 << 20)
     last = max(1 << 16, min(4 * largest, most_bytes))

@@ -76,9 +76,7 @@ class SmallStep:
     ) -> dict[Phase, float]:
         """Seconds of each phase beyond those of a replay of its operators.
 
-        Args:
-            rounds: Turns that the step and its replay take.
-            least: Picks the figure of a phase from those of all rounds; other programs only ever add.
+        `least` picks the figure of a phase from those of all rounds; other programs only ever add.
         """
         ops = tuple(op for phase in PHASES for op in self.calls[phase])
         replay = WorkloadReplay(ops, self._device)

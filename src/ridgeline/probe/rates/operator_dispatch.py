@@ -144,10 +144,6 @@ def small_calls(device: torch.device) -> tuple[SmallCall, ...]:
 def seconds_of(call: SmallCall, clock: Callable[[], float] = time.perf_counter) -> CallSeconds:
     """Host seconds of one call; those with a record are 0 where no gradient passes.
 
-    Args:
-        call: Which one.
-        clock: Seconds.
-
     Cost: 288 calls and, where gradients pass, backward of 144; synchronises the device before each chain.
     """
     with torch.no_grad():

@@ -152,11 +152,7 @@ def in_parts(
 ) -> PricedStep:
     """A step whose forward pass was compiled whole, compiled in parts: the same kernels, and more calls.
 
-    Args:
-        machine: Measured ceilings and timings.
-        setting: How the device is shared.
-        priced: The step as it is compiled whole.
-        closing_ops: The operator of backward behind which each part of backward ends, in order.
+    `closing_ops` are the operators of backward behind which its parts end, in order.
     """
     # Behind the last bucket nothing is cut: the last part ends with backward.
     ends = closing_ops[:-1]

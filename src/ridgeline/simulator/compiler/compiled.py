@@ -167,18 +167,27 @@ def in_parts(
         while left and piece.op > left[0]:
             left.pop(0)
             # Behind the piece: what is no operator counts to the part that the piece before it has opened.
-            backward.append(_call(list_, "backward", piece))
+            backward.append(_call(list_, "backward", piece, CALLS["compiled"]["backward"].call))
     # Every part is also called in forward, whose guards run once more each.
-    calls = [_call(list_, "forward", priced.forward[0]) for _ in ends]
+    call = _call(list_, "forward", priced.forward[0], CALLS["compiled"]["forward"].call)
+    calls = [call] * len(ends)
     return priced._replace(forward=(*calls, *priced.forward), backward=tuple(backward))
 
 
-def _call(list_: Prices, phase: Phase, first: Piece) -> Piece:
-    """Calling one program more, of which `first` is the first operator."""
-    seconds = CALLS["compiled"][phase].call * list_.dispatch("forward")
-    on_gpu = list_.setting.device == "cuda"
-    piece = Piece(f"call compiled {phase}", first.module, bound="dispatch")
-    return piece._replace(host_s=seconds) if on_gpu else piece._replace(fixed_s=seconds)
+def _call(list_: Prices, phase: Phase, first: Piece, dispatches: float) -> Piece:
+    """Calling the program of which `first` is the first operator."""
+    return _issued(
+        list_, Piece(f"call compiled {phase}", first.module, bound="dispatch"), dispatches
+    )
+
+
+def _issued(list_: Prices, piece: Piece, dispatches: float) -> Piece:
+    """On a GPU a library's operator is issued as it is without the compiler: no faster."""
+    # In dispatches, so that a slow host is slow here as well.
+    seconds = dispatches * list_.dispatch("forward")
+    if list_.setting.device == "cuda":
+        return piece._replace(host_s=max(seconds, piece.host_s))
+    return piece._replace(fixed_s=seconds)
 
 
 def _without(priced: PricedStep, left_out: frozenset[int]) -> PricedStep:
@@ -306,23 +315,12 @@ class _Compiled:
 
     def kernel(self, phase: Phase, piece: Piece) -> Piece:
         """The piece, issued by a compiled program."""
-        return self._issued(piece, self._calls["forward" if self._on_gpu else phase].kernel)
+        return _issued(self._list, piece, self._calls["forward" if self._on_gpu else phase].kernel)
 
     def call(self, phase: Phase, first: Piece) -> Piece:
         """Calling the program of which `first` is the first operator."""
-        piece = Piece(f"call compiled {phase}", first.module, bound="dispatch")
-        dispatches = self._calls[phase].call
-        if self._on_gpu:
-            dispatches += handing(phase, self._workload)
-        return self._issued(piece, dispatches)
-
-    def _issued(self, piece: Piece, dispatches: float) -> Piece:
-        """On a GPU a library's operator is issued as it is without the compiler: no faster."""
-        # In dispatches, so that a slow host is slow here as well.
-        seconds = dispatches * self._list.dispatch("forward")
-        if self._on_gpu:
-            return piece._replace(host_s=max(seconds, piece.host_s))
-        return piece._replace(fixed_s=seconds)
+        handed = handing(phase, self._workload) if self._on_gpu else 0.0
+        return _call(self._list, phase, first, self._calls[phase].call + handed)
 
 
 def _has_work(op: Op) -> bool:

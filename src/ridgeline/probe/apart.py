@@ -47,9 +47,7 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
         try:
             part = survey_in_group(
                 asked,
-                workers=here.workers,
-                threads=here.threads,
-                device=here.device,
+                here,
                 deadline_s=min(DEADLINE_S, limit_s),
                 # The GPU of this worker, so that the timed device is one that will train.
                 first_gpu=torch.cuda.current_device() if here.device == "cuda" else 0,

@@ -184,9 +184,7 @@ def _workspaces(workload: Workload) -> Findings:
     threads = 0 if workload.device == "cuda" else torch.get_num_threads()
     setting = Setting(device=workload.device, workers=1, threads=threads)
     request = Request(quick=True, timings=(setting,), workload=workload, samples_s=SAMPLES_S)
-    return survey_in_group(
-        request, workers=1, threads=threads, device=workload.device, deadline_s=DEADLINE_S
-    )
+    return survey_in_group(request, setting, deadline_s=DEADLINE_S)
 
 
 def _machine(found: Findings) -> Machine:

@@ -18,6 +18,7 @@ from ridgeline.decision.heartbeat import to_stderr
 from ridgeline.decision.profiling import measured_here
 from ridgeline.decision.revisions import Revisions, without_best
 from ridgeline.decision.shared_trace import shared_trace
+from ridgeline.decision.trial import Script
 from ridgeline.errors import CaptureError, EquivalenceError, PlanError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -381,9 +382,7 @@ class TrainStep(Closing):
         """Rank plans by trials on the example batch; with what went otherwise than planned."""
         choice = PlanChoice(
             world=self.world,
-            model=self.model,
-            loss_fn=self.loss_fn,
-            optimizer=self.optimizer,
+            script=Script(self.model, self.loss_fn, self.optimizer),
             make=partial(self._planned, is_undone=True),
             describe=self._describe,
             allow=self._allow,

@@ -8,11 +8,16 @@ from dag_strategies import all_dags, chain_partitions, closure, dags, distinct_o
 from hypothesis import given
 
 from ridgeline.autoparallel.graphs.dag import Dag, Edge, descendants, minimum_equivalent
-from ridgeline.autoparallel.scheduling.chains import Assignment, assign_chains, share_lanes
-from ridgeline.autoparallel.scheduling.schedule import check_schedule, needed_syncs, schedule_of
+from ridgeline.autoparallel.scheduling.chains import assign_chains, share_lanes
+from ridgeline.autoparallel.scheduling.schedule import (
+    Schedule,
+    check_schedule,
+    in_program_order,
+    needed_syncs,
+)
 
 
-def assert_is_concurrent(dag: Dag, assignment: Assignment) -> None:
+def assert_is_concurrent(dag: Dag, assignment: Schedule) -> None:
     """No two nodes that do not wait for each other share a lane."""
     reached = descendants(dag)
     last: dict[int, int] = {}
@@ -64,7 +69,7 @@ def test_every_order_up_to_six_nodes_is_concurrent_shared_and_valid() -> None:
             shared = share_lanes(dag, chains)
             for assignment in (chains, shared):
                 assert_is_concurrent(dag, assignment)
-                check_schedule(dag, schedule_of(dag, assignment))
+                check_schedule(dag, assignment)
             assert shared.num_lanes <= chains.num_lanes
             assert shared.syncs == chains.syncs
 
@@ -113,7 +118,7 @@ def test_every_edge_follows_from_lanes_and_syncs(dag: Dag) -> None:
     shared = share_lanes(dag, chains)
     assert_is_concurrent(dag, shared)
     for assignment in (chains, shared):
-        check_schedule(dag, schedule_of(dag, assignment))
+        check_schedule(dag, assignment)
         order = range(dag.num_nodes)
         assert needed_syncs(dag, assignment.lane_of, order) == assignment.syncs
 
@@ -121,7 +126,7 @@ def test_every_edge_follows_from_lanes_and_syncs(dag: Dag) -> None:
 def test_two_chains_get_two_lanes_and_no_sync() -> None:
     """Independent chains need nothing between them."""
     dag = Dag.of(4, [(0, 2), (1, 3)])
-    assert assign_chains(dag) == Assignment((0, 1, 0, 1), 2, ())
+    assert assign_chains(dag) == in_program_order((0, 1, 0, 1), ())
 
 
 def test_a_lane_goes_on_where_another_has_ended() -> None:
@@ -140,4 +145,4 @@ def test_thousands_of_nodes_are_assigned() -> None:
     wide = Dag.of(5_000, [])
     assert share_lanes(wide, assign_chains(wide)).num_lanes == 5_000
     ladder = Dag.of(5_000, [(u, v) for u in range(4_998) for v in (u + 1, u + 2)])
-    check_schedule(ladder, schedule_of(ladder, assign_chains(ladder)))
+    check_schedule(ladder, assign_chains(ladder))

@@ -24,9 +24,9 @@ def list_makespan(dag: Dag, seconds: list[float], num_lanes: int, sync_s: float 
     schedule = list_schedule(dag, seconds, num_lanes, sync_s=sync_s)
     check_schedule(dag, schedule)
     assert schedule.num_lanes <= num_lanes
-    costs = [NodeCost(s) for s in seconds]
-    devices = range(schedule.num_lanes)
-    return run_schedule(costs, schedule, sync_s=sync_s, devices=devices).makespan
+    # So little of a device that lanes do not share it.
+    costs = [NodeCost(s, 0.01) for s in seconds]
+    return run_schedule(costs, schedule, sync_s=sync_s).makespan
 
 
 @given(dags(6), st.data())
@@ -92,15 +92,6 @@ def test_lanes_that_nothing_runs_on_are_left_out() -> None:
     chain = Dag.of(3, [(0, 1), (1, 2)])
     assert list_schedule(chain, [1.0] * 3, 8).lanes == ("compute:0",)
     assert list_schedule(Dag(0, ()), [], 8).lanes == ()
-
-
-def test_a_list_schedule_needs_a_lane() -> None:
-    """Zero workers are refused."""
-    with pytest.raises(ScheduleError) as error:
-        list_schedule(DIAMOND, [1.0] * 4, 0)
-    assert str(error.value) == (
-        "wanted at least 1 lane, got num_lanes=0; say how many workers there are"
-    )
 
 
 def test_independent_work_is_spread_over_equal_devices() -> None:

@@ -9,18 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.autoparallel.graphs.dag import Dag
-from ridgeline.autoparallel.scheduling.chains import Assignment
 from ridgeline.autoparallel.scheduling.schedule import (
     Schedule,
     check_schedule,
+    in_program_order,
     needed_syncs,
-    schedule_of,
     serial_schedule,
 )
 from ridgeline.errors import ScheduleError
 
 DIAMOND = Dag.of(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
-TWO_LANES = schedule_of(DIAMOND, Assignment((0, 0, 1, 0), 2, ((0, 2), (2, 3))))
+TWO_LANES = in_program_order((0, 0, 1, 0), ((0, 2), (2, 3)))
 
 
 def test_a_schedule_tells_lanes_waits_and_events() -> None:
@@ -62,7 +61,7 @@ def test_a_schedule_is_refused_exactly_when_an_edge_is_not_implied(
     """The check agrees with Warshall's closure of lanes and syncs."""
     lane_of = data.draw(st.lists(st.integers(0, 2), min_size=dag.num_nodes, max_size=dag.num_nodes))
     syncs = tuple(edge for edge in dag.edges if data.draw(st.booleans()))
-    schedule = schedule_of(dag, Assignment(tuple(lane_of), 3, syncs))
+    schedule = in_program_order(tuple(lane_of), syncs)
     steps = [step for nodes in schedule.nodes_by_lane() for step in itertools.pairwise(nodes)]
     implied = closure(dag.num_nodes, [*steps, *syncs])
     if set(dag.edges) <= implied:

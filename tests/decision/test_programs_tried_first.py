@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision.trial import run_trial
+from ridgeline.decision.trial import Script, run_trial
 from ridgeline.errors import CaptureError
 from ridgeline.lint.fences import Fences
 from ridgeline.machine import Setting
@@ -58,7 +58,9 @@ def tried(execution: str, subject: tuple[Any, ...]) -> Any:
     def make(plan: Plan) -> PlannedStep:
         return PlannedStep(model, loss_fn, optimizer, plan, device="cpu")
 
-    return run_trial(make, Plan(execution=execution), model, loss_fn, optimizer, [batch], ALONE)
+    return run_trial(
+        make, Plan(execution=execution), Script(model, loss_fn, optimizer), [batch], ALONE
+    )
 
 
 def change_programs(monkeypatch: pytest.MonkeyPatch, line: str) -> None:

@@ -58,6 +58,23 @@ def test_a_rhythm_is_found_again_and_tried_over_its_period(tmp_path: Path) -> No
     assert again.best.step_s == pytest.approx(step.step_ns * 1e-9)
 
 
+def test_figures_of_an_earlier_start_are_told_from_those_of_this_one() -> None:
+    """However often it is started: once in front of each reason that has some."""
+    ranking = choose(make_machine(), make_chain((2, 2)))
+    now = msgspec.structs.replace(ranking.best.timeline, origin="measured")
+    again = ranking
+    for _ in range(2):
+        found = tried_again(again, lambda plan: now, Heartbeat(None), lambda line: None)
+        assert found is not None
+        again = found
+    assert again.best.why == f"when it was chosen: {ranking.best.why}"
+    pairs = zip(ranking.best.plan.choices, again.best.plan.choices, strict=True)
+    searched = [(old, new) for old, new in pairs if old != new]
+    assert searched
+    assert all(new.reason == f"when it was chosen: {old.reason}" for old, new in searched)
+    assert {old.origin for old, _ in searched} == {"search"}
+
+
 def test_a_damaged_choice_is_made_again(tmp_path: Path) -> None:
     """And a directory that cannot be written is said, not raised."""
     (tmp_path / "choice-key.json").write_text("{")

@@ -73,9 +73,7 @@ def attempt(
         return trial.run_trial(
             lambda plan: step,
             step.plan,
-            model,
-            lambda model, batch: model(batch).sum(),
-            optimizer,
+            trial.Script(model, lambda model, batch: model(batch).sum(), optimizer),
             [torch.ones(2)],
             World(0, 1, 0, torch.device(kind)),
             lambda: given_s - step.now_s,
@@ -255,9 +253,7 @@ def test_a_trial_is_stopped_in_whatever_it_does() -> None:
         trial.run_trial(
             lambda plan: PlannedStep(model, loss_fn, optimizer, plan, device="cpu"),
             Plan(),
-            model,
-            loss_fn,
-            optimizer,
+            trial.Script(model, loss_fn, optimizer),
             [torch.ones(2)],
             World(0, 1, 0, torch.device("cpu")),
             lambda: 0.5,
@@ -325,12 +321,11 @@ def test_every_example_is_met_twice_before_steps_count() -> None:
     examples = [torch.tensor(float(number)) for number in range(4)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: step.now_s))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
         measured = trial.run_trial(
             lambda plan: step,
             step.plan,
-            model,
-            lambda model, batch: model(batch).sum(),
-            torch.optim.SGD(model.parameters(), 0.1),
+            trial.Script(model, lambda model, batch: model(batch).sum(), optimizer),
             examples,
             World(0, 1, 0, torch.device("cpu")),
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ridgeline as rl
 from ridgeline.compiled_program import product_sizes
 from ridgeline.decision.memory import remembered
-from ridgeline.decision.trial import run_trial
+from ridgeline.decision.trial import Script, run_trial
 from ridgeline.machine import Setting
 from ridgeline.packages.loaded_programs import ProgramWatch
 from ridgeline.plan import Plan
@@ -56,7 +56,12 @@ def test_a_step_is_predicted_from_what_its_trial_compiled(trained: Any, tmp_path
 
     def trial(plan: Plan) -> Timeline:
         return run_trial(
-            make, plan, model, loss_fn, optimizer, [batch], ALONE, watch=ProgramWatch()
+            make,
+            plan,
+            Script(model, loss_fn, optimizer),
+            [batch],
+            ALONE,
+            watch=ProgramWatch(),
         )
 
     def make(plan: Plan) -> PlannedStep:

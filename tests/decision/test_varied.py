@@ -112,8 +112,7 @@ def test_a_run_on_batches_of_many_shapes_has_the_losses_of_the_plain_loop(
     """A plan for one shape is in force until the shapes have been seen, then one for any; nothing is refused."""
     tried: list[tuple[str, int]] = []
 
-    def trial(make: Any, plan: Plan, *others: Any) -> Timeline:
-        examples = others[3]
+    def trial(make: Any, plan: Plan, script: Any, examples: Any, *others: Any) -> Timeline:
         tried.append((plan.execution, len(examples)))
         is_one_shape = len(examples) == 1
         step_s = {"compiled": 1e-6, "eager": 1e-3}.get(plan.execution, 1.0)

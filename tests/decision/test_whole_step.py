@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from ridgeline.decision import choice, profiling, whole_step
-from ridgeline.decision.trial import taken_back
+from ridgeline.decision.trial import Script, taken_back
 from ridgeline.decision.whole_step import phase_seconds
 from ridgeline.errors import OutOfTimeError
 from ridgeline.machine import Machine, OperatorTiming, Setting
@@ -50,7 +50,7 @@ def test_phases_of_a_step_are_timed_and_undone() -> None:
 
     random = torch.get_rng_state()
     plan = Plan(workers=1, threads=torch.get_num_threads())
-    with taken_back(make, plan, model, counted, optimizer, [X]) as step:
+    with taken_back(make, plan, Script(model, counted, optimizer), [X]) as step:
         found = phase_seconds(step, X, ALONE, 60.0)
     assert {"forward", "backward", "optimizer"} == set(found)
     assert min(found.values()) > 0.0

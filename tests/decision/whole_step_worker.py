@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ridgeline.decision.trial import taken_back
+from ridgeline.decision.trial import Script, taken_back
 from ridgeline.decision.whole_step import OtherFailedError, phase_seconds
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan
@@ -49,7 +49,7 @@ def main() -> None:
         before = [p.detach().clone() for p in model.parameters()]
         found: dict[str, Any] = {"seconds": {}, "error": ""}
         plan = Plan(workers=1, threads=1)
-        with taken_back(make, plan, model, loss_fn, optimizer, [batch]) as step:
+        with taken_back(make, plan, Script(model, loss_fn, optimizer), [batch]) as step:
             try:
                 found["seconds"] = phase_seconds(step, batch, world, left_s)
             except (RidgelineError, OtherFailedError, ValueError) as error:

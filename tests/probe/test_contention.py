@@ -13,6 +13,7 @@ from ridgeline.errors import LaunchError
 from ridgeline.machine import Machine, Setting
 from ridgeline.machine.contention import ComputeFamily, Contention
 from ridgeline.machine.quantity import Sampled
+from ridgeline.probe import fields
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.rates import contention
@@ -118,7 +119,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Setting], bytes]
         }
         return answer(setting)
 
-    monkeypatch.setattr(contention, "run_in_group", in_group)
+    monkeypatch.setattr(fields, "run_in_group", in_group)
     return asked
 
 

@@ -11,7 +11,7 @@ from ridgeline.errors import LaunchError
 from ridgeline.machine import Machine
 from ridgeline.machine.gpu_levels import BlocksCurve, BlocksPoint, GpuLevels
 from ridgeline.machine.quantity import Sampled
-from ridgeline.probe.gpu_memory import gpu_levels
+from ridgeline.probe import fields
 from ridgeline.probe.gpu_memory.gpu_levels import (
     FieldReply,
     measure_blocks,
@@ -124,7 +124,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], FieldReply
         asked.append(request.decode())
         return msgspec.json.encode(answer(request.decode()))
 
-    monkeypatch.setattr(gpu_levels, "run_in_group", run_in_group)
+    monkeypatch.setattr(fields, "run_in_group", run_in_group)
     return asked
 
 

@@ -19,6 +19,7 @@ import pytest
 from ridgeline.errors import LaunchError
 from ridgeline.probe.groups import group
 from ridgeline.probe.groups.group import Group, WorkerError, run_in_group
+from ridgeline.probe.groups.worker_error import in_one_line
 
 
 @pytest.mark.parametrize("deadline_s", [300.0, math.inf])
@@ -118,6 +119,10 @@ def test_worker_that_raises_is_named_with_its_last_words() -> None:
     )
     assert "ValueError: the batch is odd" in text
     assert text.endswith("correct the error above, or try with one worker")
+    assert in_one_line(caught.value) == (
+        "wanted 2 workers to finish probe_targets:fail_on_rank_1, got exit code 1 from rank 1 of 2: "
+        "ValueError: the batch is odd"
+    )
 
 
 def test_worker_that_is_killed_is_named_with_its_signal() -> None:

@@ -320,6 +320,6 @@ def test_short_seconds_measure_less_and_say_so(
     assert [line for line in machine.warnings if "not timed" in line] == [
         (
             "operators of test were not timed as they are in other plans (as-is in channels_last memory): that "
-            "takes about 7.19 s, and measuring may take 6.00 s"
+            "takes about 7.18 s, and measuring may take 6.00 s"
         )
     ]

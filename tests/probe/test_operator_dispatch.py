@@ -12,6 +12,7 @@ from ridgeline.errors import LaunchError
 from ridgeline.machine import Machine
 from ridgeline.machine.operator_dispatch import OperatorClass, OperatorDispatch
 from ridgeline.machine.quantity import Sampled
+from ridgeline.probe import fields
 from ridgeline.probe.rates import operator_dispatch
 from ridgeline.probe.rates.operator_dispatch import (
     LONG,
@@ -133,7 +134,7 @@ def answered(
         asked.append((target, request, rest))
         return answer()
 
-    monkeypatch.setattr(operator_dispatch, "run_in_group", run_in_group)
+    monkeypatch.setattr(fields, "run_in_group", run_in_group)
     return asked
 
 
@@ -155,7 +156,7 @@ def test_a_profile_gets_what_it_lacks_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert said == ["dispatch: classes of operators on cpu"]
     ((target, request, rest),) = asked
     assert (target, request) == ("ridgeline.probe.rates.operator_dispatch:in_worker", b"cpu")
-    assert rest == {"workers": 1, "threads": 1, "device": "cpu", "deadline_s": 180.0}
+    assert rest == {"workers": 1, "threads": 1, "device": "cpu", "deadline_s": 240.0}
 
 
 def test_a_process_that_fails_costs_the_figures_and_is_told(

@@ -45,7 +45,7 @@ def faulty(*names: str) -> tuple[Workload, list[Op]]:
 
 def survey_of(workload: Workload, **more: object) -> Findings:
     request = Request(quick=True, timings=(ONE,), workload=workload, **more)
-    return survey_in_group(request, workers=1, threads=1, device="cpu", deadline_s=120.0)
+    return survey_in_group(request, ONE, deadline_s=120.0)
 
 
 @pytest.fixture(autouse=True)
@@ -229,12 +229,12 @@ def test_only_a_worker_without_progress_hangs(tmp_path: Path) -> None:
 
 def test_a_group_times_in_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there are workers on the host; the findings are those of the whole group's setting."""
-    asked: list[tuple[Request, dict[str, object]]] = []
+    asked: list[tuple[Request, Setting]] = []
     workload, _ = faulty()
     timed = time_operators(workload, ONE, budget_s=0.01)
 
-    def answer(request: Request, **how: object) -> Findings:
-        asked.append((request, how))
+    def answer(request: Request, setting: Setting, **how: object) -> Findings:
+        asked.append((request, setting))
         return Findings(timings=timed.timings, checks=(timed.check,))
 
     monkeypatch.setattr(apart, "survey_in_group", answer)
@@ -245,8 +245,8 @@ def test_a_group_times_in_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert alone == Request(quick=True, ceilings=(four,))
     assert only == Request(quick=True, timings=(four,), workload=workload)
     found = apart.time_apart(only)
-    assert asked[0][0].timings == (Setting(device="cpu", workers=2, threads=1),)
-    assert asked[0][1]["workers"] == 2
+    two = Setting(device="cpu", workers=2, threads=1)
+    assert [(request.timings, setting) for request, setting in asked] == [((two,), two)]
     assert {entry.setting for entry in (*found.timings, *found.checks)} == {four}
 
 
@@ -255,7 +255,7 @@ def test_a_group_goes_on_when_its_operators_cannot_be_timed(
 ) -> None:
     """Whatever the processes for it raise becomes a warning."""
 
-    def fail(request: Request, **how: object) -> Findings:
+    def fail(*asked: object, **how: object) -> Findings:
         raise LaunchError("wanted a process, got none; start fewer")
 
     monkeypatch.setattr(apart, "survey_in_group", fail)

@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.simulator.frames import Frame
-from ridgeline.simulator.issuing import issue_step
 from ridgeline.simulator.model import StepModel
 from ridgeline.simulator.pricing.pieces import Piece
-from ridgeline.simulator.schedule import schedule
+from ridgeline.simulator.schedule import issue_step, schedule
 from ridgeline.workload import Op, TensorSpec
 
 FRAMES = (Frame(name="forward", lane="compute"), Frame(name="backward", lane="compute"))

@@ -19,7 +19,7 @@ from torch import Tensor, nn, optim
 
 import ridgeline as rl
 from ridgeline.errors import WorkloadError
-from ridgeline.tracing.operators.arguments import encode
+from ridgeline.tensors.operator_text import encode
 from ridgeline.workload import Op, TensorSpec, Workload
 
 

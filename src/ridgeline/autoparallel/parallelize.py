@@ -98,10 +98,7 @@ def parallelize(
 
 
 def _read_and_traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Guards, Program]:
-    """What a function reads, and its program; one that changes something in Python is never run.
-
-    Where neither can be had, the trace knows better why. What tracing did in Python is undone.
-    """
+    """What a function reads, and its program; one that changes something in Python is never run."""
     before = Undo(fn, args, values=False, arrays=True)  # a trace computes nothing else
     try:
         return read_function(fn, args), trace_program(fn, args)

@@ -205,7 +205,7 @@ def _on_devices(
     ways = [ProgramWay(SERIAL, serial, one_by_one_s, lambda: program.run)]
     for name, placement in placements.items():
         made = DeviceProgram(program, placement, devices)
-        ways.append(ProgramWay(name, made.schedule, placement.makespan, _constant(made)))
+        ways.append(ProgramWay(name, made.schedule, placement.makespan, lambda made=made: made))
     best = min(placements.values(), key=lambda placement: placement.makespan)
     bounds = find_bounds(program.dag, apart, num_devices=len(devices), transfers=best.transfers)
     return Offer(tuple(ways), bounds, ", ".join(map(str, devices)), *_size(program))
@@ -216,10 +216,7 @@ def _size(program: Program) -> tuple[int, int]:
 
 
 def _pinned(program: Program, devices: Sequence[torch.device]) -> dict[int, int]:
-    """Where operations must be: updates in place, what makes results, and what is on the CPU or copies there.
-
-    The rest may move between GPUs, which are taken to be alike.
-    """
+    """Where operations must be: updates in place, what makes results, what is on the CPU or copies there."""
     made = {slot: index for index, op in enumerate(program.operations) for slot in op.makes}
     pinned = {made[slot] for slot in program.outputs if slot in made} | set(program.in_place)
     sources = [*program.state.values(), *program.inputs]
@@ -239,10 +236,7 @@ def _pinned(program: Program, devices: Sequence[torch.device]) -> dict[int, int]
 def _without_moves(
     program: Program, costs: Sequence[NodeCost], links: LinkSeconds, devices: Sequence[torch.device]
 ) -> list[NodeCost]:
-    """The costs, where moves to the CPU occupy their link and not the CPU.
-
-    What comes from another operation is a transfer of its edge already; what comes from an input is not.
-    """
+    """The costs, where moves of inputs to the CPU occupy their link; others are transfers of their edges."""
     fed = {reader for (_, reader), size in program.edge_bytes.items() if size}
     found: list[NodeCost] = []
     for index, (operation, cost) in enumerate(zip(program.operations, costs, strict=True)):
@@ -258,10 +252,6 @@ def _without_moves(
             seconds = links(devices.index(source), devices.index(target), size)
             found[-1] = cost._replace(seconds=seconds)
     return found
-
-
-def _constant(value: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
-    return lambda: value
 
 
 class CapturedProgram:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from ridgeline.decision.memory.recalling import PREDICTED_BEFORE, predicted_anew
 from ridgeline.decision.profiling import Profiling
 from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
-from ridgeline.decision.trial import LONGEST_S, run_trial, taken_back
+from ridgeline.decision.trial import LONGEST_S, Script, run_trial, taken_back
 from ridgeline.decision.whole_step import OtherFailedError, phase_seconds
 from ridgeline.errors import OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine
@@ -40,12 +40,6 @@ from ridgeline.workers.agree import failing_together, largest_of_workers, share_
 from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from ridgeline.runtime.steps.body.body import LossFunction
-
 
 @dataclass(kw_only=True)
 class PlanChoice:
@@ -58,9 +52,7 @@ class PlanChoice:
     """
 
     world: World
-    model: "nn.Module"
-    loss_fn: "LossFunction"
-    optimizer: "Optimizer"
+    script: Script
     make: Callable[[Plan], PlannedStep]
     describe: Callable[[Callable[[bool], None]], Workload]
     allow: tuple[str, ...]
@@ -92,9 +84,7 @@ class PlanChoice:
         self._again = ToldTrials(
             self._trial, lambda plan: 0.0, self._heartbeat, left=self._left, words="trying again"
         )
-        self._rehearse = Rehearsals(
-            self.model, self.loss_fn, self.optimizer, self.world, self.forms
-        )
+        self._rehearse = Rehearsals(self.script, self.world, self.forms)
 
     def rank(self, example: Any) -> Ranking | None:
         """The ranking whose best plan is to run; None where the step runs as it was written: see `notes`.
@@ -105,10 +95,10 @@ class PlanChoice:
         self._examples = (example,)
         # Made anew: seconds count from the first batch, not from when the script made its step.
         self._budget = Budget(self.seconds, self.world)
-        if calls_model(self.optimizer):
+        if calls_model(self.script.optimizer):
             self._run_as_written(
-                f"since {type(self.optimizer).__name__} calls the loss any number of times, so no trial "
-                "shows how long a step takes; plan=rl.Plan(execution='compiled') compiles the loss"
+                f"since {type(self.script.optimizer).__name__} calls the loss any number of times, so no "
+                "trial shows how long a step takes; plan=rl.Plan(execution='compiled') compiles the loss"
             )
             return None
         try:
@@ -185,7 +175,7 @@ class PlanChoice:
         """Raise, on all workers, where the step of one can take from what cannot be put back."""
         other = SideEffectError("the step of another worker cannot be run again")
         with failing_together(self.world, other):
-            refuse_streams(self.model, self.loss_fn, self.optimizer, list(self._examples))
+            refuse_streams(*self.script, list(self._examples))
 
     def _ranked(self) -> Ranking:
         if self.machine is not None:
@@ -201,7 +191,7 @@ class PlanChoice:
             # In powers of two: a run of a few steps more is the same choice.
             self.steps and self.steps.bit_length(),
             self.clip_norm is None,
-            *step_identity(self.model, self.loss_fn, self.optimizer, self._examples[0]),
+            *step_identity(*self.script, self._examples[0]),
         ]
         at_leisure = remembered.key_of(parts)
         # Who gives more seconds wants more to be tried.
@@ -235,9 +225,7 @@ class PlanChoice:
     def _alone(self, plan: Plan) -> PlannedStep:
         """The step of one worker, whichever others there are."""
         return PlannedStep(
-            self.model,
-            self.loss_fn,
-            self.optimizer,
+            *self.script,
             plan,
             clip_norm=self.clip_norm,
             world=World(0, 1, self.world.local_rank, self.world.device),
@@ -245,9 +233,7 @@ class PlanChoice:
         )
 
     def _phase_seconds(self, plan: Plan, left_s: float) -> Mapping[str, float]:
-        begun = taken_back(
-            self._alone, plan, self.model, self.loss_fn, self.optimizer, self._examples
-        )
+        begun = taken_back(self._alone, plan, self.script, self._examples)
         with contextlib.ExitStack() as stack:
             with failing_together(self.world, OtherFailedError("it begins on no other worker")):
                 step = stack.enter_context(begun)
@@ -340,9 +326,7 @@ class PlanChoice:
             measured = run_trial(
                 self.make,
                 plan,
-                self.model,
-                self.loss_fn,
-                self.optimizer,
+                self.script,
                 self._examples,
                 self.world,
                 self._left,

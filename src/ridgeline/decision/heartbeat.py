@@ -73,9 +73,13 @@ class Heartbeat:
         if silent_s < EVERY_S:
             return EVERY_S - silent_s
         if work is not None and self._say is not None:
-            words = f"{units.seconds(self._clock() - work.begin_s)} so far"
-            if work.expected_s:
-                words += f", about {units.seconds(work.expected_s)} expected"
+            taken_s, expected = self._clock() - work.begin_s, units.seconds(work.expected_s)
+            words = f"{units.seconds(taken_s)} so far"
+            # Said again, what has passed already would be no expectation.
+            if taken_s > work.expected_s > 0.0:
+                words += f", longer than the {expected} expected"
+            elif work.expected_s:
+                words += f", about {expected} expected"
             self._say(f"  still {work.what} ({words})")
         self.spoke()
         return EVERY_S

@@ -20,6 +20,7 @@ from ridgeline.planner.exchanges.exchanges import may_encode
 from ridgeline.planner.trials import staleness
 from ridgeline.planner.trials.whole_steps import held_against_step, is_long
 from ridgeline.probe.groups.group import Group
+from ridgeline.probe.groups.worker_error import in_one_line
 from ridgeline.probe.host.load import listen
 from ridgeline.probe.measure import known_machine, marked, measure, missing_seconds, stand_by
 from ridgeline.programs.compiler_import import importing_compiler
@@ -125,12 +126,7 @@ class Profiling:
         return marked(machine, suspect, retakes) if self.world.rank == 0 else machine
 
     def _profile(self, group: Group | None, refresh: bool) -> Machine | None:
-        """This machine, measured where its saved profile has gaps, assumed where that cannot be.
-
-        None where all of it is to be measured again and there is no time.
-
-        `group` measures, and is ended in either case: nothing is to run beside trials.
-        """
+        """This machine, gaps measured by `group`, which ends, or assumed; None without time to refresh."""
         workload = self._to_measure()
         with group or contextlib.nullcontext(), importing_compiler(self.world.kind):
             machine = self._measured(workload, group, refresh)
@@ -168,7 +164,7 @@ class Profiling:
                     group=group,
                 )
         except (LaunchError, MachineError) as error:
-            why = f"the machine could not be measured ({error}); rates are assumed"
+            why = f"the machine could not be measured ({in_one_line(error)}); rates are assumed"
             return self._assumed(setting, why)
         self.note([line for line in machine.warnings if line not in before])
         if any(entry.setting.device == setting.device for entry in machine.ceilings):
@@ -224,11 +220,7 @@ class Profiling:
         self.note([why])
 
     def _to_measure(self) -> Workload:
-        """The traces whose operators are timed.
-
-        On a GPU single precision is seldom the faster where bf16 is allowed, so it is timed as it is
-        written, and not in another memory format as well.
-        """
+        """The traces whose operators are timed: on a GPU, the step as written and, where allowed, in bf16."""
         workload = self.described()
         narrow = tuple(load for load in workload.variants if load.precision == "bf16")
         if self.world.kind == "cpu" or not narrow:

@@ -7,8 +7,9 @@ all of them hear of it. A program for CPUs can ruin the process that runs it: a 
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ridgeline.decision.trial import Script
 from ridgeline.errors import PlanError, SideEffectError, first_line
 from ridgeline.packages.program_trial import programs_tried_first
 from ridgeline.plan import Plan
@@ -21,12 +22,6 @@ from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.workers.agree import gather_bytes
 from ridgeline.workers.world import World
 
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from ridgeline.runtime.steps.body.body import LossFunction
-
 
 class Rehearsals:
     """What plans ask of the user's own code, tried once by each of several workers alone.
@@ -35,17 +30,8 @@ class Rehearsals:
     in a world of one. `forms` receive what is compiled for it, for the trials.
     """
 
-    def __init__(
-        self,
-        model: "nn.Module",
-        loss_fn: "LossFunction",
-        optimizer: "Optimizer",
-        world: World,
-        forms: CompiledForms,
-    ) -> None:
-        self._model = model
-        self._loss_fn = loss_fn
-        self._optimizer = optimizer
+    def __init__(self, script: Script, world: World, forms: CompiledForms) -> None:
+        self._script = script
         self._world = world
         self._forms = forms
         self._passed: list[Plan] = []
@@ -96,17 +82,14 @@ class Rehearsals:
     def _failure(self, alone: Plan, example: Any) -> str:
         """How a step by this worker alone failed; empty if it did not."""
         world = World(0, 1, self._world.local_rank, self._world.device)
-        model, loss_fn, optimizer = self._model, self._loss_fn, self._optimizer
         kind, forms = world.device.type, self._forms
         first = programs_tried_first([]) if is_compiled(alone) else contextlib.nullcontext()
         try:
             with (
-                undone(model, loss_fn, optimizer, example),
+                undone(*self._script, example),
                 refusing_writes(),
                 first,
-                PlannedStep(
-                    model, loss_fn, optimizer, alone, device=kind, world=world, forms=forms
-                ) as step,
+                PlannedStep(*self._script, alone, device=kind, world=world, forms=forms) as step,
             ):
                 step(example)
         except SideEffectError as error:

@@ -6,7 +6,7 @@ import msgspec
 
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.varied import ShapeWatch
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import RidgelineError, first_line
 from ridgeline.planner import Ranking
 from ridgeline.planner.deferred_compiling import steps_before_compiling
 from ridgeline.planner.labels import label
@@ -84,7 +84,7 @@ def without_best(ranking: Ranking | None, error: RidgelineError) -> Ranking | No
     rest = (c for c in ranking.candidates[1:] if c is not best)
     note = (
         f"trained as {label(best.plan)}, since {label(failed.plan)} failed when training began, though its "
-        f"trial did not: {error}"
+        f"trial did not: {first_line(error)}"
     )
     return msgspec.structs.replace(
         ranking, candidates=(best, *rest, failed), notes=(note, *ranking.notes)

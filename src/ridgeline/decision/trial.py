@@ -5,7 +5,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -60,12 +60,18 @@ LONGEST_S = 600.0
 """A trial that compiles is stopped after this where no seconds were given: something is wrong then."""
 
 
+class Script(NamedTuple):
+    """What a script trains."""
+
+    model: "nn.Module"
+    loss_fn: "LossFunction"
+    optimizer: "Optimizer"
+
+
 def run_trial(
     make: Callable[[Plan], PlannedStep],
     plan: Plan,
-    model: "nn.Module",
-    loss_fn: "LossFunction",
-    optimizer: "Optimizer",
+    script: Script,
     examples: Sequence[Any],
     world: World,
     left: Callable[[], float] = lambda: math.inf,
@@ -93,7 +99,7 @@ def run_trial(
     """
     alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
     parts: PeriodParts | None = None
-    with taken_back(make, plan, model, loss_fn, optimizer, examples) as step:
+    with taken_back(make, plan, script, examples) as step:
         try:
             with limited(plan, world, left()), alone:
                 parts = _run(step, examples, world, left, hopeless_s)
@@ -114,15 +120,13 @@ def run_trial(
 def taken_back(
     make: Callable[[Plan], PlannedStep],
     plan: Plan,
-    model: "nn.Module",
-    loss_fn: "LossFunction",
-    optimizer: "Optimizer",
+    script: Script,
     examples: Sequence[Any],
 ) -> Iterator[PlannedStep]:
     """The step of a plan; it is closed afterwards, and what it has changed is put back. See `run_trial`."""
     with (
-        left_as_found(model, loss_fn),
-        undone(model, loss_fn, optimizer, list(examples)),
+        left_as_found(script.model, script.loss_fn),
+        undone(*script, list(examples)),
         contextlib.closing(make(plan)) as step,
     ):
         yield step
@@ -169,10 +173,7 @@ def _run(
     left: Callable[[], float],
     hopeless_s: float,
 ) -> PeriodParts | None:
-    """Warm up, then run as many steps as their length and the time that is left allow.
-
-    Of an exchange that was measured in parts these; None where all steps exchange, or whole periods ran.
-    """
+    """Warm up, then run as many steps as time allows; the parts in which an exchange was measured."""
     is_limited = math.isfinite(left())
     # A loss may take entries out of its batch: each step has containers of its own, as from a loader.
     batches = map(rebuilt, itertools.cycle(examples))
@@ -240,11 +241,7 @@ def _warmed_up(
     least: int,
     hopeless_s: float,
 ) -> float:
-    """Run steps, `least` of them, until the coming ones are like each other; seconds of the last one.
-
-    With limited seconds a step that is still faster than the one before is not waited for, nor one
-    of more than `hopeless_s`.
-    """
+    """Run `least` steps and on until they settle, or time or hope says enough; seconds of the last one."""
     step_s = spent_s = 0.0
     for number in range(1, max(MOST_WARM_STEPS, least) + 1):
         before_s, step_s = step_s, _timed(step, next(batches), world)

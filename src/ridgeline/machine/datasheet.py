@@ -99,10 +99,7 @@ def stated(device: str, family: str, dtype: str) -> Quantity | None:
     Elementwise operators have none: theirs is the best of all sizes, and small ones stay within a cache.
     Convolutions may exceed it: some algorithms multiply less often than the definition does.
 
-    Args:
-        device: Name of the GPU.
-        family: See `machine.Ceiling`.
-        dtype: Likewise.
+    `device` is the name of the GPU; family and dtype as of `machine.Ceiling`.
     """
     sheet = sheet_of(device)
     if sheet is None:

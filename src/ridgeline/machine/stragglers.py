@@ -38,9 +38,7 @@ class Stragglers(Value, frozen=True, kw_only=True):
     def factor(self, workers: int, steps: int = 1) -> float:
         """How many times as long the slowest of so many workers computes as one alone, on average.
 
-        Args:
-            workers: Who wait for each other.
-            steps: After how many steps they do; what varies from step to step is less of their sum.
+        Workers wait for each other after so many steps: what varies from step to step is less of their sum.
 
         Raises:
             LawError: a number is below 1.

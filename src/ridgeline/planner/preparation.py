@@ -48,10 +48,7 @@ def allowed_s(first_compile_s: float | None, steps: int | None, seconds: float |
     more than half of what the first time took, and some seconds: a plan should not take much longer than
     `torch.compile`.
 
-    Args:
-        first_compile_s: Seconds of preparing the first plan that was compiled and measured; None before that.
-        steps: Of the run; None where they are unknown.
-        seconds: That the user gave.
+    `first_compile_s` is what preparing the first plan took that was compiled and measured; None before that.
     """
     if seconds is not None:
         return seconds

@@ -128,11 +128,7 @@ def _tried(
     trial: Trial,
     retrial: Trial | None,
 ) -> tuple[list[Candidate], list[str], list[str]]:
-    """The candidates after the search, what is tried last and a run-off, where there is room for these.
-
-    Returns:
-        The candidates, what to note, and the algorithms that were tried last.
-    """
+    """The candidates when all was tried, what to note, and the algorithms that were tried last."""
     more = functools.partial(_model_graphs, request)
     candidates, notes, allowance = tried_in_turn(request, candidates, allowance, trial, more)
     # Without a second trial nothing tells plans apart that are as close as these.

@@ -14,6 +14,7 @@ from ridgeline.execution import waiting_as_here
 from ridgeline.machine import Setting
 from ridgeline.probe.attempts import survey_in_group
 from ridgeline.probe.findings import BY_SETTING, Findings, Request
+from ridgeline.probe.groups.worker_error import in_one_line
 
 DEADLINE_S = 240.0
 """The other workers wait in a collective meanwhile, which NCCL by default ends after 10 minutes."""
@@ -34,9 +35,7 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
     On the CPU as many processes measure at once as workers train on this host. Whatever fails becomes a
     warning: training goes on.
 
-    Args:
-        request: What to time.
-        limit_s: Seconds after which the processes of a setting are ended.
+    After `limit_s` seconds the processes of a setting are ended.
 
     Cost: Blocks until the processes are done, at most `DEADLINE_S`.
     """
@@ -48,9 +47,7 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
         try:
             part = survey_in_group(
                 asked,
-                workers=here.workers,
-                threads=here.threads,
-                device=here.device,
+                here,
                 deadline_s=min(DEADLINE_S, limit_s),
                 # The GPU of this worker, so that the timed device is one that will train.
                 first_gpu=torch.cuda.current_device() if here.device == "cuda" else 0,
@@ -58,7 +55,8 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
             )
         except LaunchError as error:
             name = "" if request.workload is None else f" of {request.workload.name}"
-            part = Findings(warnings=(f"operators{name} were not timed at {setting}: {error}",))
+            why = f"operators{name} were not timed at {setting}: {in_one_line(error)}"
+            part = Findings(warnings=(why,))
         found += _as_of(part, setting)
     return found
 

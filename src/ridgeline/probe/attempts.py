@@ -28,16 +28,14 @@ MOST_FAULTS = 5
 
 def survey_in_group(
     request: Request,
+    setting: Setting,
     *,
-    workers: int,
-    threads: int,
-    device: str,
     deadline_s: float,
     first_gpu: int = 0,
     environment: Mapping[str, str] | None = None,
     group: Group | None = None,
 ) -> Findings:
-    """The findings of a group of fresh processes; see `run_in_group` for the arguments.
+    """The findings of a group of fresh processes of a setting; other arguments as of `run_in_group`.
 
     Where an operator of the workload ends a process (an assertion in a kernel, a signal), hangs or exhausts
     the memory, a warning says so, what was found before is kept, and the rest is measured without it. Where
@@ -59,19 +57,19 @@ def survey_in_group(
                 reply = run_in_group(
                     SURVEY,
                     msgspec.json.encode(request),
-                    workers=workers,
-                    threads=threads,
-                    device=device,
+                    workers=setting.workers,
+                    threads=setting.threads,
+                    device=setting.device,
                     deadline_s=max(1.0, limit - time.monotonic()),
                     first_gpu=first_gpu,
                     environment={DIRECTORY: name} | dict(environment or {}),
-                    hanging=lambda reader=reader: reader.hanging(workers, after_s=HANG_S),
+                    hanging=lambda reader=reader: reader.hanging(setting.workers, after_s=HANG_S),
                     group=group,
                 )
                 return found + msgspec.json.decode(reply, type=Findings)
             except WorkerError as error:
                 # A rank that failed for a lost peer may be in no operator; another one then is.
-                entry = reader.entry(error.rank) or reader.any_entry(workers)
+                entry = reader.entry(error.rank) or reader.any_entry(setting.workers)
                 done = _partial(directory)
                 # A late group that has found something has only measured less, which is no failure.
                 if error.is_late and found + done != Findings():

@@ -1,4 +1,4 @@
-"""A value of the profile that is measured field by field: each once, kept as it comes."""
+"""What adds to a profile part by part: each once, kept as it comes, and a warning where that cannot be."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -6,10 +6,13 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ridgeline.codec import Value
-from ridgeline.errors import MachineError
-from ridgeline.machine import Machine
+from ridgeline.errors import LaunchError, MachineError
+from ridgeline.machine import Machine, Setting
+from ridgeline.probe.groups.group import run_in_group
+from ridgeline.probe.groups.worker_error import in_one_line
 
 PREFIX = "not measured: "
+DEADLINE_S = 240.0
 
 
 class FieldProbe(NamedTuple):
@@ -67,6 +70,30 @@ def forgotten(machine: Machine, prefix: str) -> Machine:
     """The profile without the warnings that begin so: what is measured again says itself if it fails."""
     told = tuple(line for line in machine.warnings if not line.startswith(prefix))
     return msgspec.structs.replace(machine, warnings=told)
+
+
+def warned(machine: Machine, warning: str) -> Machine:
+    """The profile with one warning more."""
+    return msgspec.structs.replace(machine, warnings=(*machine.warnings, warning))
+
+
+def measured_apart(target: str, request: bytes, setting: Setting) -> bytes:
+    """What fresh processes reply, as many as a setting has workers; see `run_in_group`.
+
+    Raises:
+        MachineError: they failed; says how in one line.
+    """
+    try:
+        return run_in_group(
+            target,
+            request,
+            workers=setting.workers,
+            threads=setting.threads,
+            device=setting.device,
+            deadline_s=DEADLINE_S,
+        )
+    except LaunchError as error:
+        raise MachineError(in_one_line(error)) from error
 
 
 def _is_of(warning: str, names: frozenset[str]) -> bool:

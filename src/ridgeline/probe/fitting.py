@@ -47,12 +47,7 @@ class Fitted(NamedTuple):
 
 
 def fitted(request: Request, limit_s: float) -> Fitted:
-    """As much of a request as `limit_s` seconds have room for, or the least of it where they have none.
-
-    Args:
-        request: All that is wanted.
-        limit_s: Seconds; infinite leaves the request as it is.
-    """
+    """As much of a request as `limit_s` seconds have room for, or the least of it where they have none."""
     if expected_s(request) <= limit_s:
         return Fitted(request)
     without, notes = _without_codecs(request, limit_s)

@@ -135,11 +135,12 @@ def stand_by(setting: Setting) -> Group:
 
     Cost: See `Group`, whose end ends them.
     """
+    begun = _in_group(setting)
     return Group(
         SURVEY,
-        workers=setting.workers,
-        threads=_group_threads(setting.device),
-        device=setting.device,
+        workers=begun.workers,
+        threads=begun.threads,
+        device=begun.device,
         environment=waiting_as_here(os.environ),
     )
 
@@ -148,14 +149,11 @@ def _surveyed(
     request: Request, deadline_s: float, here: bool, group: Group | None
 ) -> tuple[Findings, HostLoad]:
     """What processes of a group find, and what others took of the host meanwhile; see `measure`."""
-    largest = request.settings[-1]
     # Before workers start, whose own seconds are counted as children's.
     before = counters()
     findings = survey_in_group(
         request,
-        workers=largest.workers,
-        threads=_group_threads(largest.device),
-        device=largest.device,
+        _in_group(request.settings[-1]),
         deadline_s=deadline_s,
         environment=waiting_as_here(os.environ) if here else None,
         group=group,
@@ -163,8 +161,10 @@ def _surveyed(
     return findings, between(before, counters(), findings.ceilings)
 
 
-def _group_threads(device: str) -> int:
-    return 0 if device == "cuda" else identity.host().cores
+def _in_group(setting: Setting) -> Setting:
+    """The same workers with all threads of the host, of which each part takes what it needs."""
+    threads = 0 if setting.device == "cuda" else identity.host().cores
+    return msgspec.structs.replace(setting, threads=threads)
 
 
 class Known(NamedTuple):
@@ -187,10 +187,7 @@ def known_machine() -> Known:
 def marked(machine: Machine, suspect: str, retakes: int) -> Machine:
     """The machine with what is thought of its profile, of which the one in the cache gets a note, too.
 
-    Args:
-        machine: Measured, and then perhaps held against a step: only the marks are kept.
-        suspect: See `Machine`.
-        retakes: See `Machine`.
+    The machine may have been held against a step: only the marks, see `Machine`, are kept.
 
     Cost: Reads and writes one file. Where the cache holds another profile by now, nothing is written.
     """

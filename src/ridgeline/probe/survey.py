@@ -115,10 +115,7 @@ def _rank() -> int:
 
 
 def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None]) -> Findings:
-    """What every rank measures, with threads and generators left as the last setting needed them.
-
-    All that does not take long is visited again when all of it was measured.
-    """
+    """What every rank measures, what is short in several visits; threads and generators stay changed."""
     rank, device = everyone.rank, everyone.device
     groups = {setting: _group_of(setting, everyone) for setting in request.settings}
     parts: defaultdict[tuple[Setting | None, str], list[Findings]] = defaultdict(list)
@@ -173,10 +170,7 @@ def _alone(request: Request, device: torch.device) -> Findings:
 def _at(
     setting: Setting, peers: Peers, request: Request, *, is_first: bool
 ) -> Iterator[tuple[str, Findings]]:
-    """What a visit finds at one setting, part by part: the most informative about the step first.
-
-    Timings of operators come with the first visit alone: their passes take seconds already.
-    """
+    """What a visit finds at one setting, the most telling first; timings come with the first visit."""
     timings: Iterator[tuple[str, Findings]] = iter(())
     if is_first and setting in request.timings and request.workload is not None:
         timings = _all_timings(request, setting, peers)

@@ -47,8 +47,7 @@ class _Work(NamedTuple):
 def held_step(model: StepModel) -> HeldStep:
     """The step of a model that has late reads, of which the last frame ends with the period.
 
-    Args:
-        model: Of a CPU's step.
+    The model is of a CPU's step.
     """
     work = _period(model)
     spans = run_tasks([one.task for one in work], model.slowdown)

@@ -131,12 +131,7 @@ def model_step(
 ) -> StepModel:
     """Frames, pieces, collectives and rates of a step.
 
-    Args:
-        machine: The measured machine.
-        workload: The step of one worker.
-        plan: How it runs.
-        setting: Whose rates hold.
-        programs: What the compiler made of the step, if that is known.
+    `programs` are what the compiler made of the step, if that is known. Other arguments as of `simulate`.
 
     Raises:
         MachineError: the profile lacks a ceiling, or the collectives, that the step needs.
@@ -197,10 +192,7 @@ def model_step(
 def _read_late(
     workload: Workload, plan: Plan, setting: Setting, pieces: dict[str, tuple[Piece, ...]]
 ) -> tuple[tuple[LateRead, ...], dict[str, tuple[Piece, ...]]]:
-    """Where the forward pass waits for held buckets, and the pieces without their update.
-
-    It waits for none on a GPU, see `HELD_ON_GPU`.
-    """
+    """Where forward waits for held buckets (nowhere on a GPU), and the pieces without their update."""
     if plan.workers == 1 or setting.device == "cuda" or not holds(plan.sync):
         return (), pieces
     reads = late_reads(workload, plan.sync, pieces["forward"], pieces["optimizer"])
@@ -334,10 +326,7 @@ def segments(
 ) -> dict[str, tuple[Piece, ...]]:
     """The pieces of `backward/0 ... K`: split after the op that closes each bucket, with its copies.
 
-    Args:
-        backward: The operators of backward, in order.
-        cuts: The buckets in launch order.
-        copies: Per bucket, what is copied into it and after which op.
+    Cuts are in launch order; `copies` are, for each, what is copied into it and after which operator.
     """
     after: dict[int, list[Piece]] = {}
     for bucket in copies:

@@ -72,9 +72,7 @@ def replay(timeline: Timeline, *, with_gaps: bool = False) -> Timeline:
     `wait` is left to follow from the collectives. A collective starts when its bucket is full, so time
     that it was measured to wait for the others counts as its duration.
 
-    Args:
-        timeline: A predicted or measured step whose frames are those of `step_frames`.
-        with_gaps: Whether a frame begins as long after what it waited for as it was recorded to.
+    With gaps a frame begins as long after what it waited for as it was recorded to.
 
     Source: replay error as in Lumos (MLSys 2025), reported apart from the prediction error; gaps between what
         is recorded as in Daydream (Zhu et al., ATC 2020).

@@ -7,6 +7,7 @@ the device computes, every operator starts no earlier than it was issued, and th
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,12 +16,23 @@ from ridgeline.plan import Execution
 from ridgeline.simulator.events import SimTask, run_tasks
 from ridgeline.simulator.frames import Frame
 from ridgeline.simulator.held_steps import held_step
-from ridgeline.simulator.issuing import Issue, issue_step
 from ridgeline.simulator.model import StepModel
-from ridgeline.simulator.pricing.pieces import Piece
+from ridgeline.simulator.pricing.pieces import Piece, issued
 from ridgeline.timeline import Span
 
 _LEAD = "lead"
+SETTLING_STEPS = 4
+"""Steps until each takes as long as the one before: the host then begins as far ahead as it ever will."""
+
+
+class Issue(NamedTuple):
+    """What the host does in one step of the steady state, in seconds from when it begins with it.
+
+    `at_s` has for each frame when each of its pieces had been issued.
+    """
+
+    at_s: dict[str, list[float]]
+    step_s: float
 
 
 def schedule(
@@ -139,6 +151,25 @@ def _inside(model: StepModel, parts: _Parts) -> list[Span]:
     return shown
 
 
+def issue_step(model: StepModel) -> Issue:
+    """Issue the step again and again, as a training loop does.
+
+    Collectives are left out: they have a lane of their own.
+    """
+    host_s = device_s = 0.0
+    issue = Issue({}, 0.0)
+    # Without waits the host never looks at the device, and the first step is as all others.
+    waits = any(piece.waits for held in model.pieces.values() for piece in held)
+    for _ in range(SETTLING_STEPS if waits else 1):
+        begin_s, at_s = host_s, dict[str, list[float]]()
+        for frame in model.frames:
+            held = model.pieces.get(frame.name, ())
+            times_s, host_s, device_s = issued(held, host_s, device_s)
+            at_s[frame.name] = [time_s - begin_s for time_s in times_s]
+        issue = Issue(at_s, host_s - begin_s)
+    return issue
+
+
 def _host_bound(model: StepModel, issue: Issue) -> tuple[list[Span], list[Span]]:
     """Frames and operators when the device waits for launches.
 
@@ -177,8 +208,8 @@ def _issued_tasks(model: StepModel, issue: Issue) -> tuple[list[SimTask], list[t
     host_s = 0.0
     for frame in model.frames:
         kernels: list[Piece] = []
-        issued = zip(model.pieces.get(frame.name, ()), issue.at_s[frame.name], strict=True)
-        for piece, host_s in issued:
+        times_s = issue.at_s[frame.name]
+        for piece, host_s in zip(model.pieces.get(frame.name, ()), times_s, strict=True):
             if piece.has_kernel:
                 kernels.append(piece)
                 tasks.append(SimTask.of(frame, piece.lane_s, host_s))
@@ -216,10 +247,7 @@ def _host(name: str, start_ns: int, end_ns: int) -> Span:
 
 
 def _detail(piece: Piece, start_ns: int, end_ns: int) -> Span:
-    """An operator's span. The times it would take alone, at the ceilings, and to dispatch go along.
-
-    It names its operator by `op`, or all that were fused by `ops`, separated by spaces.
-    """
+    """An operator's span; `op` is its operator, `ops` those that were fused, separated by spaces."""
     attributes: dict[str, str | float | int] = {
         "op": piece.op,
         "module": piece.module,

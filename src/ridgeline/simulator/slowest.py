@@ -18,10 +18,7 @@ def of_slowest(model: StepModel, machine: Machine, plan: Plan) -> StepModel:
     Everything that it computes, issues and encodes takes longer by the average factor of the slowest of the
     plan's workers; the collectives, in which nobody waits any more, take as long as before.
 
-    Args:
-        model: The step of one worker.
-        machine: Its `stragglers` are read.
-        plan: How many wait for each other, and after how many steps.
+    `model` is the step of one worker; the plan says how many wait for each other, and after how many steps.
 
     Source: `laws.slowest_of`. The step of the mean delay stands for the mean of steps, which is the same
         where a step grows by the same time as its computing.

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from ridgeline.errors import WorkloadError
 from ridgeline.optimizer_forms import fits_graph
 from ridgeline.tensors.nests import tensors_in
+from ridgeline.tensors.operator_text import dtype_name
 from ridgeline.tracing.dependencies import dependencies
 from ridgeline.tracing.memory import memory_points
-from ridgeline.tracing.operators.arguments import dtype_name
 from ridgeline.tracing.recorded_step import Recording, Step
 from ridgeline.tracing.recorder import Record, Use
 from ridgeline.tracing.storages import Storages

@@ -77,9 +77,7 @@ def is_opaque(workload: Workload) -> bool:
 def opaque_timings(workload: Workload, setting: Setting) -> tuple[OperatorTiming, ...]:
     """What the opaque operators of a workload took where it was made, as a profile of that machine lists it.
 
-    Args:
-        workload: With its variants; those without opaque operators have none.
-        setting: The setting in which the workload was made.
+    Those of its variants, too; the setting is that in which it was made.
     """
     found: dict[str, OperatorTiming] = {}
     for op in (op for load in (workload, *workload.variants) for op in load.ops):

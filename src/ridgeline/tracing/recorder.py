@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.tensors.nests import tensors_in
+from ridgeline.tensors.operator_text import dtype_name, encode
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operators.accumulation import (
     lone_references,
     may_add_in_place,
     runs_python_backward,
 )
-from ridgeline.tracing.operators.arguments import dtype_name, encode
 from ridgeline.tracing.operators.family import family, is_uncounted
 from ridgeline.tracing.operators.flops import flops
 from ridgeline.tracing.operators.foreign import ForeignWrites, refuse_foreign

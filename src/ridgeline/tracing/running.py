@@ -25,10 +25,7 @@ TIMED_STEPS = 3
 def real_workload(step: Step, name: str, why: str) -> Workload:
     """The workload of a step that really ran: once as it is, then under the recorder.
 
-    Args:
-        step: What to record.
-        name: For reports.
-        why: It could not be traced without running, for the notes.
+    `why` it could not be traced without running is for the notes.
 
     Raises:
         WorkloadError: the loss is no scalar or needs no gradient.

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
 from ridgeline.optimizer_forms import takes_fused_form
-from ridgeline.tracing.operators.arguments import dtype_name
+from ridgeline.tensors.operator_text import dtype_name
 from ridgeline.tracing.operators.operands import storage_address
 from ridgeline.tracing.operators.traffic import tensor_bytes
 from ridgeline.tracing.recorder import Record, StepRecorder, use_of
@@ -80,11 +80,7 @@ def record_optimizer(subject: Subject, recorder: StepRecorder, users: Optimizer)
 
 
 def _scalar(tensor: Tensor, optimizer: Optimizer, *, is_fake: bool) -> float | None:
-    """The number that a scalar of the optimizer stands for; None where a real tensor knows it.
-
-    Raises:
-        WorkloadError: unknown; the caller estimates the step instead.
-    """
+    """The number that a scalar of the optimizer stands for; None where a real tensor knows it."""
     # By storage, since `.item()` may be asked of a view of the counter.
     address = storage_address(tensor)
     for state in optimizer.state.values():

@@ -185,10 +185,8 @@ class Program:
         Values that nothing outside reads never enter the environment, unless they are in `keep`. A slot is
         emptied by the segment that uses it last, where one is last in every order, unless it is in `keep`.
 
-        Args:
-            operations: In an order that `dag` allows.
-            keep: Slots to be filled and not to be emptied.
-            device: Operators that make tensors where this operation was traced make them there instead.
+        `operations` are in an order that `dag` allows. Operators that made tensors where they were traced
+        make them on `device`.
         """
         inside = set(operations)
         nodes = dict.fromkeys(

@@ -5,24 +5,12 @@ order, and an edge needs no sync where it leads from a node of a lane to the nex
 worth while is not asked here: see `merging`.
 """
 
-from typing import NamedTuple
-
-from ridgeline.autoparallel.graphs.dag import Dag, Edge, descendants, members, minimum_equivalent
+from ridgeline.autoparallel.graphs.dag import Dag, descendants, members, minimum_equivalent
 from ridgeline.autoparallel.scheduling.matching import maximum_matching
+from ridgeline.autoparallel.scheduling.schedule import Schedule, in_program_order
 
 
-class Assignment(NamedTuple):
-    """Which node is on which lane; on a lane, nodes run in issue order.
-
-    Lanes are numbered by their first node; `syncs` are (u, v) where v must wait until u, elsewhere, is done.
-    """
-
-    lane_of: tuple[int, ...]
-    num_lanes: int
-    syncs: tuple[Edge, ...]
-
-
-def assign_chains(dag: Dag) -> Assignment:
+def assign_chains(dag: Dag) -> Schedule:
     """Lanes on which no two independent nodes meet, with the fewest syncs that such lanes can have.
 
     That is the number of edges of the minimum equivalent graph less the size of a maximum matching of
@@ -35,13 +23,12 @@ def assign_chains(dag: Dag) -> Assignment:
     """
     reduced = minimum_equivalent(dag)
     next_of = maximum_matching(_masks(reduced))
-    lane_of = _lanes(next_of)
-    syncs = tuple(edge for edge in reduced.edges if next_of[edge[0]] != edge[1])
-    return Assignment(lane_of, 1 + max(lane_of, default=-1), syncs)
+    syncs = (edge for edge in reduced.edges if next_of[edge[0]] != edge[1])
+    return in_program_order(_lanes(next_of), syncs)
 
 
-def share_lanes(dag: Dag, assignment: Assignment) -> Assignment:
-    """The same assignment on fewer lanes: a lane that ends before another begins continues as that one.
+def share_lanes(dag: Dag, schedule: Schedule) -> Schedule:
+    """The same schedule on fewer lanes: a lane that ends before another begins continues as that one.
 
     Independent nodes still never share a lane, and the syncs of `assign_chains` stay as they are: only an
     edge between the two lanes could save one, and it would have been matched.
@@ -50,9 +37,9 @@ def share_lanes(dag: Dag, assignment: Assignment) -> Assignment:
         The fewest lanes for these chains; other chains with as few syncs may need fewer.
     """
     reached = descendants(dag)
-    first = [-1] * assignment.num_lanes
-    last = [-1] * assignment.num_lanes
-    for node, lane in enumerate(assignment.lane_of):
+    first = [-1] * schedule.num_lanes
+    last = [-1] * schedule.num_lanes
+    for node, lane in enumerate(schedule.lane_of):
         # On a lane nodes follow each other in issue order, so the first and the last seen are its ends.
         first[lane] = node if first[lane] < 0 else first[lane]
         last[lane] = node
@@ -60,12 +47,9 @@ def share_lanes(dag: Dag, assignment: Assignment) -> Assignment:
     lane_at = {node: lane for lane, node in enumerate(first)}
     follows = [sum(1 << lane_at[node] for node in members(reached[end] & starts)) for end in last]
     joined = _lanes(maximum_matching(follows))
-    lane_of = tuple(joined[lane] for lane in assignment.lane_of)
-    return Assignment(
-        lane_of,
-        1 + max(lane_of, default=-1),
-        tuple((u, v) for u, v in assignment.syncs if lane_of[u] != lane_of[v]),
-    )
+    lane_of = [joined[lane] for lane in schedule.lane_of]
+    syncs = ((u, v) for u, v in schedule.syncs if lane_of[u] != lane_of[v])
+    return in_program_order(lane_of, syncs)
 
 
 def _masks(dag: Dag) -> list[int]:

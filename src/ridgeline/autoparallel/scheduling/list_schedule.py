@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from ridgeline.autoparallel.graphs.dag import Dag, upward_ranks
 from ridgeline.autoparallel.scheduling.schedule import Schedule, needed_syncs
-from ridgeline.errors import ScheduleError
 
 
 def list_schedule(
@@ -19,15 +18,8 @@ def list_schedule(
 
     A node takes its `seconds`; `sync_s` as of `run_schedule`.
 
-    Raises:
-        ScheduleError: there is no lane.
-
     Source: Graham 1966 (the bound); upward ranks as priorities: Topcuoglu, Hariri, Wu 2002.
     """
-    if num_lanes < 1:
-        raise ScheduleError(
-            f"wanted at least 1 lane, got num_lanes={num_lanes}; say how many workers there are"
-        )
     ranks = upward_ranks(dag, seconds)
     parents, children = dag.parents(), dag.children()
     left = [len(before) for before in parents]

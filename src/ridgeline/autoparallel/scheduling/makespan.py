@@ -7,6 +7,7 @@ model knows nothing of the order in which a device takes up the blocks of two ke
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,6 @@ from ridgeline.autoparallel.graphs.dag import Dag, critical_path
 from ridgeline.autoparallel.scheduling.placement import Transfer
 from ridgeline.autoparallel.scheduling.schedule import Schedule
 from ridgeline.codec import Value
-from ridgeline.errors import ScheduleError
 
 
 class NodeCost(NamedTuple):
@@ -36,35 +36,20 @@ class Times(NamedTuple):
         return max(self.ends, default=0.0)
 
 
-def run_schedule(
-    costs: Sequence[NodeCost],
-    schedule: Schedule,
-    *,
-    sync_s: float = 0.0,
-    devices: Sequence[int] | None = None,
-) -> Times:
-    """When each node starts and ends. The schedule must be valid, see `check_schedule`.
+def run_schedule(costs: Sequence[NodeCost], schedule: Schedule, *, sync_s: float = 0.0) -> Times:
+    """When each node starts and ends, where all lanes share one device.
 
     Args:
         costs: For each node what it costs alone.
-        schedule: Who runs where.
+        schedule: Who runs where; valid, see `check_schedule`.
         sync_s: Seconds from the end of a node until one that waits for it on another lane can start.
-        devices: For each lane its device: lanes of one device share it. None: all share one.
-
-    Raises:
-        ScheduleError: the costs are those of another graph.
 
     Cost: O((n + syncs) log n) for n nodes; about 10 us a node.
 
     Source: processor sharing on a virtual clock, which runs slower the fuller the device is, so that the
         ends of running nodes never change their order (as in fair queueing: Demers, Keshav, Shenker 1989).
     """
-    if len(costs) != len(schedule.order):
-        raise ScheduleError(
-            f"wanted one cost for each of {len(schedule.order)} nodes, got {len(costs)} costs; "
-            "measure the program that was scheduled"
-        )
-    return _Clock(costs, schedule, sync_s, devices).run()
+    return _Clock(costs, schedule, sync_s).run()
 
 
 class _Device:
@@ -84,26 +69,17 @@ class _Device:
         self.now = now
 
     def next_end(self) -> float:
+        if not self.ends:
+            return math.inf
         return self.now + (self.ends[0][0] - self.virtual) * max(1.0, self.fill)
 
 
 class _Clock:
-    def __init__(
-        self,
-        costs: Sequence[NodeCost],
-        schedule: Schedule,
-        sync_s: float,
-        devices: Sequence[int] | None,
-    ) -> None:
+    def __init__(self, costs: Sequence[NodeCost], schedule: Schedule, sync_s: float) -> None:
         count = len(costs)
         self.costs = costs
         self.sync_s = sync_s
-        shared = _Device()
-        numbers = [0] * schedule.num_lanes if devices is None else devices
-        # One entry for each number: lanes of one device have to share its fill and its clock.
-        made = {number: shared if devices is None else _Device() for number in numbers}
-        self.devices = list(made.values())
-        self.device_of = [made[numbers[lane]] for lane in schedule.lane_of]
+        self.device = _Device()
         self.left = [0] * count
         self.after: list[list[int]] = [[] for _ in range(count)]
         self.next_of = [-1] * count
@@ -121,20 +97,17 @@ class _Clock:
         heapq.heapify(self.coming)
 
     def run(self) -> Times:
-        while True:
-            busy = [device for device in self.devices if device.ends]
-            ending = min(busy, key=_Device.next_end) if busy else None
+        while self.coming or self.device.ends:
             # At the same moment ends come first: they make room before the next node fills the device.
-            if self.coming and (ending is None or self.coming[0][0] < ending.next_end()):
+            if self.coming and self.coming[0][0] < self.device.next_end():
                 now, node = heapq.heappop(self.coming)
                 self._start(node, now)
-            elif ending is not None:
-                self._finish(ending)
             else:
-                return Times(tuple(self.starts), tuple(self.ends))
+                self._finish()
+        return Times(tuple(self.starts), tuple(self.ends))
 
     def _start(self, node: int, now: float) -> None:
-        device = self.device_of[node]
+        device = self.device
         device.advance(now)
         self.starts[node] = now
         seconds, fill = self.costs[node]
@@ -142,7 +115,8 @@ class _Clock:
         heapq.heappush(device.ends, (device.virtual + seconds, node))
         device.fill += fill
 
-    def _finish(self, device: _Device) -> None:
+    def _finish(self) -> None:
+        device = self.device
         now = device.next_end()
         device.advance(now)
         end, node = heapq.heappop(device.ends)

@@ -42,10 +42,7 @@ def _pair(left: int, open_to: int, right_of: list[int], left_of: dict[int, int])
 def _layers(
     neighbours: Sequence[int], right_of: Sequence[int], left_of: dict[int, int], free: int
 ) -> list[int]:
-    """Right vertices by their distance from a left vertex without partner; the last layer is free.
-
-    Empty when no free right vertex can be reached: the matching is maximum.
-    """
+    """Right vertices by distance from a left one without partner, the last layer free; none where none is."""
     layers: list[int] = []
     seen = 0
     frontier = [left for left, right in enumerate(right_of) if right < 0]
@@ -70,10 +67,7 @@ def _augment(
     right_of: list[int],
     left_of: dict[int, int],
 ) -> int:
-    """Turn one shortest path from `left` around, using up its vertices in `layers`.
-
-    The bit of the right vertex that is free no more; 0 when there is no path left.
-    """
+    """Turn a shortest path from `left` around; the bit of the right vertex that it uses up, or 0."""
     path = [(left, 0)]
     while path:
         here, _ = path[-1]

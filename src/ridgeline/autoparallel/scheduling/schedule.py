@@ -1,10 +1,9 @@
 """`Schedule`: what runs on which lane, in which order, and who waits for whom; and its proof."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ridgeline.autoparallel.graphs.dag import Dag, Edge, descendants, minimum_equivalent
-from ridgeline.autoparallel.scheduling.chains import Assignment
 from ridgeline.codec import Value
 from ridgeline.errors import ScheduleError
 
@@ -55,19 +54,19 @@ class Schedule(Value, frozen=True, kw_only=True):
         )
 
 
-def schedule_of(dag: Dag, assignment: Assignment) -> Schedule:
-    """The schedule of an assignment: nodes are issued in the order of the program."""
+def in_program_order(lane_of: Sequence[int], syncs: Iterable[Edge]) -> Schedule:
+    """A schedule whose nodes are issued in the order of the program."""
     return Schedule(
-        lanes=tuple(f"compute:{index}" for index in range(assignment.num_lanes)),
-        lane_of=assignment.lane_of,
-        order=tuple(range(dag.num_nodes)),
-        syncs=assignment.syncs,
+        lanes=tuple(f"compute:{index}" for index in range(1 + max(lane_of, default=-1))),
+        lane_of=tuple(lane_of),
+        order=tuple(range(len(lane_of))),
+        syncs=tuple(syncs),
     )
 
 
 def serial_schedule(dag: Dag) -> Schedule:
     """Everything on one lane, in the order of the program."""
-    return schedule_of(dag, Assignment((0,) * dag.num_nodes, min(1, dag.num_nodes), ()))
+    return in_program_order((0,) * dag.num_nodes, ())
 
 
 def needed_syncs(dag: Dag, lane_of: Sequence[int], order: Sequence[int]) -> tuple[Edge, ...]:

@@ -194,11 +194,7 @@ def _steps(
     landings: Mapping[int | Copy, Sequence[int | Copy]],
     traffic: Traffic,
 ) -> list[Step]:
-    """The order with copies and arrivals.
-
-    A copy comes behind what makes its value, or, if that has to arrive, before its first reader; copies of
-    inputs go first, by need. An arrival comes before the first step that reads what has landed, or last.
-    """
+    """The order with copies, as early as their values are there, and arrivals, as late as they are needed."""
     place = {operation: index for index, operation in enumerate(order)}
     first_reader = {copy: min(map(place.__getitem__, readers)) for copy, readers in copies.items()}
     landed: dict[int | Copy, list[int | Copy]] = {}

@@ -18,6 +18,8 @@ from ridgeline.planner import Candidate, Ranking
 
 MOST_KEPT = 200
 """Choices kept; the oldest go first."""
+THEN = "when it was chosen: "
+"""How reasons of a remembered choice begin: their figures are of that start, beside those of this one."""
 
 
 class Remembered(Noun, frozen=True, kw_only=True):
@@ -69,12 +71,23 @@ def noted(ranking: Ranking, best: Candidate, how: str) -> Ranking:
         f"chosen by an earlier start on this machine for the same step, {how}; reasons name what was "
         "measured then"
     )
-    return msgspec.structs.replace(
+    replace = msgspec.structs.replace
+    choices = tuple(
+        replace(one, reason=_then(one.reason)) if one.origin == "search" else one
+        for one in best.plan.choices
+    )
+    best = replace(best, plan=replace(best.plan, choices=choices), why=_then(best.why))
+    return replace(
         ranking,
         candidates=(best, *ranking.candidates[1:]),
         # The note of the start before is left out, or each start would add one.
         notes=(note, *(n for n in ranking.notes if n != note)),
     )
+
+
+def _then(reason: str) -> str:
+    # What is kept again after a start says so already.
+    return reason if reason.startswith(THEN) else f"{THEN}{reason}"
 
 
 def _path(directory: Path, key: str) -> Path:

@@ -216,10 +216,7 @@ def searched_bucket_bytes(
 def _ready_seconds(
     machine: Machine, workload: Workload, plan: Plan, ops: Sequence[int]
 ) -> tuple[list[float], list[float]]:
-    """When each of some operators of backward is done, from its start, and the seconds of its kernels.
-
-    The operator -1 stands for the end.
-    """
+    """When operators of backward are done, from its start (-1: all), and the seconds of its kernels."""
     setting = setting_of(machine, workload, plan)
     priced = price_execution(machine, workload, setting, plan)
     mode = MODES[plan.execution]

@@ -121,12 +121,7 @@ def only_timed(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[s
 
 
 def is_due_beside(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
-    """Whether a candidate may be tried: one that holds buckets is timed against one that waits, so behind it.
-
-    Args:
-        candidate: That is to be tried.
-        candidates: Some of them tried.
-    """
+    """Whether a candidate may be tried: one that holds buckets, only behind one that waits."""
     return not holds(candidate.plan.sync) or any(
         other.measured is not None
         and other.plan.workers == candidate.plan.workers

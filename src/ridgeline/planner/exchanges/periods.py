@@ -58,11 +58,7 @@ def exchange_steps(sync: Sync) -> int:
 def sampling(sync: Sync, least: int, step_s: float, longest_s: float) -> Sampling:
     """What to measure so that the mean over a period is known: in parts, where that takes fewer steps.
 
-    Args:
-        sync: The plan's.
-        least: Steps that the median wants.
-        step_s: Seconds of a step without exchange.
-        longest_s: That the steps may take.
+    `least` steps are wanted for the median; a step without exchange takes `step_s`, all at most `longest_s`.
     """
     whole = period_steps(sync, least, step_s, longest_s)
     others = exchange_steps(sync)

@@ -120,10 +120,7 @@ def _moved(predicted: Timeline, trial: Timeline) -> _Frames:
 
 
 def _measured(trial: Timeline) -> dict[tuple[str, Lane, int], list[tuple[int, int]]]:
-    """(start, end) of the trial's frames by name and place, in the length of its median step.
-
-    The frames are those of one worker, the step may be that of a slower one: they stretch alike.
-    """
+    """(start, end) of the trial's frames by name and place, stretched to the length of its median step."""
     extent = max((span.end_ns for span in trial.frames), default=0)
     found: dict[tuple[str, Lane, int], list[tuple[int, int]]] = {}
     for span in trial.frames if extent else ():

@@ -55,10 +55,7 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
 
 
 def _ratio_alone(tried: Candidate) -> float:
-    """What a step took over its prediction, both without what they wait for exchanges.
-
-    A plan that exchanges in other steps waits for something else, of which a miss says nothing.
-    """
+    """What a step took over its prediction, without waits: plans that exchange in other steps have others."""
     assert tried.measured is not None
     measured, predicted = (
         timeline.step_ns - timeline.total_ns("wait")

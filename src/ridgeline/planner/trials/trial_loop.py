@@ -172,10 +172,7 @@ def _as_written(plan: Plan, fixed: Mapping[str, object]) -> Plan:
 
 
 def _holds_alike(plan: Plan, tried: Plan, device: str) -> bool:
-    """Whether a plan captures what the tried one does, the whole step or its model.
-
-    Of a model, one that is compiled may have failed for that alone.
-    """
+    """Whether a plan captures what the tried one does; a compiled model may have failed for that alone."""
     mode = MODES[plan.execution]
     if MODES[tried.execution].replays_model:
         return mode.replays_model and (mode.is_compiled or not is_compiled(tried))

@@ -179,10 +179,7 @@ def could_win(
 def _at_best_s(
     candidate: Candidate, tried: Sequence[Candidate], device: str, steps: int | None
 ) -> float:
-    """What a candidate may cost at best, for all that is known from its nearest tried relative.
-
-    How it computes is in doubt; what its exchanges take is, where the relative exchanges otherwise.
-    """
+    """What a candidate may cost at best; exchanges are in doubt where its tried relative has others."""
     # The relative that says most: of others the doubt would be larger, and with it the number of trials.
     nearest = min(tried, key=lambda c: _doubt(candidate.plan, c.plan, device))
     kept = 1.0 - _doubt(candidate.plan, nearest.plan, device)
@@ -350,10 +347,7 @@ def _turn(
 
 
 def _representatives(candidates: Sequence[Candidate]) -> list[int]:
-    """The simplest of every kind among those expected to take equal time, and others that differ noticeably.
-
-    Plans alike but for their buckets, or for how their one program is called, are of one kind.
-    """
+    """The simplest of each kind among those of about equal time; buckets make no kinds, nor do callers."""
     kinds: dict[int, list[int]] = {}
     for index, candidate in enumerate(candidates):
         kind = next((k for k in kinds if _is_same_kind(candidates[k], candidate)), index)

@@ -132,9 +132,7 @@ def seconds_of(spans: Sequence[BlockSpan]) -> Quantity:
 def rate_of(spans: Sequence[BlockSpan], num_bytes: int) -> Quantity:
     """Bytes per second of all threads together, one sample for each tenth of the blocks.
 
-    Args:
-        spans: In the order of their ends; at least one.
-        num_bytes: Of a block.
+    Spans are of blocks of `num_bytes`, in the order of their ends; at least one.
     """
     # A tenth begins where the one before ended, so that pauses between blocks count.
     at_s = min(span.begun_s for span in spans)

@@ -11,7 +11,7 @@ from ridgeline import units
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.machine.storage import Access, Operation, Storage, described
-from ridgeline.probe.fields import forgotten
+from ridgeline.probe.fields import forgotten, warned
 from ridgeline.probe.files.blocks import BlockSpan, rate_of, seconds_of
 from ridgeline.probe.files.storage import BLOCK_BYTES, PIECE_BYTES, Scratch, shown
 from ridgeline.probe.host.mounts import mount_of
@@ -93,8 +93,7 @@ def with_storage(
                 machine = keep(msgspec.structs.replace(machine, storage=(*others, storage)))
     except (OSError, MachineError) as error:
         reason = str(error) if isinstance(error, MachineError) else _refusal(folder, error)
-        warnings = (*machine.warnings, f"{PREFIX}{reason}")
-        machine = msgspec.structs.replace(machine, warnings=warnings)
+        return warned(machine, f"{PREFIX}{reason}")
     return machine
 
 

@@ -58,10 +58,7 @@ def kernels() -> dict[str, Kernel]:
 def compiled(library: ctypes.CDLL, source: bytes, architecture: str) -> bytes:
     """A source as a program for one architecture of GPUs.
 
-    Args:
-        library: NVRTC.
-        source: CUDA C++ that includes nothing.
-        architecture: Such as `sm_90`.
+    The source is CUDA C++ that includes nothing; an architecture is such as `sm_90`.
 
     Raises:
         MachineError: the compiler refuses it; the first line of what it says is in the message.
@@ -112,9 +109,7 @@ def nvrtc() -> ctypes.CDLL:
 def library_names(version: str, packages: Path) -> list[str]:
     """Under which names NVRTC may be found, likeliest first.
 
-    Args:
-        version: Of CUDA, such as `12.8`.
-        packages: The folder that torch's own is in.
+    The version is that of CUDA, such as `12.8`; `packages` is the folder that torch's own is in.
     """
     name = f"libnvrtc.so.{version.partition('.')[0]}"
     found = (str(path) for folder in FOLDERS for path in sorted(packages.glob(f"{folder}/{name}")))

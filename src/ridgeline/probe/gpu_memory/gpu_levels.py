@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 import msgspec
 
 from ridgeline.codec import Value
-from ridgeline.errors import LaunchError, MachineError
-from ridgeline.machine import Machine
+from ridgeline.errors import MachineError
+from ridgeline.machine import Machine, Setting
 from ridgeline.machine.gpu_levels import (
     BlocksCurve,
     BlocksPoint,
@@ -23,8 +23,7 @@ from ridgeline.machine.gpu_levels import (
     SizedRate,
 )
 from ridgeline.machine.quantity import Sampled
-from ridgeline.probe.fields import FieldProbe, with_fields
-from ridgeline.probe.groups.group import run_in_group
+from ridgeline.probe.fields import FieldProbe, measured_apart, with_fields
 from ridgeline.probe.host.memory_levels import enough
 
 SMALLEST, SMALLEST_READ, LARGEST = 16 << 10, 256 << 10, 4 << 30
@@ -43,7 +42,6 @@ SHARED_BYTES = 64
 SAMPLES, SAMPLE_S = 11, 2e-3
 """A sample is a hundred times what a launch takes."""
 LEAST_LOADS = 1 << 12
-DEADLINE_S = 240.0
 Field = Literal["stairs", "blocks", "sizes"]
 
 
@@ -92,10 +90,7 @@ def with_gpu_levels(
 ) -> Machine:
     """The profile with what it lacks of `Machine.gpu`, kept after each field; without a GPU as it is.
 
-    Args:
-        machine: What is known of this host.
-        keep: See `fields.with_fields`.
-        say: Takes a line before each field.
+    Arguments as of `fields.with_fields`.
 
     Cost: the first GPU for about 5 s, of whose memory 4 GiB or a quarter of what is free are taken, and a
         process for each field, which starts in seconds. Where kernels cannot be compiled, sizes alone are
@@ -218,23 +213,10 @@ def numbers_of_blocks(multiprocessors: int) -> tuple[int, ...]:
 
 
 def _asked(field: Field) -> Value:
-    """What a fresh process finds of a field on the first GPU.
-
-    Raises:
-        MachineError: it failed, or says why it found nothing.
-    """
+    """What a fresh process finds of a field on the first GPU; a MachineError where it finds nothing."""
     # In a process of its own: a kernel that fails takes its context with it.
-    try:
-        text = run_in_group(
-            f"{__name__}:in_worker",
-            field.encode(),
-            workers=1,
-            threads=1,
-            device="cuda",
-            deadline_s=DEADLINE_S,
-        )
-    except LaunchError as error:
-        raise MachineError(str(error)) from error
+    one = Setting(device="cuda", threads=1)
+    text = measured_apart(f"{__name__}:in_worker", field.encode(), one)
     reply = msgspec.json.decode(text, type=FieldReply)
     found: Value | None = getattr(reply, field)
     if found is None:

@@ -30,9 +30,7 @@ class OperatorEntry(NamedTuple):
 class ProbeJournal:
     """Writes the journal of one worker; as a context it says at the end that nothing is being issued.
 
-    Args:
-        path: The file; it is made here.
-        variant: Which trace is replayed: 0 for the workload itself, then its variants.
+    `variant` says which trace is replayed: 0 for the workload itself, then its variants.
     """
 
     def __init__(self, path: Path, variant: int) -> None:

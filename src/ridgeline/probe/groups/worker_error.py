@@ -9,10 +9,11 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.codec import write_atomically
-from ridgeline.errors import LaunchError
+from ridgeline.errors import LaunchError, RidgelineError
 from ridgeline.host.signal_names import signal_name
 
 TAIL_LINES = 12
+_TAIL = "; its last output:\n"
 
 
 class Raised(NamedTuple):
@@ -79,8 +80,8 @@ def failure(target: str, workers: int, codes: Mapping[int, int], directory: Path
         advice = "the system may be out of memory; use fewer workers or a smaller batch"
     lines = _tail(directory, rank)
     return WorkerError(
-        f"wanted {workers} workers to finish {target}, got {how} from rank {rank} of {workers}; "
-        f"its last output:\n{_shown(lines)}\n{advice}",
+        f"wanted {workers} workers to finish {target}, got {how} from rank {rank} of {workers}{_TAIL}"
+        f"{_shown(lines)}\n{advice}",
         rank=rank,
         how=how,
         signal=max(0, -code),
@@ -96,8 +97,8 @@ def lateness(
     within = f"within {units.seconds(deadline_s)}"
     lines = _tail(directory, rank)
     return WorkerError(
-        f"wanted {workers} workers to finish {target} {within}, got no end from rank {rank} of {workers}; "
-        f"its last output:\n{_shown(lines)}\ngive a longer deadline, or less work",
+        f"wanted {workers} workers to finish {target} {within}, got no end from rank {rank} of {workers}"
+        f"{_TAIL}{_shown(lines)}\ngive a longer deadline, or less work",
         rank=rank,
         how=f"no end {within}",
         is_late=True,
@@ -107,12 +108,22 @@ def lateness(
 
 def standstill(target: str, workers: int, rank: int, directory: Path) -> WorkerError:
     """Of a rank that makes no progress."""
+    lines = _tail(directory, rank)
     return WorkerError(
-        f"wanted progress in {target}, got none from rank {rank} of {workers}; its last output:\n"
-        f"{_shown(_tail(directory, rank))}\nleave out what it hangs in",
+        f"wanted progress in {target}, got none from rank {rank} of {workers}{_TAIL}{_shown(lines)}\n"
+        "leave out what it hangs in",
         rank=rank,
         how="it hangs",
+        last_line=_last(lines),
     )
+
+
+def in_one_line(error: RidgelineError) -> str:
+    """What an error says, for a note: of a worker's output only the last line."""
+    if not isinstance(error, WorkerError):
+        return " ".join(str(error).split())
+    head = str(error).partition(_TAIL)[0]
+    return f"{head}: {error.last_line}" if error.last_line else head
 
 
 def _first_to_fail(codes: Mapping[int, int], directory: Path) -> int:

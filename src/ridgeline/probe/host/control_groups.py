@@ -27,8 +27,7 @@ class Periods(NamedTuple):
 def cpu_periods(root: Path = ROOT) -> Periods | None:
     """Of the group, of this process's and those above it, that was throttled most; None where none counts.
 
-    Args:
-        root: Where `proc` and `sys` are.
+    Below `root` are `proc` and `sys`.
 
     Source: cgroup-v2.rst and scheduler/sched-bwc.rst (`cpu.stat`: `nr_periods`, `nr_throttled`).
     """
@@ -45,8 +44,7 @@ def cpu_periods(root: Path = ROOT) -> Periods | None:
 def cpu_quota(root: Path = ROOT) -> Grant | None:
     """Cores' worth of CPU time, e.g. 1.5; None where nothing limits it.
 
-    Args:
-        root: Where `proc` and `sys` are.
+    Below `root` are `proc` and `sys`.
 
     Source: Documentation/admin-guide/cgroup-v2.rst (`cpu.max`), scheduler/sched-bwc.rst (`cpu.cfs_quota_us`).
     """
@@ -125,11 +123,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _below(mount: Mount, path: str) -> PurePosixPath:
-    """A group's place below where its hierarchy is mounted.
-
-    A container often sees only its own part of the hierarchy, and the path of its group from the host's top:
-    then the group is where that part is mounted.
-    """
+    """A group's place below its mount; where only a part of the hierarchy is seen, that part's top."""
     group = PurePosixPath(path)
     if ".." not in group.parts and group.is_relative_to(mount.root):
         return group.relative_to(mount.root)

@@ -34,9 +34,6 @@ TOGETHER = 0.9
 def measure_false_sharing(system: Path = SYSTEM) -> FalseSharing:
     """Seconds of an increment by the distance to the counter that another core increments.
 
-    Args:
-        system: Where the system describes its processors.
-
     Raises:
         MachineError: there is no C compiler to make the loops with.
 
@@ -84,8 +81,7 @@ def together(
 ) -> list[tuple[float, ...]]:
     """Seconds of an increment of the slower thread, of each round in which both always counted at once.
 
-    Args:
-        rounds: For each the spans of both threads, by distance.
+    Rounds are the spans of both threads, by distance.
     """
     return [
         tuple(max(span.end - span.begin for span in pair) / INCREMENTS for pair in spans)
@@ -101,10 +97,7 @@ def _share(one: CountingSpan, other: CountingSpan) -> float:
 
 
 def _count(cores: Sequence[int]) -> list[list[tuple[CountingSpan, CountingSpan]]]:
-    """Spans of two threads that count at once, by round and distance.
-
-    Both run the same schedule and meet before each sample, in C, at a gate of that sample's own.
-    """
+    """Spans of two threads that count at once, by round and distance; both meet at a gate before each."""
     count, met = library().ridgeline_count, threading.Barrier(len(cores))
     # In turns, so that the cores' clocks are the same for all distances.
     schedule = DISTANCES * (ROUNDS + 1)  # one round warms up

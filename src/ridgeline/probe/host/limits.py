@@ -44,8 +44,7 @@ FILES = (
 def limits(root: Path = ROOT) -> tuple[Limit, ...]:
     """The limits that bite: less than the host has, or a number that a program may come to.
 
-    Args:
-        root: Where `proc`, `sys` and `dev` are.
+    Below `root` are `proc`, `sys` and `dev`.
 
     Cost: Reads some twenty small files.
     """

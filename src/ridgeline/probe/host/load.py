@@ -46,10 +46,7 @@ class Counters(NamedTuple):
 def processors(text: str, cores: Collection[int], ticks_per_s: float) -> Processors | None:
     """Seconds of the cores that this process may use; None where the system reports none of them.
 
-    Args:
-        text: Of /proc/stat.
-        cores: By number; the system's other cores do not disturb.
-        ticks_per_s: The unit of its numbers, usually 100.
+    The text is that of /proc/stat, in ticks; the system's other cores do not disturb.
     """
     found: list[list[float]] = []
     for line in text.splitlines():
@@ -71,10 +68,7 @@ def processors(text: str, cores: Collection[int], ticks_per_s: float) -> Process
 def between(before: Counters, after: Counters, ceilings: Sequence[Ceiling] = ()) -> HostLoad:
     """What others took between two moments.
 
-    Args:
-        before: When the measurement began.
-        after: When it had ended.
-        ceilings: That it found: samples that spread tell of load that nobody counts.
+    Samples of ceilings that spread tell of load that nobody counts.
     """
     others = stolen = throttled = spread = None
     first, last = before.processors, after.processors
@@ -97,9 +91,7 @@ def between(before: Counters, after: Counters, ceilings: Sequence[Ceiling] = ())
 def counters(root: Path = ROOT, *, own_s: float | None = None) -> Counters:
     """The counters now.
 
-    Args:
-        root: Where `proc` and `sys` are.
-        own_s: Seconds that are nobody else's; None: those of this process and its children.
+    `own_s` are seconds that are nobody else's; None: those of this process and its children.
 
     Cost: Reads some ten small files, and one for each child.
     """

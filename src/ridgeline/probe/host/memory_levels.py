@@ -37,9 +37,7 @@ Sample = Callable[[], float]
 class Mapped:
     """So many bytes of memory of their own.
 
-    Args:
-        num_bytes: At least 8.
-        large_pages: Whether the system is asked for large ones, or asked to give none.
+    At least 8; the system is asked for large pages, or to give none.
 
     Cost: none until they are written.
     """
@@ -79,11 +77,7 @@ class Mapped:
 class Walked(Mapped):
     """So many bytes of memory of their own, with a random walk through all of their lines.
 
-    Args:
-        num_bytes: At least two lines.
-        seed: Of the walk.
-        large_pages: See `Mapped`.
-        like: Of the same size: the walk is the same, which is laid sooner.
+    At least two lines. A walk `like` another one of the same size is laid sooner.
 
     Cost: allocates them, and as much again while the walk is laid.
     """

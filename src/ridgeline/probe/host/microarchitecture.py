@@ -19,10 +19,7 @@ def with_microarchitecture(
 ) -> Machine:
     """The profile with what it lacks of `Machine.microarchitecture`, kept after each part.
 
-    Args:
-        machine: What is known of this host.
-        keep: See `fields.with_fields`.
-        say: Takes a line before each part.
+    Arguments as of `fields.with_fields`.
 
     Cost: one core for about 20 s, and two for 3 s, and memory of eight times the largest cache, at most a
         quarter of what is free. Without a C compiler nothing is measured, and a warning says so.

@@ -20,8 +20,7 @@ class Mount(NamedTuple):
 def mounts(root: Path = Path("/")) -> tuple[Mount, ...]:
     """All mounts, in the order in which they were made; none where the system keeps no such list.
 
-    Args:
-        root: Where `proc` is.
+    Below `root` is `proc`.
 
     Source: proc_pid_mountinfo(5): after the sixth word there are optional ones, and then a lone hyphen.
     """
@@ -39,9 +38,7 @@ def mounts(root: Path = Path("/")) -> tuple[Mount, ...]:
 def mount_of(path: Path, root: Path = Path("/")) -> Mount:
     """The mount in which a path lies: the nearest above it, and of several there the last.
 
-    Args:
-        path: Absolute; links in it are followed.
-        root: See `mounts`.
+    The path is absolute; links in it are followed.
     """
     above = [mount for mount in mounts(root) if path.resolve().is_relative_to(mount.point)]
     longest = max((len(mount.point.parts) for mount in above), default=0)

@@ -28,10 +28,7 @@ def measure_nodes(
 ) -> Nodes:
     """The nodes, and where there are several, loads and reading from each to each.
 
-    Args:
-        num_bytes: That are walked through on each node.
-        system: Where the system describes its nodes.
-        process: Where it says on which nodes the memory of this process lies.
+    `num_bytes` are walked through on each node.
 
     Raises:
         MachineError: there are several, and no C compiler to make the loops with.

@@ -20,9 +20,7 @@ ENOUGH = 0.9
 def measure_pages(num_bytes: int, settings: Path = SETTINGS) -> Pages:
     """Seconds of loads at random, in small pages and in large.
 
-    Args:
-        num_bytes: That are walked through, in each; a power of two.
-        settings: Where the system describes its large pages.
+    `num_bytes`, a power of two, are walked through in each.
 
     Raises:
         MachineError: there is no C compiler to make the loops with.
@@ -62,11 +60,7 @@ def _loads(small: tuple[float, ...], large: tuple[float, ...] | None) -> PageLoa
 def refusal(num_bytes: int, before: int | None, after: int | None, settings: Path) -> str:
     """Why what was asked for in large pages is not there; empty where it is.
 
-    Args:
-        num_bytes: That were asked for.
-        before: Bytes of this process in large pages before; None where the system does not tell.
-        after: Alike, when all were written.
-        settings: Where the system describes its large pages.
+    `before` and `after` are bytes of this process in large pages; None where the system does not tell.
     """
     if before is None or after is None:
         return "the system does not say what lies in large pages"

@@ -9,7 +9,7 @@ from ridgeline import units
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.machine.stairs import Stair
-from ridgeline.probe.fields import forgotten
+from ridgeline.probe.fields import forgotten, warned
 from ridgeline.probe.host.caches import Cache, caches
 from ridgeline.probe.host.fingerprint import memory_bytes
 from ridgeline.probe.host.memory_levels import Walked
@@ -28,10 +28,7 @@ def with_stairs(
 ) -> Machine:
     """The profile with a stair for each size that it lacks, kept after each.
 
-    Args:
-        machine: What is known of this host.
-        keep: See `fields.with_fields`.
-        say: Takes a line before each size.
+    Arguments as of `fields.with_fields`.
 
     Cost: one core for about 40 s, and memory of four times the largest cache, at most a quarter of what is
         free. Without a C compiler nothing is walked through, and a warning says so.
@@ -45,8 +42,7 @@ def with_stairs(
         try:
             stairs[size] = stair(size, say, f" ({number} of {len(missing)})")
         except MachineError as error:
-            warnings = (*machine.warnings, f"{PREFIX}{error}")
-            return msgspec.structs.replace(machine, warnings=warnings)
+            return warned(machine, f"{PREFIX}{error}")
         ordered = tuple(stairs[each] for each in sorted(stairs))
         machine = keep(msgspec.structs.replace(machine, stairs=ordered))
     return machine
@@ -79,10 +75,7 @@ def room_bytes() -> int:
 def sizes(caches: Sequence[Cache], most_bytes: int, *, quick: bool) -> tuple[int, ...]:
     """The sizes to walk through: powers of two, up to four times the largest cache if there is room.
 
-    Args:
-        caches: Of the core.
-        most_bytes: That may be taken.
-        quick: Every second power only, and those that stand for levels.
+    Quick: every second power only, and those that stand for levels.
     """
     largest = max((cache.num_bytes for cache in caches), default=64 << 20)
     last = max(1 << 16, min(4 * largest, most_bytes))

@@ -18,8 +18,7 @@ LEAST_LOADS = 1 << 14
 def measure_strides(num_bytes: int) -> Strides:
     """Seconds a load, by stride.
 
-    Args:
-        num_bytes: That are read; a power of two, far more than caches hold.
+    `num_bytes` are read: a power of two, far more than caches hold.
 
     Raises:
         MachineError: there is no C compiler to make the loops with.
@@ -51,9 +50,7 @@ def measure_strides(num_bytes: int) -> Strides:
 def timed_at_random(memory: Mapped, num_bytes: int) -> Sample:
     """A function that takes a sample: seconds of a load of a word of any line, none waiting for another.
 
-    Args:
-        memory: That is read.
-        num_bytes: Of it; a power of two.
+    `num_bytes` of the memory are read; a power of two.
     """
     return _timed(StrideReader(memory, num_bytes, LINE_BYTES).at_random)
 
@@ -66,10 +63,7 @@ def _timed(run: Run) -> Sample:
 class StrideReader:
     """Reads one word of every stride; each call goes on where the one before ended.
 
-    Args:
-        memory: That is read.
-        num_bytes: Of it; a power of two.
-        stride_bytes: A power of two, of at least a word.
+    Bytes and strides, of at least a word, are powers of two.
     """
 
     def __init__(self, memory: Mapped, num_bytes: int, stride_bytes: int) -> None:

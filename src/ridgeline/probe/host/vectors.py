@@ -58,9 +58,7 @@ def measure_vectors() -> Vectors:
 def why_missing(bits: int, known: frozenset[str]) -> str:
     """Why there is no rate for a width.
 
-    Args:
-        bits: The width.
-        known: Flags of the processor.
+    `known` are flags of the processor.
     """
     words = WORDS.get(bits, ())
     if known.isdisjoint(words):

@@ -36,10 +36,7 @@ def captured_seconds(
     The step is issued once more, those operators inside captures that are then replayed. Where one cannot be
     captured after all, nothing is reported, and the earlier timings stand.
 
-    Args:
-        replay: Of the step, which has run before: libraries have prepared what they need.
-        ops: Of the step, in order.
-        device: A GPU.
+    The replay has run before: libraries have prepared what they need.
 
     Raises:
         RuntimeError: a failed capture left the GPU unusable for this process.
@@ -73,11 +70,7 @@ def captured_seconds(
 
 
 class _Captures:
-    """Captures some operators of a pass, each in a graph of its own, and times its replays.
-
-    Attributes:
-        taken: Seconds by key, one for each operator.
-    """
+    """Captures some operators of a pass, each in its own graph; `taken` has seconds of replays by key."""
 
     def __init__(self, ops: Sequence[Op], wanted: Collection[int], device: torch.device) -> None:
         self.taken: dict[str, list[float]] = {}

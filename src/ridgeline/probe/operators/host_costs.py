@@ -76,8 +76,7 @@ def module_calls(paths: Sequence[str]) -> list[int]:
 
     Lists of modules are not called, so a number counts as one with the name before it: `layers.3`.
 
-    Args:
-        paths: The module of each operator, in order.
+    Paths are of the module of each operator, in order.
     """
     counts = []
     before: list[str] = []

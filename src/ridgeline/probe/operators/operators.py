@@ -194,11 +194,7 @@ def _issue_seconds(
 
 
 def _merge(by_index: dict[int, list[float]]) -> Quantity:
-    """One figure for all occurrences of an op.
-
-    Occurrences may differ (cold or warm inputs, fresh or used memory), and what counts for the step
-    is their sum: so the value is the mean over the occurrences of the median over the passes.
-    """
+    """One figure for all occurrences of an op: the mean of their medians, since a step has their sum."""
     spread = Quantity.measured([s for seconds in by_index.values() for s in seconds], "s")
     value = statistics.fmean(statistics.median(seconds) for seconds in by_index.values())
     low, high = min(spread.low, value), max(spread.high, value)

@@ -37,12 +37,7 @@ def timed_passes(
     A step of which a single pass takes longer than the budget is sampled once, and once the budget is
     spent only ops of which no equal one was issued are issued, so that it ends.
 
-    Args:
-        replay: The step.
-        clock: Times it.
-        keys: Equal for equal ops.
-        peers: Who does the same at the same time.
-        budget_s: Seconds for samples; warming up is not counted.
+    Keys are equal for equal ops; warming up is not counted in `budget_s`.
     """
     taken_s = _warm_up(replay, clock, keys, peers, budget_s)
     # Rank 0 decides how many: the others would wait at a barrier that nobody comes to.

@@ -1,6 +1,6 @@
 """Which tensor each input of each op is: what an op before has made, or one that persists."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from ridgeline.probe.operators.valid_inputs import Made
 from ridgeline.workload import Op, TensorSpec
 
 Place = tuple[str, TensorSpec, int, Made | None]
-"""A persistent tensor: role, spec, which of the equal ones (or its storage), and values asked for."""
+"""A persistent tensor: role, spec, number of its storage, and values asked for."""
 
 Output = tuple[int, int]
 """A tensor of this step: index of the op that makes it, and which of its outputs it is."""
@@ -33,10 +33,9 @@ class InputSource:
 
 
 class Places:
-    """Decides for every input of every op which tensor it is.
+    """Decides for every input of every op which tensor it is, by what the trace says of shared memory.
 
-    Where the trace says what shares memory, that decides. Otherwise equal parameters are as many as one
-    kind of op meets in one phase, and the result of an op is recognised by shape, stride and dtype.
+    Of what has no storage there, as sparse tensors, the result of an op is recognised by shape and dtype.
     """
 
     def __init__(self, ops: Sequence[Op]) -> None:
@@ -44,33 +43,19 @@ class Places:
         self._looks: dict[tuple[Any, ...], Output] = {}
         self._holders: dict[int, list[Output]] = defaultdict(list)
         self._entered = 0
-        self._seen: Counter[tuple[Any, ...]] = Counter()
-        self._copies: dict[tuple[str, TensorSpec], int] = defaultdict(lambda: 1)
-        counts: Counter[tuple[Any, ...]] = Counter()
-        for op in ops:
-            for spec in op.inputs:
-                counts[op.phase, op.name, spec] += 1
-        for (_phase, _name, spec), count in counts.items():
-            if spec.role in ("parameter", "state", "gradient", "buffer"):
-                self._copies[spec.role, spec] = max(self._copies[spec.role, spec], count)
 
     def source(self, index: int, position: int) -> InputSource:
         """Source of input `position` of op `index`; to be asked once for each, in order."""
         op = self._ops[index]
         spec = op.inputs[position]
-        # The trace's own word, where it has one: everything below is a guess by shapes.
-        if op.memory and op.memory[position][0] >= 0:  # sparse tensors have no storage
+        if op.memory and op.memory[position][0] >= 0:
             return self._at(index, position)
-        found = self._made_by(op, position)
-        if found is not None:
-            return found
-        turn = self._seen[op.phase, op.name, spec]
-        self._seen[op.phase, op.name, spec] += 1
-        copies = self._copies[spec.role, spec]
-        which = turn % copies
-        if op.phase == "backward":
-            which = copies - 1 - which  # backward meets them in the opposite order
-        return InputSource(-1, 0, (spec.role, spec, which, None))
+        # The latest first, which is most likely still alive.
+        for made in sorted(op.dependencies, reverse=True):
+            for output, candidate in enumerate(self._ops[made].outputs):
+                if _same(spec, candidate):
+                    return InputSource(made, output, is_whole=True)
+        return InputSource(-1, 0, (spec.role, spec, 0, None))
 
     def _at(self, index: int, position: int) -> InputSource:
         """The source by memory: the same look at the same storage, else one that reaches as far."""
@@ -96,31 +81,6 @@ class Places:
             if storage >= 0:
                 self._looks[_look(spec, storage, offset)] = (index, output)
                 self._holders[storage].append((index, output))
-
-    def _made_by(self, op: Op, position: int) -> InputSource | None:
-        """The output of a dependency that this input is, by shape, stride and dtype.
-
-        Parameters, states and batches are made by no op, only viewed or changed in place.
-        """
-        spec = op.inputs[position]
-        is_lasting = spec.role in ("parameter", "state", "buffer", "batch")
-        # Two equal inputs are two tensors, mostly: the first match is taken already.
-        twin = sum(_same(spec, other) for other in op.inputs[:position])
-        # The latest first, which is most likely still alive.
-        outputs = [
-            (made, output, candidate)
-            for made in sorted(op.dependencies, reverse=True)
-            for output, candidate in enumerate(self._ops[made].outputs)
-        ]
-        matches = [
-            InputSource(made, output, is_whole=True)
-            for made, output, candidate in outputs
-            if _same(spec, candidate) and (not is_lasting or candidate.role == spec.role)
-        ]
-        if matches or is_lasting:
-            return matches[min(twin, len(matches) - 1)] if matches else None
-        shown = (InputSource(made, o) for made, o, whole in outputs if _could_show(whole, spec))
-        return next(shown, None)
 
 
 def valid(source: InputSource, spec: TensorSpec, made: Made | None) -> InputSource:

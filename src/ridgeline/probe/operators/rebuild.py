@@ -43,11 +43,6 @@ def with_seeds_in_reach(
     The backward pass of memory-efficient attention reads them on the host, and in a capture on the GPU; what
     lies elsewhere ends the process. Source: seen with torch 2.11 (signal 11); its forward pass returns
     tensors of the host but while a graph is captured. Other operators' calls are returned as they are.
-
-    Args:
-        name: The operator.
-        call: It.
-        device: The worker's.
     """
     if device.type != "cuda" or "_efficient_attention_backward" not in name:
         return call
@@ -96,11 +91,7 @@ def fill(
 ) -> Any:
     """`value` with encoded tensors, dtypes, devices, layouts and memory formats put in place.
 
-    Args:
-        value: A decoded argument.
-        tensors: The op's inputs.
-        device: The worker's.
-        has_host: The step was traced on a GPU, so where it says `cpu` it means the host beside it.
+    `tensors` are the op's inputs. A step that was traced on a GPU `has_host`: by `cpu` it means the host.
     """
     if isinstance(value, list):
         return [fill(inner, tensors, device, has_host=has_host) for inner in value]

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -12,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.probe.operators.replay import WorkloadReplay
 from ridgeline.probe.timing import synchronize
+from ridgeline.tensors.operator_text import dtype_name, encode
 from ridgeline.workload import Op, Phase, TensorSpec
 
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
@@ -76,9 +76,7 @@ class SmallStep:
     ) -> dict[Phase, float]:
         """Seconds of each phase beyond those of a replay of its operators.
 
-        Args:
-            rounds: Turns that the step and its replay take.
-            least: Picks the figure of a phase from those of all rounds; other programs only ever add.
+        `least` picks the figure of a phase from those of all rounds; other programs only ever add.
         """
         ops = tuple(op for phase in PHASES for op in self.calls[phase])
         replay = WorkloadReplay(ops, self._device)
@@ -132,20 +130,12 @@ class OperatorRecorder(TorchDispatchMode):
     def _op(self, func: Any, args: Any, kwargs: Any) -> Op:
         inputs: list[TensorSpec] = []
 
-        def encoded(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                dtype = str(value.dtype).removeprefix("torch.")
-                spec = TensorSpec(shape=tuple(value.shape), stride=value.stride(), dtype=dtype)
-                inputs.append(spec)
-                return {"tensor": len(inputs) - 1}
-            if isinstance(value, (list, tuple)):
-                return [encoded(inner) for inner in value]
-            for kind in (torch.dtype, torch.device, torch.layout, torch.memory_format):
-                if isinstance(value, kind):
-                    return {kind.__name__: str(value).removeprefix("torch.")}
-            return value
+        def index_of(tensor: Tensor) -> int:
+            shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+            inputs.append(TensorSpec(shape=shape, stride=tensor.stride(), dtype=dtype))
+            return len(inputs) - 1
 
-        content = {"args": encoded(args), "kwargs": {k: encoded(v) for k, v in kwargs.items()}}
+        text = encode(args, kwargs, index_of, where=str(func))
         return Op(
             name=str(func),
             phase=self.phase,
@@ -155,7 +145,7 @@ class OperatorRecorder(TorchDispatchMode):
             inputs=tuple(inputs),
             # Nothing is fed on: tiny tensors cost the same whoever made them.
             outputs=(),
-            arguments=msgspec.json.encode(content).decode(),
+            arguments=text,
             flops=0,
             bytes_read=0,
             bytes_written=0,

@@ -133,10 +133,7 @@ def _index_by_dimension(call: NamedArguments) -> Iterator[tuple[int, Made]]:
 
 
 def _num_picked(call: NamedArguments, dimension: int) -> int:
-    """Elements that a mask picks: as many as the indices beside it, else what the result has there.
-
-    What is put where a mask says has either one row for each, or one for all: then any number will do.
-    """
+    """Elements that a mask picks: as many as the indices beside it, else what the result has there."""
     beside = [call.at(position) for position in call.positions("indices") if position is not None]
     sizes = [prod(spec.shape) for spec in beside if spec.dtype not in ("bool", "uint8")]
     if sizes:

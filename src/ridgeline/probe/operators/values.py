@@ -83,10 +83,7 @@ def _storage(tensor: Tensor) -> Tensor:
 
 
 def _repeat(tensor: Tensor, low: float, high: float) -> None:
-    """Fill a storage with random values, drawn for one tile; indices all of them.
-
-    Rows that are looked up again and again come from a cache, where those of a step come from memory.
-    """
+    """Fill a storage with random values, one tile of floats again and again; indices are all drawn."""
     flat = _storage(tensor)
     if flat.numel() == 0:
         return

@@ -24,11 +24,7 @@ def check_step(
 ) -> StepCheck:
     """What the timings of one step add up to, and what whole passes took.
 
-    Args:
-        workload: The step.
-        setting: Where it was timed.
-        passes: What was timed.
-        medians: Seconds of each op by index.
+    `medians` are seconds of each op by index.
     """
     totals = [sum(stretch.seconds for stretch in whole) for whole in passes.whole]
     if setting.device == "cpu":  # there marks cost nothing, so each pass is a whole one

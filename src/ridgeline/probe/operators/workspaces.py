@@ -50,11 +50,7 @@ def measured_workspaces(
 ) -> tuple[dict[str, Workspace], tuple[str, ...]]:
     """The workspace of each distinct operator that can be issued, by its key, and what went wrong.
 
-    Args:
-        replay: The step, issued before: what first calls prepare must not count.
-        workload: Whose step it is.
-        setting: Where it runs; threads must be set already.
-        clock: That of the replay, which notes in the journal what is issued.
+    The step was issued before: what first calls prepare must not count. Threads must be set already.
 
     Raises:
         DeviceLostError: an operator left the GPU unusable.
@@ -88,10 +84,6 @@ class _Meter:
 
     On a CPU torch's profiler reports each allocation of the calling thread, in order. On a GPU torch's
     allocator counts what is asked of it, on the host: nothing waits for the device.
-
-    Args:
-        workload: Whose operators are called, by their index.
-        device: `cpu` or `cuda`.
     """
 
     def __init__(self, workload: Workload, device: str) -> None:
@@ -148,8 +140,7 @@ class _Meter:
 def held_in(events: Iterable[_Event]) -> dict[int, HeldMemory]:
     """What the calls of a profile held, by the number in the name of their range.
 
-    Args:
-        events: Those of a profile with `profile_memory`, in any order.
+    Events are those of a profile with `profile_memory`, in any order.
     """
     spans: list[tuple[int, int, int]] = []
     changes: list[tuple[int, int]] = []
@@ -179,11 +170,7 @@ def made_bytes(
 ) -> tuple[int, int]:
     """Bytes of all memory that a call made, and of that part whose size no trace knows.
 
-    Args:
-        given: What it was called with.
-        made: The tensors that it returned.
-        specs: Those that were traced, in this order.
-        device: Memory of another one does not count.
+    `specs` are what was traced of the tensors that it `made`; memory of another device does not count.
     """
     # What was handed in and comes back, changed in place or viewed, is no new memory.
     known = {address for tensor in _given(given) for address, _ in _parts(tensor, device)}

@@ -81,13 +81,7 @@ def measure_collectives(
 def _affordable(
     calls: Calls, peers: Peers, limit_s: float
 ) -> tuple[Calls, dict[tuple[Operation, int], int]]:
-    """What is measured within the limit for each operation, warmed up, and in how many rounds at most.
-
-    Three sizes are taken in any case, another if the least rounds of it fit in, by the time that a call of
-    the size before took.
-
-    Cost: One call of each, and one of each operation that is too large.
-    """
+    """What of each operation fits into the limit (three sizes in any case), warmed up, and its rounds."""
     found: Calls = {}
     rounds: dict[tuple[Operation, int], int] = {}
     for operation in dict.fromkeys(operation for operation, _ in calls):

@@ -12,14 +12,13 @@ import msgspec
 import torch
 from torch.nn import functional
 
-from ridgeline.errors import LaunchError
+from ridgeline.errors import MachineError
 from ridgeline.host.memory import keep_freed_memory
 from ridgeline.host.message_threads import calm_message_threads
 from ridgeline.machine import Machine, Setting
 from ridgeline.machine.contention import ComputeFamily, Contention, TransferKind
 from ridgeline.machine.quantity import Sampled
-from ridgeline.probe.fields import forgotten
-from ridgeline.probe.groups.group import run_in_group
+from ridgeline.probe.fields import forgotten, measured_apart, warned
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.rates.overlap import (
     MESSAGE_BYTES,
@@ -41,7 +40,6 @@ CPU_SIDE, GPU_SIDE = 256, 4096
 CPU_ELEMENTS, GPU_ELEMENTS = 1 << 22, 1 << 24
 """Of each tensor of a sum: 16 MiB, and 64 MiB, three of which are beyond most caches."""
 ROUNDS = 7
-DEADLINE_S = 240.0
 PREFIX = "contention was not measured at "
 
 
@@ -69,10 +67,7 @@ def with_contention(
     Settings are those whose collectives are known and, with a GPU, one of it, where copies from and to the
     host are measured. A host with neither is left as it is.
 
-    Args:
-        machine: What is known of this host.
-        keep: See `fields.with_fields`.
-        say: Takes a line before each setting.
+    Arguments as of `fields.with_fields`.
 
     Cost: all workers of a setting for about 10 s. Where they fail a warning says so, and the rest goes on.
     """
@@ -81,17 +76,9 @@ def with_contention(
     for number, setting in enumerate(missing, 1):
         say(f"contention: {setting} ({number} of {len(missing)})")
         try:
-            reply = run_in_group(
-                f"{__name__}:in_worker",
-                msgspec.json.encode(setting),
-                workers=setting.workers,
-                threads=setting.threads,
-                device=setting.device,
-                deadline_s=DEADLINE_S,
-            )
-        except LaunchError as error:
-            warnings = (*machine.warnings, f"{PREFIX}{setting}: {error}")
-            machine = msgspec.structs.replace(machine, warnings=warnings)
+            reply = measured_apart(f"{__name__}:in_worker", msgspec.json.encode(setting), setting)
+        except MachineError as error:
+            machine = warned(machine, f"{PREFIX}{setting}: {error}")
             continue
         found = msgspec.json.decode(reply, type=tuple[Contention, ...])
         machine = keep(msgspec.structs.replace(machine, contention=machine.contention + found))

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.errors import LaunchError
+from ridgeline.errors import MachineError
 from ridgeline.host.speed import HOST_SPEED
-from ridgeline.machine import Machine
+from ridgeline.machine import Machine, Setting
 from ridgeline.machine.operator_dispatch import OperatorClass, OperatorDispatch
 from ridgeline.machine.quantity import Sampled
-from ridgeline.probe.fields import forgotten
-from ridgeline.probe.groups.group import run_in_group
+from ridgeline.probe.fields import forgotten, measured_apart, warned
 from ridgeline.probe.timing import synchronize
 from ridgeline.probe.turns import in_turns
 
@@ -30,7 +29,6 @@ LONG, SHORT = 128, 16
 FOREACH = 8
 """Parameters that one call of the optimizer's operator updates."""
 ROUNDS, LEAST_S = 61, 4.0
-DEADLINE_S = 180.0
 PREFIX = "no dispatch by class of operator: "
 
 
@@ -62,10 +60,7 @@ def with_operator_dispatch(
 ) -> Machine:
     """The profile with what calls of each class cost the host, if it lacks that, kept.
 
-    Args:
-        machine: What is known of this host.
-        keep: Saves a profile, and gives back what it saved.
-        say: Takes a line before it is measured.
+    Arguments as of `fields.with_fields`.
 
     Cost: one core for about 10 s, in a process of its own. What fails there costs the figures, and a warning
         says so.
@@ -76,16 +71,10 @@ def with_operator_dispatch(
         return machine
     say(f"dispatch: classes of operators on {device}")
     try:
-        reply = run_in_group(
-            f"{__name__}:in_worker",
-            device.encode(),
-            workers=1,
-            threads=1,
-            device=device,
-            deadline_s=DEADLINE_S,
-        )
-    except LaunchError as error:
-        return msgspec.structs.replace(machine, warnings=(*machine.warnings, f"{PREFIX}{error}"))
+        one = Setting(device=device, threads=1)
+        reply = measured_apart(f"{__name__}:in_worker", device.encode(), one)
+    except MachineError as error:
+        return warned(machine, f"{PREFIX}{error}")
     found = msgspec.json.decode(reply, type=tuple[OperatorDispatch, ...])
     every = (*machine.operator_dispatch, *found)
     return keep(msgspec.structs.replace(machine, operator_dispatch=every))
@@ -154,10 +143,6 @@ def small_calls(device: torch.device) -> tuple[SmallCall, ...]:
 
 def seconds_of(call: SmallCall, clock: Callable[[], float] = time.perf_counter) -> CallSeconds:
     """Host seconds of one call; those with a record are 0 where no gradient passes.
-
-    Args:
-        call: Which one.
-        clock: Seconds.
 
     Cost: 288 calls and, where gradients pass, backward of 144; synchronises the device before each chain.
     """

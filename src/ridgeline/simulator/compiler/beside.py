@@ -23,9 +23,7 @@ ASSUMED = (
 def hide_weight_gradients(workload: Workload, backward: Sequence[Piece]) -> tuple[Piece, ...]:
     """The pieces of backward without what is hidden of small weight gradients; the same if there are none.
 
-    Args:
-        workload: Tells which operators make gradients of parameters.
-        backward: Priced, of a compiled step that a GPU replays.
+    `backward` is priced, of a compiled step that a GPU replays.
     """
     shares = _weight_shares(workload)
     movable = [piece.op for piece in backward if piece.op in shares]

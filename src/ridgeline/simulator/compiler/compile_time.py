@@ -39,9 +39,7 @@ def compile_seconds(workload: Workload, execution: Execution) -> float:
     What was compiled before comes from torch's cache on disk and is faster. Blocks with the same operators
     and shapes are compiled once.
 
-    Args:
-        workload: The step of one worker; all workers compile at once.
-        execution: The mode.
+    The workload is that of one worker; all workers compile at once.
 
     Source: `START_S[device] + OP_S[device] x operators + KIND_S[device] x kinds of operators`, see there.
     """

@@ -152,11 +152,7 @@ def in_parts(
 ) -> PricedStep:
     """A step whose forward pass was compiled whole, compiled in parts: the same kernels, and more calls.
 
-    Args:
-        machine: Measured ceilings and timings.
-        setting: How the device is shared.
-        priced: The step as it is compiled whole.
-        closing_ops: The operator of backward behind which each part of backward ends, in order.
+    `closing_ops` are the operators of backward behind which its parts end, in order.
     """
     # Behind the last bucket nothing is cut: the last part ends with backward.
     ends = closing_ops[:-1]
@@ -171,18 +167,27 @@ def in_parts(
         while left and piece.op > left[0]:
             left.pop(0)
             # Behind the piece: what is no operator counts to the part that the piece before it has opened.
-            backward.append(_call(list_, "backward", piece))
+            backward.append(_call(list_, "backward", piece, CALLS["compiled"]["backward"].call))
     # Every part is also called in forward, whose guards run once more each.
-    calls = [_call(list_, "forward", priced.forward[0]) for _ in ends]
+    call = _call(list_, "forward", priced.forward[0], CALLS["compiled"]["forward"].call)
+    calls = [call] * len(ends)
     return priced._replace(forward=(*calls, *priced.forward), backward=tuple(backward))
 
 
-def _call(list_: Prices, phase: Phase, first: Piece) -> Piece:
-    """Calling one program more, of which `first` is the first operator."""
-    seconds = CALLS["compiled"][phase].call * list_.dispatch("forward")
-    on_gpu = list_.setting.device == "cuda"
-    piece = Piece(f"call compiled {phase}", first.module, bound="dispatch")
-    return piece._replace(host_s=seconds) if on_gpu else piece._replace(fixed_s=seconds)
+def _call(list_: Prices, phase: Phase, first: Piece, dispatches: float) -> Piece:
+    """Calling the program of which `first` is the first operator."""
+    return _issued(
+        list_, Piece(f"call compiled {phase}", first.module, bound="dispatch"), dispatches
+    )
+
+
+def _issued(list_: Prices, piece: Piece, dispatches: float) -> Piece:
+    """On a GPU a library's operator is issued as it is without the compiler: no faster."""
+    # In dispatches, so that a slow host is slow here as well.
+    seconds = dispatches * list_.dispatch("forward")
+    if list_.setting.device == "cuda":
+        return piece._replace(host_s=max(seconds, piece.host_s))
+    return piece._replace(fixed_s=seconds)
 
 
 def _without(priced: PricedStep, left_out: frozenset[int]) -> PricedStep:
@@ -261,11 +266,7 @@ class _Compiled:
         return tuple(piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel)
 
     def _joined(self, run: Run, by_op: dict[int, Piece]) -> Piece:
-        """One kernel for a run: its bytes at the measured bandwidth, and no more than its parts took.
-
-        On a CPU the rate of small operators is that of calling them, which a loop inside a program is spared;
-        on a GPU small kernels are slow by themselves.
-        """
+        """One kernel for a run: its bytes at the measured bandwidth, and no more than its parts took."""
         members = [by_op[index] for index in run.ops]
         # A CPU adds up the parts of a sum within one loop.
         stages = sum(second_stages(self._ops[index]) for index in run.ops) if self._on_gpu else 0
@@ -314,23 +315,12 @@ class _Compiled:
 
     def kernel(self, phase: Phase, piece: Piece) -> Piece:
         """The piece, issued by a compiled program."""
-        return self._issued(piece, self._calls["forward" if self._on_gpu else phase].kernel)
+        return _issued(self._list, piece, self._calls["forward" if self._on_gpu else phase].kernel)
 
     def call(self, phase: Phase, first: Piece) -> Piece:
         """Calling the program of which `first` is the first operator."""
-        piece = Piece(f"call compiled {phase}", first.module, bound="dispatch")
-        dispatches = self._calls[phase].call
-        if self._on_gpu:
-            dispatches += handing(phase, self._workload)
-        return self._issued(piece, dispatches)
-
-    def _issued(self, piece: Piece, dispatches: float) -> Piece:
-        """On a GPU a library's operator is issued as it is without the compiler: no faster."""
-        # In dispatches, so that a slow host is slow here as well.
-        seconds = dispatches * self._list.dispatch("forward")
-        if self._on_gpu:
-            return piece._replace(host_s=max(seconds, piece.host_s))
-        return piece._replace(fixed_s=seconds)
+        handed = handing(phase, self._workload) if self._on_gpu else 0.0
+        return _call(self._list, phase, first, self._calls[phase].call + handed)
 
 
 def _has_work(op: Op) -> bool:

@@ -23,10 +23,7 @@ def why_unread(workload: Workload, plan: Plan, programs: Sequence[CompilerProgra
     What the compiler could not translate runs between its programs as it was written. And of what it
     translated more than once, only a part is called.
 
-    Args:
-        workload: The step of one worker.
-        plan: Under which it was compiled.
-        programs: All that the compiler made.
+    `programs` are all that the compiler made for one worker under the plan.
     """
     if not programs:
         return ""

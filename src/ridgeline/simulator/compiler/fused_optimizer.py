@@ -23,10 +23,7 @@ def fused_optimizer(list_: Prices, pieces: Sequence[Piece], workload: Workload) 
     What every operator costs the host at least is its share of the optimizer's loop over parameters, which
     stays; of issuing them, what the largest of them costs.
 
-    Args:
-        list_: Prices at the setting.
-        pieces: The operators of the optimizer.
-        workload: The step, whose optimizer has a fused form.
+    `pieces` are the operators of the optimizer, which has a fused form.
     """
     num_bytes = workload.fused_optimizer_bytes
     sizes = [prod(parameter.shape) for parameter in workload.gradients]

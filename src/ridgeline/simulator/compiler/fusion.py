@@ -179,10 +179,7 @@ def _block_finder(workload: Workload) -> Callable[[Op], str]:
 def _joined(
     ops: Sequence[Op], flow: DataFlow, part: Callable[[Op], Hashable]
 ) -> list[tuple[int, ...]]:
-    """Groups of operators that are joined, each in order.
-
-    Joined operators have one depth, and every other edge leads to a greater one: no group waits for itself.
-    """
+    """Groups of operators that are joined, each in order and of one depth, so that none waits for itself."""
     joins = [
         {
             other: _is_joinable(ops[other], op, part)
@@ -254,10 +251,7 @@ def _most_elements(op: Op) -> int:
 
 
 def _run(ops: Sequence[Op], flow: DataFlow, members: tuple[int, ...]) -> Run:
-    """Bytes across the boundary: all that the members move, less what stays between them.
-
-    What is reduced is read again, since a kernel that writes rows does not sum over columns.
-    """
+    """Bytes across the boundary: all that the members move, less what stays between them."""
     inside = set(members)
     seen: set[tuple[int, int]] = set()
     standing: dict[int, list[TensorSpec]] = {}

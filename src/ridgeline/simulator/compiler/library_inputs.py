@@ -13,10 +13,8 @@ from ridgeline.workload import Op, Workload
 def copied_bytes(workload: Workload, index: int, is_loop: Callable[[Op], bool]) -> int:
     """Bytes read and written to store the parts that an attention operator takes of loops' results.
 
-    Args:
-        workload: Its edges and shapes are used.
-        index: The operator; any but attention of the forward pass needs nothing.
-        is_loop: Whether the compiler writes an operator as a loop of its own.
+    `is_loop` says whether the compiler writes an operator as a loop of its own. Only attention of the forward
+    pass needs anything.
 
     Source: `sdpa_constraint` in torch/_inductor/lowering.py; kernels that torch 2.11 writes for the encoder
         layers of torch: three copies before each attention, none where a library has made what is split.

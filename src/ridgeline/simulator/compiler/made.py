@@ -93,10 +93,7 @@ class _Made:
             self._open.setdefault((op.phase, key), deque()).append(index)
 
     def _loop_seconds(self, num_bytes: int) -> float:
-        """Seconds of one kernel of the compiler's own.
-
-        On a CPU no loop inside a program pays for a call, so that the best bandwidth counts.
-        """
+        """Seconds of a kernel of the compiler's own; on a CPU at the best rate, as it pays for no call."""
         if self._list.setting.device == "cpu":
             return self._list.least_copy_seconds(num_bytes)
         return self._list.copy_seconds(max(1, num_bytes)) / KERNEL_RATE

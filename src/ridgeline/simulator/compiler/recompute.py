@@ -43,10 +43,8 @@ def recomputed(
 ) -> Saved:
     """What is computed again in the backward pass of a compiled step.
 
-    Args:
-        workload: Its edges and shapes are used.
-        runs: The operators of each kernel of the compiler's own.
-        is_loop: Whether the compiler writes an operator as a loop of its own.
+    `runs` are the operators of each kernel of the compiler's own; `is_loop` says whether it writes one as a
+    loop.
 
     Source: the partitioner of torch/_functorch/partitioners.py, which cuts between the passes where the
         fewest bytes cross and recomputes only what fuses.

@@ -75,11 +75,7 @@ def rewritten_seconds(list_: Prices, op: Op, seconds: float, precision: str = "a
     own. Backward products run in the precision of the autocast region that the forward pass lies in, where
     eager torch takes that of their inputs.
 
-    Args:
-        list_: Prices at the setting.
-        op: Priced.
-        seconds: What it takes eagerly.
-        precision: In which the step was traced.
+    `seconds` is what the operator takes eagerly, `precision` that of the trace.
     """
     is_widened = precision == "bf16" and op.phase == "backward" and op.dtype == "float32"
     if _name(op) in _PRODUCTS and is_widened:
@@ -96,10 +92,7 @@ def rewritten_seconds(list_: Prices, op: Op, seconds: float, precision: str = "a
 
 
 def _narrowed(op: Op) -> Op:
-    """A float32 product as bf16 autocast runs it.
-
-    Source: `torch._functorch.config.backward_pass_autocast`, "same_as_forward" by default.
-    """
+    """A float32 product as bf16 autocast runs it: `backward_pass_autocast` in torch/_functorch/config.py."""
     replace, dtype = msgspec.structs.replace, "bfloat16"
     return replace(
         op,

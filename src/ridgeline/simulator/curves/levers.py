@@ -74,13 +74,8 @@ def elsewhere(
 ) -> Lever:
     """What another machine makes of a step; both are drawn around their numbers, see `levers`.
 
-    Args:
-        machine: The measured machine.
-        other: Another one, with the plan's setting; operators that were not timed there cost what its
-            ceilings tell.
-        workload: The step of one worker.
-        plan: How it is run.
-        seed: Of the drawn machines.
+    The other machine needs the plan's setting; operators not timed there cost what its ceilings tell. Other
+    arguments as of `levers`.
 
     Raises:
         MachineError: what `simulate` raises.

@@ -104,11 +104,7 @@ def differing_as_measured(
     That is the spread of what was measured, operator by operator, by itself: devices whose whole step is
     faster or slower at times differ by more.
 
-    Args:
-        machine: The measured machine; what it says of unequal devices is replaced.
-        workload: The step of one worker.
-        plan: How it is run.
-        seed: Of the drawn machines.
+    What the machine says of unequal devices is replaced. Arguments as of `levers`.
 
     Raises:
         MachineError: what `simulate` raises.
@@ -125,11 +121,7 @@ def differing_as_measured(
 
 
 def _load(workload: Workload | Mapping[int, Workload], workers: int) -> Workload:
-    """What each of so many workers does.
-
-    Raises:
-        PlanError: the mapping lacks that number.
-    """
+    """What each of so many workers does; a PlanError where a mapping lacks that number."""
     if isinstance(workload, Workload):
         return workload
     if workers not in workload:

@@ -16,9 +16,7 @@ DRAWS = 20
 def drawn_machines(machine: Machine, seed: int) -> list[Machine]:
     """The machine, and `DRAWS` others: numbers drawn around its medians as wide as its quartiles are apart.
 
-    Args:
-        machine: The measured machine.
-        seed: The same one gives the same machines.
+    The same seed gives the same machines.
     """
     noise = random.Random(seed)
     return [machine, *(_drawn(machine, noise) for _ in range(DRAWS))]

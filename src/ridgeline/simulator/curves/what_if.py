@@ -54,7 +54,7 @@ def parse_what_if(text: str) -> dict[str, float]:
         except ValueError:
             # Below the least factor, so that the check that follows refuses it with the same words.
             value = 0.0
-        if not _is_meant(part, value):
+        if part not in PARTS or not LEAST_FACTOR <= value <= MOST_FACTOR:
             raise MachineError(
                 f"wanted PART=FACTORx with a part of {WORDS} and a factor from "
                 f"{LEAST_FACTOR:g} to {MOST_FACTOR:g} or {FREE}, got {item.strip()!r} in the "
@@ -88,19 +88,8 @@ def what_if(
         LawError: a part of the machine is so slow already that its factor leaves no rate, or devices would
             differ by more than a law takes.
     """
-    given, factors = factors, dict[str, float]()
-    for word, factor in given.items():
-        part = ALIASES.get(word, word)
-        if not _is_meant(part, factor):
-            raise MachineError(
-                f"wanted a part of {WORDS} and a factor from {LEAST_FACTOR:g} to {MOST_FACTOR:g}, "
-                f"got {word}={factor:g} in the what-if; for example links=2x"
-            )
-        if part in factors:
-            raise MachineError(
-                f"wanted each part once, got {part} twice in the what-if {dict(given)}; give one factor"
-            )
-        factors[part] = factor
+    told = [f"{part}={float(factor)!r}" for part, factor in factors.items()]
+    factors = parse_what_if(",".join(told)) if told else {}
     links = factors.get("links", 1.0)
     # A cluster's links carry its collectives, so both factors hold for these.
     collectives = links * factors.get("collectives", 1.0)
@@ -127,10 +116,6 @@ def what_if(
         links=_faster_tables(machine.links, links),
         timings=_faster_timings(machine, rates, workload),
     )
-
-
-def _is_meant(part: str, factor: float) -> bool:
-    return part in PARTS and LEAST_FACTOR <= factor <= MOST_FACTOR
 
 
 def _faster_ceiling(entry: Ceiling, rates: Mapping[str, float]) -> Ceiling:

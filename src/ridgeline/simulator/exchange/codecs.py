@@ -51,9 +51,7 @@ class CodecPrices:
     def seconds(self, num_bytes: int, shapes: Sequence[Shape] = ()) -> float:
         """Seconds to encode and decode a bucket with nothing beside it; 0 without a codec.
 
-        Args:
-            num_bytes: Gradients in it.
-            shapes: Of the parameters in it; none stand for one parameter.
+        `num_bytes` are gradients, of parameters of these shapes; none stand for one parameter.
 
         Raises:
             MachineError: neither the codec nor a ceiling in bytes per second was measured.

@@ -45,11 +45,7 @@ def collective_seconds(
     table of the largest number that was, by the ring: latency with 2 (n-1) messages, the rest with the
     bytes that cross each link. A missing broadcast is taken to cost no more than an all-reduce.
 
-    Args:
-        machine: Its `collectives` are used.
-        operation: What is done.
-        num_bytes: Payload on each worker.
-        setting: Workers and threads; one worker costs nothing.
+    `num_bytes` is the payload on each worker.
 
     Raises:
         MachineError: no such operation was measured.

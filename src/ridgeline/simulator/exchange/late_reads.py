@@ -37,11 +37,8 @@ def late_reads(
 ) -> tuple[LateRead, ...]:
     """The held buckets of a plan in the order in which a forward pass comes to them; none where none is held.
 
-    Args:
-        workload: The step of one worker.
-        sync: Cuts the buckets, and says how many are held.
-        forward: Pieces of the forward pass, one an operator, in order.
-        optimizer: Pieces of the update of all parameters; a bucket's is the part that its bytes are of all.
+    `forward` has one piece an operator, in order; `optimizer` is the update of all parameters, of which
+    a bucket has the part that its bytes are of all.
     """
     gradients = bucket_gradients(workload, sync)
     buckets = cut_buckets([(p.num_bytes, p.dtype) for p in gradients], sync.bucket_bytes)

@@ -70,10 +70,7 @@ class BucketPrices:
     ) -> CommunicationCost:
         """The cost of a bucket: its collectives, one after the other.
 
-        Args:
-            num_bytes: Gradients in it.
-            element_bytes: Of one element of them.
-            shapes: Of the parameters in it, where they are known.
+        `num_bytes` are gradients, `element_bytes` an element, of parameters of these shapes, where known.
 
         Raises:
             MachineError: no table of a collective was measured.
@@ -107,13 +104,8 @@ def communication_seconds(
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Seconds of every frame on the communication lane, and what was assumed.
 
-    Args:
-        machine: Its size tables are read.
-        plan: How gradients are synchronised.
-        setting: Workers, several.
-        cuts: The buckets.
-        buffer_bytes: Of the model's buffers, which follow worker 0.
-        rows: Sparse gradients, which travel beside the buckets.
+    The workers, several, have the buckets `cuts`, buffers that follow worker 0, and sparse gradients (`rows`)
+    beside them.
 
     Raises:
         MachineError: no table of a collective was measured.
@@ -229,10 +221,7 @@ class Beside(NamedTuple):
 def hidden_behind(travelling_s: float, steps_s: float, slowdown: Mapping[Lane, float]) -> Beside:
     """What of an exchange is hidden behind some steps, where each slows the other while both go on.
 
-    Args:
-        travelling_s: Of the exchange with nothing beside it.
-        steps_s: Of the steps that it may take, with nothing beside them.
-        slowdown: How many times as long computing and communicating take beside each other.
+    The seconds are those with nothing beside; `slowdown`: how many times as long each takes beside the other.
     """
     compute, communication = (slowdown.get(lane, 1.0) for lane in ("compute", "communication"))
     # While both go on each is slowed; whichever ends first ends that.
@@ -305,9 +294,7 @@ def sent_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
 
     In a step, or where parameters are exchanged, in an exchange of all of them.
 
-    Args:
-        workload: The step of one worker.
-        plan: Its workers, bucket sizes, algorithm and compression are used.
+    The workload is that of one worker.
     """
     if plan.workers == 1:
         return ()

@@ -57,8 +57,7 @@ def layers_of(workload: Workload) -> Layers:
     The FLOP of all layers and `other_flops` (attention between projections, an optimizer that multiplies
     matrices) add up to those of the workload, the gradients to its gradients.
 
-    Args:
-        workload: The step of one worker; a workload that does not tell where tensors lie has no traffic.
+    The workload is that of one worker; one that does not tell where tensors lie has no traffic.
     """
     traffic = traffic_of(workload)
     owners = _owners(workload, traffic)

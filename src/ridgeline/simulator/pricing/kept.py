@@ -28,8 +28,7 @@ class _Same:
 def kept_by_identity(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function whose results are kept; machines and workloads are told apart by identity.
 
-    Args:
-        maxsize: Results that are kept; each keeps the nouns that it was found for.
+    So many results are kept; each keeps the nouns that it was found for.
 
     Cost: a microsecond a call, whatever the nouns contain; comparing them would take far longer.
     """

@@ -74,10 +74,7 @@ def issued(
     An operator that hands values to the host (the number of rows of a sparse gradient) is issued when the
     device has done all that came before; what it waits for by itself is in its host time, which was measured.
 
-    Args:
-        pieces: In order.
-        host_s: When the host begins.
-        device_s: When the device is done with what was issued before.
+    The host begins at `host_s`; at `device_s` the device is done with what was issued before.
     """
     times: list[float] = []
     for piece in pieces:
@@ -129,11 +126,7 @@ def price_step(
 ) -> PricedStep:
     """Every operator of the workload with its cost; made once and kept.
 
-    Args:
-        machine: Measured ceilings and timings.
-        workload: The step of one worker.
-        setting: How the device is shared.
-        precision: See `op_seconds`.
+    The workload is that of one worker; `precision` as of `op_seconds`.
 
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.

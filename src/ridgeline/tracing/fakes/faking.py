@@ -41,10 +41,7 @@ class Attempt(NamedTuple):
 def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
     """The workload of a step that is not run, as far as it can be had.
 
-    Args:
-        step: What to trace.
-        name: For reports.
-        may_fail: Return what the user's code raises on fake tensors, too, and do not raise it.
+    Where it `may_fail`, what the user's code raises on fake tensors is returned, and not raised.
 
     Raises:
         WorkloadError: what the step keeps cannot be taken back.

@@ -86,8 +86,7 @@ def are_out_of_reach(fakes: list[Tensor]) -> bool:
     No object of Python holds one then, and none is a real tensor's gradient. A transform of torch.func that
     fails in the middle (a Hessian under `vmap`, say) leaves tensors in torch's own memory for good.
 
-    Args:
-        fakes: All that are left; nothing else may hold them.
+    `fakes` are all that are left; nothing else may hold them.
 
     Cost: Looks at all objects, twice.
     """

@@ -154,10 +154,7 @@ def _fake_on(mode: FakeTensorMode, device: torch.device, tensor: Tensor) -> Tens
 
 
 def _scalar_settings(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Scalars on the CPU that the parameter groups hold as tensors, a learning rate for example.
-
-    They keep their values in the twin, since optimizers compute with them on the host.
-    """
+    """Scalars on the CPU in parameter groups (learning rates), whose values optimizers compute with."""
     for group in optimizer.param_groups:
         for value in group.values():
             if isinstance(value, Tensor) and value.dim() == 0 and value.device.type == "cpu":

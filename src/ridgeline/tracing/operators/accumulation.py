@@ -40,9 +40,7 @@ def lone_references(mode: AbstractContextManager[Any], device: torch.device) -> 
     What is counted beside the engine (the call's own arguments, wrappers) differs between releases of
     torch, so it is measured and not assumed.
 
-    Args:
-        mode: What a step runs in, see `Subject`.
-        device: Where the model is: backward has a thread of its own for each GPU.
+    `mode` is what a step runs in, see `Subject`; backward has a thread of its own for each GPU.
     """
     probe = _Probe()
     with mode, torch.enable_grad(), probe:

@@ -82,10 +82,7 @@ def _convolution_backward(get: Get, result: Any) -> int:
 
 
 def _scores(query: Tensor, key: Tensor, is_causal: bool, heads_dim: int) -> int:
-    """Entries of the score matrix that are needed, over batch and heads.
-
-    With a causal mask only those with key position <= query position.
-    """
+    """Entries of the score matrix that are needed: causal ones have key position <= query position."""
     # Kernels of the dispatcher take [batch, heads, length, dim], those below [batch, length, heads, dim].
     length_dim = -2 if heads_dim == 1 else 1
     num_queries, num_keys = query.shape[length_dim], key.shape[length_dim]

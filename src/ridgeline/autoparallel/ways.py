@@ -96,9 +96,11 @@ def offer_halves(
 
     Cost: One call of the forward program, besides what `offer` costs for each.
     """
-    forward = offer_for(halves.forward, args)
+    # Of whatever nest the arguments are, the two programs take their tensors, as operators of autograd do.
+    given = tuple(pytree.tree_leaves(args))
+    forward = offer_for(halves.forward, given)
     with preserved(list(halves.forward.state.values())):
-        plain = pytree.tree_map_only(torch.Tensor, torch.detach, args)
+        plain = [tensor.detach() for tensor in given]
         results, saved = halves.forward.run(*plain)
     # Costs of backward depend on shapes, hardly on values: any gradient of the right shape will do.
     ones = [torch.ones_like(results[index]) for index in halves.roots]

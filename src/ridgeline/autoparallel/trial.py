@@ -14,9 +14,9 @@ from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.callables.calls.equivalence import (
     CallComparison,
     largest_difference,
-    perturbed_inputs,
     tolerance_of,
 )
+from ridgeline.callables.calls.perturbing import perturbed_inputs
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
 

@@ -1,0 +1,87 @@
+"""TorchScript gives results in the structure of the callable, whatever it makes of it itself."""
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.callables.hybridize import hybridize
+
+
+class Outputs(NamedTuple):
+    """Of a classifier with an auxiliary head."""
+
+    logits: Tensor
+    auxiliary: Tensor | None
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.head = nn.Linear(3, 3)
+
+
+class Named(Base):
+    def forward(self, x: Tensor) -> Outputs:
+        y = self.layer(x)
+        return Outputs(y, self.head(y))
+
+
+class Half(Base):
+    def forward(self, x: Tensor) -> Outputs:
+        return Outputs(self.layer(x), None)
+
+
+class Ordered(Base):
+    """As models of segmentation give their maps."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        result: dict[str, Tensor] = OrderedDict()
+        result["out"] = self.layer(x)
+        result["aux"] = self.head(result["out"])
+        return result
+
+
+class Asking(Base):
+    """Gives more where it is scripted, as GoogLeNet does."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.layer(x)
+        if torch.jit.is_scripting():
+            return y, self.head(y)
+        return y
+
+
+class Counted(Base):
+    def forward(self, x: Tensor) -> Any:
+        return {"size": x.shape[1] - 1, "parts": [self.layer(x)]}
+
+
+def counted(x: Tensor) -> Any:
+    return {"parts": [x * 2.0], "name": "twice"}
+
+
+@pytest.mark.parametrize("kind", [Named, Half, Ordered, Asking, Counted])
+def test_a_modules_results_keep_their_structure(kind: Any) -> None:
+    """Named tuples, ordered dictionaries and constants are what they are as written; weights stay live."""
+    model, x = kind(), torch.randn(2, 4)
+    with hybridize(model, x, "script") as hybrid, torch.no_grad():
+        for _ in range(2):
+            got, expected = hybrid(x), model(x)
+            assert type(got) is type(expected)
+            torch.testing.assert_close(got, expected)
+            model.layer.weight.add_(1.0)
+        assert hybrid.report.counters == {"eager_calls": 0, "shapes": 1, "rebuilds": 0}
+
+
+def test_a_functions_results_keep_their_structure() -> None:
+    """Texts and lists among them, too."""
+    x = torch.randn(4)
+    with hybridize(counted, x, "script") as hybrid:
+        got = hybrid(x + 1.0)
+    assert list(got) == ["parts", "name"]
+    assert got["name"] == "twice"
+    assert torch.equal(got["parts"][0], (x + 1.0) * 2.0)

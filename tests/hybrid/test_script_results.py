@@ -1,6 +1,7 @@
 """TorchScript gives results in the structure of the callable, whatever it makes of it itself."""
 
 from collections import OrderedDict
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -64,6 +65,18 @@ def counted(x: Tensor) -> Any:
     return {"parts": [x * 2.0], "name": "twice"}
 
 
+class Scaled:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def linear_of(x: Tensor, weight: Tensor, *, count: int) -> Tensor:
+    return x @ weight.t() * count
+
+
 @pytest.mark.parametrize("kind", [Named, Half, Ordered, Asking, Counted])
 def test_a_modules_results_keep_their_structure(kind: Any) -> None:
     """Named tuples, ordered dictionaries and constants are what they are as written; weights stay live."""
@@ -85,3 +98,13 @@ def test_a_functions_results_keep_their_structure() -> None:
     assert list(got) == ["parts", "name"]
     assert got["name"] == "twice"
     assert torch.equal(got["parts"][0], (x + 1.0) * 2.0)
+
+
+def test_a_partial_function_is_traced_though_it_has_no_name() -> None:
+    """`functools.partial` and objects that are called are no functions to TorchScript."""
+    weight = torch.ones(2, 4)
+    x = torch.randn(3, 4)
+    with hybridize(Scaled(2.0), x, "script") as hybrid:
+        assert torch.equal(hybrid(x + 1.0), (x + 1.0) * 2.0)
+    with hybridize(partial(linear_of, count=2), (x, weight), "script") as hybrid:
+        assert torch.equal(hybrid(x, weight), x @ weight.t() * 2)

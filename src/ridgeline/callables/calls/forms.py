@@ -112,7 +112,8 @@ def _method(program: Any) -> Callable[..., Any]:
 
 def _traced(fn: Callable[..., Any], args: tuple[Any, ...], expected: Any) -> Callable[..., Any]:
     """A trace whose results have the structure of `expected`."""
-    if is_flat(expected):
+    has_name = isinstance(fn, nn.Module) or hasattr(fn, "__name__")  # which a trace asks for
+    if has_name and is_flat(expected):
         return _method(_trace(fn, args, name_of(fn)))
     return rebuilt(_method(_trace(flat(fn), args, name_of(fn))), expected)
 

@@ -43,8 +43,8 @@ PARTS = "results, then the module's own"
 ROUNDING_FACTOR = 4.0
 """A form may be this many times as far from eager as `NUM_NUDGES` runs that differ in last bits."""
 NOISE_FACTOR = 16.0
-"""The same for a buffer that is little but rounding, where such runs say only how large it is. Source: running
-means of MobileNetV3 over two samples, compiled on a CPU, are 3.9 times as far as the farthest of three runs."""
+"""The same for a buffer that is little but rounding, where such runs say only how large it is. Source:
+running means of MobileNetV3 over two samples, compiled on a CPU, are 3.9 times as far as three runs are."""
 NUM_NUDGES = 3
 MOST_ROUNDING = 0.01
 """Where last bits move a result further than this share of it, a constant might hide, since `ROUNDING_FACTOR`

@@ -87,6 +87,7 @@ def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", UserWarning)
         expected = fn(*args)
+        method: Callable[..., Any] | None = None
         try:
             method = _method(torch.jit.script(as_written(fn)))
             if isinstance(fn, DistinctCall | DistinctModule):
@@ -97,7 +98,7 @@ def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
                 why = "TorchScript of the source gives results in another structure"
         except (*FAILURES, OSError, SyntaxError, FrontendError, torch.jit.Error) as error:
             why = f"TorchScript cannot read the source ({brief(error)})"
-        if why:
+        if why or method is None:
             method = _traced(fn, args, expected)
     return CallableForm(
         without_gradients(method), notes=(f"script: traced, since {why}",) if why else ()

@@ -108,3 +108,23 @@ def test_a_partial_function_is_traced_though_it_has_no_name() -> None:
         assert torch.equal(hybrid(x + 1.0), (x + 1.0) * 2.0)
     with hybridize(partial(linear_of, count=2), (x, weight), "script") as hybrid:
         assert torch.equal(hybrid(x, weight), x @ weight.t() * 2)
+
+
+class Choosing(Base):
+    def forward(self, x: Tensor, mask: Any, kind: str, *, times: int = 2) -> Tensor:
+        y = self.layer(x) * times
+        if mask is not None:
+            y = y * mask
+        return y.sum(0) if kind == "sum" else y
+
+
+def test_arguments_that_are_no_tensors_are_constants_of_a_trace() -> None:
+    """None, texts and numbers; another one is another program, and None is not a mask."""
+    model, x = Choosing(), torch.randn(2, 4)
+    mask = torch.tensor([1.0, 0.0, 2.0])
+    with hybridize(model, (x, None, "sum"), "script", max_shapes=4) as hybrid, torch.no_grad():
+        for args in ((x + 1.0, None, "sum"), (x, None, "none"), (x, mask, "sum")):
+            torch.testing.assert_close(hybrid(*args), model(*args))
+        assert hybrid.mode == "script"
+        # A mask in place of None makes another structure of arguments, which the example does not have.
+        assert hybrid.report.counters == {"eager_calls": 1, "shapes": 2, "rebuilds": 0}

@@ -1,6 +1,6 @@
-"""Callables that give the tensors of their results alone, as TorchScript can hold them.
+"""Callables that take and give tensors alone, as TorchScript can hold them.
 
-A trace forgets what a named tuple or an ordered dictionary was, and takes no text or number among results.
+A trace forgets what a named tuple or an ordered dictionary was, and takes no text, number or None.
 """
 
 from collections.abc import Callable
@@ -13,32 +13,52 @@ from ridgeline.tensors.nests import builder, tensors_in
 
 
 class FlatModule(nn.Module):
-    """A module that gives a tuple of the tensors of another's result; its parameters are found in it."""
+    """A module of the tensors of another's arguments and result; its parameters are found in it."""
 
-    def __init__(self, fn: nn.Module) -> None:
+    def __init__(self, fn: nn.Module, args: tuple[Any, ...]) -> None:
         super().__init__()
         self.fn = fn
+        self._fill = _filling(args)
 
-    def forward(self, *args: Any) -> tuple[Tensor, ...]:
-        """The tensors, in order."""
-        return tuple(tensors_in(self.fn(*args)))
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of the result, in order."""
+        return tuple(tensors_in(self.fn(*self._fill(tensors))))
 
 
-def flat(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A callable that gives a tuple of the tensors of the result; a module if it is one."""
+def flat(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+    """A callable of the tensors of its arguments, whose rest is as in `args`, that gives those of its result.
+
+    It is a module if `fn` is one.
+    """
     if isinstance(fn, nn.Module):
-        return FlatModule(fn)
+        return FlatModule(fn, args)
+    fill = _filling(args)
 
     # A function, since a trace asks for its name.
-    def call(*args: Any) -> tuple[Tensor, ...]:
-        return tuple(tensors_in(fn(*args)))
+    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensors_in(fn(*fill(tensors))))
 
     return call
 
 
-def is_flat(result: Any) -> bool:
-    """Whether a result is a tensor, or a tuple of tensors."""
-    leaves, structure = pytree.tree_flatten(result)
+def _filling(nest: Any) -> Callable[[tuple[Tensor, ...]], Any]:
+    """A function that makes the nest anew, with its constants and other tensors."""
+    leaves, structure = pytree.tree_flatten(nest)
+    constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+    build = builder(structure)
+
+    def fill(tensors: tuple[Tensor, ...]) -> Any:
+        remaining = iter(tensors)
+        pairs = zip(constants, is_tensor, strict=True)
+        return build([next(remaining) if is_one else constant for constant, is_one in pairs])
+
+    return fill
+
+
+def is_flat(nest: Any) -> bool:
+    """Whether a result is a tensor, or a tuple of tensors; so may arguments be."""
+    leaves, structure = pytree.tree_flatten(nest)
     has_tensors_only = all(isinstance(leaf, Tensor) for leaf in leaves)
     return has_tensors_only and structure in (
         pytree.tree_structure(0),
@@ -47,15 +67,10 @@ def is_flat(result: Any) -> bool:
 
 
 def rebuilt(call: Callable[..., Any], result: Any) -> Callable[..., Any]:
-    """A call of `flat` that gives what `result` is, with its own tensors and the constants of `result`."""
-    leaves, structure = pytree.tree_flatten(result)
-    constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
-    build = builder(structure)
+    """A call of `flat` that takes arguments, and gives what `result` is, with its own tensors."""
+    fill = _filling(result)
 
     def run(*args: Any) -> Any:
-        tensors = iter(call(*args))
-        pairs = zip(constants, is_tensor, strict=True)
-        return build([next(tensors) if is_one else constant for constant, is_one in pairs])
+        return fill(call(*tensors_in(args)))
 
     return run

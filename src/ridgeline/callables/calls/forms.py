@@ -28,6 +28,7 @@ from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.class_watch import ClassWatch
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import Undo
+from ridgeline.tensors.nests import tensors_in
 
 
 class CallableForm(NamedTuple):
@@ -114,9 +115,10 @@ def _method(program: Any) -> Callable[..., Any]:
 def _traced(fn: Callable[..., Any], args: tuple[Any, ...], expected: Any) -> Callable[..., Any]:
     """A trace whose results have the structure of `expected`."""
     has_name = isinstance(fn, nn.Module) or hasattr(fn, "__name__")  # which a trace asks for
-    if has_name and is_flat(expected):
+    if has_name and is_flat(expected) and is_flat(args):
         return _method(_trace(fn, args, name_of(fn)))
-    return rebuilt(_method(_trace(flat(fn), args, name_of(fn))), expected)
+    tensors = tuple(tensors_in(args))
+    return rebuilt(_method(_trace(flat(fn, args), tensors, name_of(fn))), expected)
 
 
 def _trace(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:

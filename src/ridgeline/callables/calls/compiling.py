@@ -85,7 +85,9 @@ class TracedFunction:
                 )(*tensors, *inputs)
         except FAILURES as error:
             reads_values = "DataDependent" in type(error).__name__
-            advice = "; its control flow must not depend on values of tensors" if reads_values else ""
+            advice = (
+                "; its control flow must not depend on values of tensors" if reads_values else ""
+            )
             raise CaptureError(
                 f"wanted to trace the function as one graph, got {type(error).__name__}: "
                 f"{first_line(error)}{advice}"

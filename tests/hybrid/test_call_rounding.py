@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.callables.calls.equivalence import compare_calls
-from ridgeline.callables.calls.perturbing import nudge
 from ridgeline.errors import EquivalenceError
+from ridgeline.tensors.call_perturbation import nudge
 
 
 class Means(nn.Module):

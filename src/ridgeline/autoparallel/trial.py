@@ -16,9 +16,9 @@ from ridgeline.callables.calls.equivalence import (
     largest_difference,
     tolerance_of,
 )
-from ridgeline.callables.calls.perturbing import perturbed_inputs
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
+from ridgeline.tensors.call_perturbation import perturbed_inputs
 
 NUM_CALLS = 3
 """Calls that are compared: the example, and two with changed inputs."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.callables.calls.perturbing import nudge, perturb_tensors, perturbed_inputs
 from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
+from ridgeline.tensors.call_perturbation import nudge, perturb_tensors, perturbed_inputs
 from ridgeline.tensors.copies import real_parts, strided_copy
 from ridgeline.tensors.nests import map_tensors, tensors_in
 

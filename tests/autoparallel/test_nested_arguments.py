@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.autoparallel.parallelize import parallelize
+from ridgeline.errors import CaptureError
 
 
 class Levels(nn.Module):
@@ -36,3 +37,18 @@ def test_arguments_in_a_dictionary_have_gradients(kind: Any) -> None:
             torch.autograd.grad(sum(map(torch.sum, r.values())), wanted) for r in (got, expected)
         ]
         assert all(map(torch.equal, *grads))
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of the flags themselves
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="an LSTM of oneDNN")
+def test_operators_that_keep_nothing_outside_autograd_are_refused() -> None:
+    """By name, with two ways out that work."""
+    net, x = nn.LSTM(4, 4), torch.randn(3, 2, 4)
+    with pytest.raises(
+        CaptureError, match=r"under autograd only .* call parallelize under torch\.no_grad"
+    ):
+        parallelize(net, x)
+    with torch.no_grad(), parallelize(net, x) as parallel:
+        assert torch.equal(parallel(x)[0], net(x)[0])
+    with torch.backends.mkldnn.flags(enabled=False), parallelize(net, x) as parallel:
+        torch.testing.assert_close(parallel(x)[0], net(x)[0])

@@ -14,11 +14,11 @@ from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.callables.calls.equivalence import (
     CallComparison,
     largest_difference,
-    perturbed_inputs,
     tolerance_of,
 )
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
+from ridgeline.tensors.call_perturbation import perturbed_inputs
 
 NUM_CALLS = 3
 """Calls that are compared: the example, and two with changed inputs."""

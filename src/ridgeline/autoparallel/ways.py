@@ -23,7 +23,7 @@ from ridgeline.autoparallel.scheduling.placement import place
 from ridgeline.autoparallel.scheduling.schedule import Schedule, serial_schedule
 from ridgeline.autoparallel.selection import MOST_STREAMS, SERIAL, candidates
 from ridgeline.callables.calls.graph import CallGraph
-from ridgeline.errors import PlanError
+from ridgeline.errors import CaptureError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.state.saved_state import preserved
 
@@ -94,12 +94,23 @@ def offer_halves(
 ) -> Offer:
     """The ways for forward and backward together: of the same name where both have it, else serially.
 
+    Raises:
+        CaptureError: the forward program does not keep what the backward program needs.
+
     Cost: One call of the forward program, besides what `offer` costs for each.
     """
-    forward = offer_for(halves.forward, args)
+    # Of whatever nest the arguments are, the two programs take their tensors, as operators of autograd do.
+    given = tuple(pytree.tree_leaves(args))
+    forward = offer_for(halves.forward, given)
     with preserved(list(halves.forward.state.values())):
-        plain = pytree.tree_map_only(torch.Tensor, torch.detach, args)
+        plain = [tensor.detach() for tensor in given]
         results, saved = halves.forward.run(*plain)
+    if any(value is None for value in saved):
+        raise CaptureError(
+            "wanted operators that keep what backward needs, got one that keeps it under autograd only (an "
+            "LSTM of oneDNN is one); call parallelize under torch.no_grad(), or inside of "
+            "torch.backends.mkldnn.flags(enabled=False)"
+        )
     # Costs of backward depend on shapes, hardly on values: any gradient of the right shape will do.
     ones = [torch.ones_like(results[index]) for index in halves.roots]
     backward = offer_for(halves.backward, (*saved, *ones))

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.callables.calls.dispatch import CallDispatch
 from ridgeline.callables.calls.forms import capturing, name_of
-from ridgeline.callables.calls.reads import CallReads, check_shapes, device_of
+from ridgeline.callables.calls.reads import CallReads, check_given, check_shapes, device_of
 from ridgeline.callables.calls.repeated import map_each
 from ridgeline.callables.calls.report import HybridReport, ModeRow
 from ridgeline.callables.calls.search import search
@@ -66,8 +66,8 @@ def hybridize(
 
     Raises:
         PlanError: the mode is not offered on the device, or an argument is out of range.
-        CaptureError: the mode asked for cannot capture the program (in `auto`: its row says so), or
-            parameters have no shapes yet.
+        CaptureError: the mode asked for cannot capture the program (in `auto`: its row says so),
+            parameters have no shapes or no values yet, or there is nothing to call.
         EquivalenceError: the mode asked for gave other results; names the difference.
         PackageError: the mode asked for is `packaged`, and the program could not be packaged.
         SideEffectError: the callable draws from an iterator or writes to files, which no comparison could
@@ -82,6 +82,7 @@ def hybridize(
         )
     check_shapes(fn_or_module)
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    check_given(fn_or_module, args)
     # Captures rely on the example's strides, so what is expanded or lazily conjugated is written out first.
     # With `static_io` each argument is a tensor of its own, which the caller writes.
     args = pytree.tree_map_only(Tensor, _example, args) if static_io else map_each(_example, args)

@@ -11,7 +11,7 @@ import re
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,15 @@ from torch._dynamo import config
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.guards import _get_closure_vars
 from torch._dynamo.side_effects import AttributeMutationNew
-from torch._dynamo.source import NumpyTensorSource, RandomValueSource
+from torch._dynamo.source import (
+    NumpyTensorSource,
+    RandomValueSource,
+    TorchFunctionModeStackSource,
+)
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 from torch._guards import TracingContext
 
 from ridgeline.capture.mask_looks import reading
@@ -200,8 +205,11 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         for variable in modified
         # Objects that the program makes are nobody else's yet.
         if not isinstance(variable.mutation_type, AttributeMutationNew)
+        and not isinstance(variable, TorchFunctionModeStackVariable)
         for name, final in _names_of(variable, effects.store_attr_mutations).items()
     }
+    if not _are_modes_left(output.torch_function_mode_stack):
+        writes[Write("the modes of torch functions in force", "list")] = _UNKNOWN
     if effects.tensor_hooks:
         writes[Write("hooks of tensors", "dict")] = _UNKNOWN
     if output.random_calls:
@@ -228,6 +236,14 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
             map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
         ),
     }
+
+
+def _are_modes_left(before: Sequence[Any]) -> bool:
+    """Whether the program leaves the modes that were in force, whatever it entered meanwhile."""
+    stack = InstructionTranslator.current_tx().symbolic_torch_function_state.mode_stack
+    return [mode.source for mode in stack] == [
+        *map(TorchFunctionModeStackSource, range(len(before)))
+    ]
 
 
 def _arrays_written(placeholders: Iterable[fx.Node]) -> Iterator[str]:

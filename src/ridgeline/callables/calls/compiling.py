@@ -84,9 +84,13 @@ class TracedFunction:
                     _allow_non_fake_inputs=True,
                 )(*tensors, *inputs)
         except FAILURES as error:
+            reads_values = "DataDependent" in type(error).__name__
+            advice = (
+                "; its control flow must not depend on values of tensors" if reads_values else ""
+            )
             raise CaptureError(
                 f"wanted to trace the function as one graph, got {type(error).__name__}: "
-                f"{first_line(error)}; its control flow must not depend on values of tensors"
+                f"{first_line(error)}{advice}"
             ) from error
         self.state = tensors + lift_constants(self.graph, len(tensors))
         self.example = [*self.state, *inputs]

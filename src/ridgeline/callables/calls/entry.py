@@ -100,6 +100,7 @@ class Entry:
         self.comparison = CallComparison(0.0, 0.0, "the program as written")
         if mode != "eager":
             self.comparison = compare_calls(fn, self.run, args, tensors)
+            self.notes += self.comparison.notes
         if repeats is not None:
             self.run, self.fast = repeats.calling(self.run), repeats.calling(self.fast)
 

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.jit.frontend import FrontendError
+from torch.utils import _pytree as pytree
 
 from ridgeline.callables.calls.compiling import TracedFunction
+from ridgeline.callables.calls.flat_results import flat, is_flat, rebuilt
 from ridgeline.callables.calls.repeated import DistinctCall, DistinctModule, as_written
 from ridgeline.capture.casts import fresh_casts
 from ridgeline.capture.unchecked import without_checks
@@ -26,6 +28,7 @@ from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.class_watch import ClassWatch
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import Undo
+from ridgeline.tensors.nests import tensors_in
 
 
 class CallableForm(NamedTuple):
@@ -79,20 +82,28 @@ def capturing() -> Iterator[None]:
 
 def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
     """TorchScript from the source, or from a trace where the source is beyond it; weights stay live."""
-    notes: tuple[str, ...] = ()
+    why = ""
     with torch.no_grad(), warnings.catch_warnings():
         # torch marks TorchScript as deprecated; on CPU it still serves small programs well.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", UserWarning)
+        expected = fn(*args)
+        method: Callable[..., Any] | None = None
         try:
             method = _method(torch.jit.script(as_written(fn)))
             if isinstance(fn, DistinctCall | DistinctModule):
                 method = DistinctCall(method, fn.repeats)
-            method(*args)  # some sources are refused only as they run
+            given = method(*args)  # some sources are refused only as they run
+            # A named tuple comes back as another one, and code may ask whether it is scripted.
+            if pytree.tree_structure(given) != pytree.tree_structure(expected):
+                why = "TorchScript of the source gives results in another structure"
         except (*FAILURES, OSError, SyntaxError, FrontendError, torch.jit.Error) as error:
-            notes = (f"script: traced, since TorchScript cannot read the source ({brief(error)})",)
-            method = _method(_trace(fn, args))
-    return CallableForm(without_gradients(method), notes=notes)
+            why = f"TorchScript cannot read the source ({brief(error)})"
+        if why or method is None:
+            method = _traced(fn, args, expected)
+    return CallableForm(
+        without_gradients(method), notes=(f"script: traced, since {why}",) if why else ()
+    )
 
 
 def _method(program: Any) -> Callable[..., Any]:
@@ -101,7 +112,16 @@ def _method(program: Any) -> Callable[..., Any]:
     return method
 
 
-def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _traced(fn: Callable[..., Any], args: tuple[Any, ...], expected: Any) -> Callable[..., Any]:
+    """A trace whose results have the structure of `expected`."""
+    has_name = isinstance(fn, nn.Module) or hasattr(fn, "__name__")  # which a trace asks for
+    if has_name and is_flat(expected) and is_flat(args):
+        return _method(_trace(fn, args, name_of(fn)))
+    tensors = tuple(tensors_in(args))
+    return rebuilt(_method(_trace(flat(fn, args), tensors, name_of(fn))), expected)
+
+
+def _trace(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     """A trace, which must leave all objects as they are.
 
     Sizes are tensors in it, which no key of a dictionary equals: a cache by size is filled once more.
@@ -113,26 +133,26 @@ def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
             traced = torch.jit.trace(fn, args, check_trace=False)
         except FAILURES as error:
             raise CaptureError(
-                f"wanted TorchScript of {name_of(fn)}, got {brief(error)}; use another mode"
+                f"wanted TorchScript of {name}, got {brief(error)}; use another mode"
             ) from error
         finally:
             if change := next(before.changes(), None):
                 before.restore()
     if change is not None:
         raise CaptureError(
-            f"wanted TorchScript of {name_of(fn)}, got a trace that writes where calls do not "
+            f"wanted TorchScript of {name}, got a trace that writes where calls do not "
             f"({change.what}): sizes are tensors in it, which no key equals; use another mode"
         )
     baked = [w for w in caught if issubclass(w.category, torch.jit.TracerWarning)]
     if baked:
         raise CaptureError(
-            f"wanted TorchScript of {name_of(fn)}, got a trace in which {len(baked)} values read to the host "
+            f"wanted TorchScript of {name}, got a trace in which {len(baked)} values read to the host "
             f"would be constants, the first at {baked[0].filename}:{baked[0].lineno}; use another mode"
         )
     num_constants = _num_constants(traced, fn)
     if num_constants:  # equal ones become one, and follow only one of the tensors that they were
         raise CaptureError(
-            f"wanted TorchScript of {name_of(fn)}, got a trace in which {num_constants} tensors from outside "
+            f"wanted TorchScript of {name}, got a trace in which {num_constants} tensors from outside "
             "of its modules would be constants; make them buffers, or use another mode"
         )
     return traced

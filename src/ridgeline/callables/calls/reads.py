@@ -50,6 +50,25 @@ def _first_gpu(tensors: list[Tensor]) -> torch.device:
     return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
 
 
+def check_given(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Refuse what cannot be called, or has tensors without values, of which nothing could be compared.
+
+    Raises:
+        CaptureError: it is not callable, or a tensor lies on the device `meta`.
+    """
+    if not callable(fn):
+        raise CaptureError(
+            f"wanted a function or module, got {type(fn).__name__} in hybridize(...); give what is called, "
+            "and an example of its arguments behind it"
+        )
+    meta = [tensor for tensor in (*tensors_in(args), *tensors_of(fn)) if tensor.is_meta]
+    if meta:
+        raise CaptureError(
+            f"wanted tensors with values, got one of shape {tuple(meta[0].shape)} on the device 'meta'; move "
+            "the example to a device, and fill a model there with .to_empty(device=...) and its weights"
+        )
+
+
 def check_shapes(fn: Callable[..., Any]) -> None:
     """Refuse a model that gets its shapes with its first call.
 

@@ -1,0 +1,54 @@
+"""Arguments of `parallelize` in a nest, and their gradients."""
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.autoparallel.parallelize import parallelize
+from ridgeline.errors import CaptureError
+
+
+class Levels(nn.Module):
+    """Feature maps by name in, and out, as those of a detector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(5, 3)
+
+    def forward(self, maps: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"a": self.first(maps["a"]).tanh(), "b": self.second(maps["b"]).tanh()}
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_arguments_in_a_dictionary_have_gradients(kind: Any) -> None:
+    """The programs of forward and backward take tensors, whatever nest the caller gives."""
+    net = Levels()
+    maps = kind(a=torch.randn(2, 4, requires_grad=True), b=torch.randn(2, 5))
+    with parallelize(net, (maps,), mode="parallel", lanes=2) as parallel:
+        got, expected = parallel(maps), net(maps)
+        wanted = [maps["a"], *net.parameters()]
+        for name in expected:
+            assert torch.equal(got[name], expected[name])
+        assert parallel.report.counters == {}
+        grads = [
+            torch.autograd.grad(sum(map(torch.sum, r.values())), wanted) for r in (got, expected)
+        ]
+        assert all(map(torch.equal, *grads))
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of the flags themselves
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="an LSTM of oneDNN")
+def test_operators_that_keep_nothing_outside_autograd_are_refused() -> None:
+    """By name, with two ways out that work."""
+    net, x = nn.LSTM(4, 4), torch.randn(3, 2, 4)
+    with pytest.raises(
+        CaptureError, match=r"under autograd only .* call parallelize under torch\.no_grad"
+    ):
+        parallelize(net, x)
+    with torch.no_grad(), parallelize(net, x) as parallel:
+        assert torch.equal(parallel(x)[0], net(x)[0])
+    with torch.backends.mkldnn.flags(enabled=False), parallelize(net, x) as parallel:
+        torch.testing.assert_close(parallel(x)[0], net(x)[0])

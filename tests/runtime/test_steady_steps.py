@@ -23,7 +23,7 @@ from ridgeline.tensors.batch_pattern import BatchPattern
 from ridgeline.tensors.sameness import Sameness
 from ridgeline.tensors.usual_batch import usual_batch
 
-MOST_CALLS = 32
+MOST_CALLS = 31
 """Python functions that a steady step calls, from the user's call on. There were 83. Two of them ask whether somebody keeps
 a gradient that the replay writes over, one ends the record of the step."""
 

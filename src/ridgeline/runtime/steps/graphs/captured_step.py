@@ -109,8 +109,11 @@ class CapturedStep:
             self._record.end = torch.cuda.Event(enable_timing=True)  # behind the optimizer, outside
         self._clock = DeviceClock()
 
-    def replay(self) -> Tensor:
-        """Run the step; its loss, which the next replay overwrites."""
+    def replay(self, *, are_shown: bool = False) -> Tensor:
+        """Run the step; its loss, which the next replay overwrites.
+
+        `are_shown` says that parameters are known to have the graph's gradients already.
+        """
         gradients = self.gradients
         if gradients.added_to:
             gradients.bring()
@@ -123,7 +126,7 @@ class CapturedStep:
             renew()
         for draw in self._idle_draws:
             draw.repeat()
-        if not gradients.are_shown():
+        if not (are_shown or gradients.are_shown()):
             gradients.show()  # without them an optimizer outside would do nothing
         if self._outside is not None:
             update(self._outside)

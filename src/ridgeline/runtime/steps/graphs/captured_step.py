@@ -42,7 +42,8 @@ class CapturedStep:
 
     Attributes:
         gradients: Those that it writes.
-        load: Copies the tensors of a batch to where the graph reads them.
+        load: Copies the tensors of a batch to where the graph reads them, wherever those lie; whoever sets
+            `usual` may set one for batches that lie alike.
         written: Places of those tensors that the step writes in place; see `give_back`.
         usual: Recognises the batches that it is mostly called with, once there was one.
 

@@ -31,7 +31,8 @@ class GraphGradients:
         are_shown: Whether parameters have all of them, so that there is nothing to `show`.
         are_alone: Whether they are shown, and nobody else holds one, once `watch` was called; a replay then
             has nothing to leave or to show. See `KeptGradients.are_alone`.
-        are_kept: Whether somebody holds one that the next replay would write over; see `KeptGradients.are_any`.
+        are_kept: Whether somebody holds one that the next replay would write over; see
+            `KeptGradients.are_any`.
     """
 
     def __init__(self, parameters: Iterable[Tensor], optimizer: Optimizer, *, copies: bool) -> None:

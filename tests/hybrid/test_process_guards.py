@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -40,7 +40,9 @@ def hook_of_all_modules() -> Iterator[None]:
 
 
 def saving() -> contextlib.AbstractContextManager[Any]:
-    return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    """By graphs, which the compiler would take into a program."""
+    hook = fx.symbolic_trace(lambda tensor: tensor * 2.0)
+    return saved_tensors_hooks(hook, hook)
 
 
 @pytest.mark.parametrize("change", [another_setting, hook_of_all_modules, saving])
@@ -55,6 +57,14 @@ def test_a_program_is_not_served_while_its_process_is_another(change: Any) -> No
         assert guards.moved(arguments) is None
     assert guards.holds(arguments)
     assert guards.moved(arguments) is not None
+
+
+def test_hooks_on_saved_tensors_that_are_no_graphs_are_in_no_program() -> None:
+    """Whoever captures backward passes looks for them himself."""
+    arguments = {"net": nn.Linear(3, 2), "x": torch.ones(4, 3)}
+    guards = Guards(program, arguments, ["x"])
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        assert guards.holds(arguments)
 
 
 def test_guards_that_are_moved_watch_the_process_that_was_read() -> None:

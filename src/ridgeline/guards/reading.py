@@ -6,7 +6,6 @@ shapes, strides and dtypes of tensors, autocast and other modes. Captured progra
 """
 
 import builtins
-import functools
 import logging
 import re
 import threading
@@ -28,7 +27,7 @@ from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._guards import Guard, TracingContext
 
-from ridgeline.capture.capturing import SAVED_TENSORS_HOOKS, watches_saved_tensors
+from ridgeline.capture.capturing import SAVED_TENSORS_HOOKS
 from ridgeline.capture.mask_looks import reading
 from ridgeline.capture.unchecked import without_checks
 from ridgeline.errors import CaptureError, first_line
@@ -59,7 +58,6 @@ SETTINGS: dict[str, Any] = {
 """Of TorchDynamo, while it reads. What a version of torch does not have is left out."""
 _lock = threading.Lock()
 _UNKNOWN = object()
-_saving_hooks = functools.partial(SAVED_TENSORS_HOOKS, True)
 _PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
@@ -100,8 +98,8 @@ class ProgramReading(NamedTuple):
         writes: What it changes in Python.
         graph: The operators that it comes to, with the shapes of what it takes and gives, and the settings
             that choose kernels, as text.
-        settings: Functions that ask for the settings that choose kernels, and for hooks on saved tensors
-            where there were none, and what they gave.
+        settings: Functions that ask for the settings that choose kernels, and for hooks on saved tensors that
+            would be in the program, and what they gave.
         kept: Objects that are compared by identity, held so that none gives its place to another.
         takes_host: Whether it takes tensors that lie on the host, and does not make all of those itself.
     """
@@ -221,10 +219,10 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
     # As text beside the operators: with other kernels the same graph gives other results.
     settings = tuple((ask, ask()) for ask in settings_of(operators_of(graph)))
     kernels = [value for _, value in settings]
-    if not watches_saved_tensors():
+    if not _reads_saving_hooks():
         # The compiler's own look at them takes five calls of Python.
         output.guards.inner.difference_update([g for g in output.guards if _is_of_saving(g)])
-        settings += ((_saving_hooks, None),)
+        settings += ((_reads_saving_hooks, False),)
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
     return {
@@ -242,6 +240,12 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
             map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
         ),
     }
+
+
+def _reads_saving_hooks() -> bool:
+    """Whether there are hooks on saved tensors that the compiler takes into a program: graphs of its own."""
+    hooks = SAVED_TENSORS_HOOKS(True)
+    return hooks is not None and all(isinstance(hook, fx.GraphModule) for hook in hooks)
 
 
 def _is_of_saving(guard: Guard) -> bool:

@@ -316,11 +316,13 @@ def test_batches_copied_as_one_type_train_alike(monkeypatch: pytest.MonkeyPatch)
     """As on a GPU; batches that lie otherwise are copied as those do."""
     kinds: list[torch.dtype | None] = []
 
-    def as_on_a_gpu(targets: Any, examples: Any) -> Callable[[Any], object]:
+    def as_on_a_gpu(targets: Any, examples: Any = ()) -> Callable[[Any], object]:
+        if not examples:
+            return copier(targets)
         kinds.append(kind := common_type([*targets, *examples]))
         return copier(targets) if kind is None else copier_as(kind, targets)
 
-    monkeypatch.setattr("ridgeline.runtime.steps.graphs.graph.copier", as_on_a_gpu)
+    monkeypatch.setattr("ridgeline.runtime.steps.graphs.captured_step.copier", as_on_a_gpu)
     generator = torch.Generator().manual_seed(0)
     data = [torch.randn(8, 4, generator=generator) for _ in range(10)]
     labels = [torch.randint(2, (8,), generator=generator) for _ in data]

@@ -38,8 +38,6 @@ from ridgeline.runtime.steps.graphs.checked import check_compiled
 from ridgeline.runtime.steps.graphs.graph_gradients import COPIED, leave_kept
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors import batch as batches
-from ridgeline.tensors.copies import copier
-from ridgeline.tensors.usual_batch import usual_batch
 from ridgeline.tensors.usual_shapes import OTHER_LAYOUTS, OTHER_SHAPES, UsualShapes
 from ridgeline.workers.world import World
 
@@ -132,7 +130,7 @@ class GraphRunner:
         if self._watch is not None and not self._watch.holds():
             self._watch.settle()
         self._recorder.counts["hidden_overhead"] = 1.0  # it issues a replay while another runs
-        step.usual, step.load = usual_batch(batch, tensors), copier(step.inputs, tensors)
+        step.expect(batch, tensors)
         return self._replay(step, tensors, begin, batch)
 
     def _is_unchanged(self) -> bool:

@@ -44,8 +44,8 @@ def copier(
     Args:
         targets: In dense memory.
         examples: Where all sources will lie in memory as these do: on a GPU one kernel then copies several
-            types. Beside an H200 it takes 9 us for two tensors of two types, and a copy of each 12; each tensor
-            that has to be viewed as another type takes 0.5 us more on a CPU.
+            types. Beside an H200 it takes 9 us for two tensors of two types, and a copy of each 12; each
+            tensor that has to be viewed as another type takes 0.5 us more on a CPU.
     """
     held = [*targets]
     if len(held) == 1:

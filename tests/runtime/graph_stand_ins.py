@@ -18,6 +18,7 @@ from ridgeline.runtime.steps.graphs.clearance import Clearance
 from ridgeline.runtime.steps.graphs.graph import GraphRunner
 from ridgeline.tensors.batch_pattern import BatchPattern
 from ridgeline.tensors.copies import repeats
+from ridgeline.tensors.usual_batch import BatchReader, usual_batch
 from ridgeline.timeline import Span
 
 
@@ -33,6 +34,10 @@ class Gradients:
 
     copies = False
 
+    def are_alone(self) -> bool:
+        """Nobody else has any."""
+        return True
+
     def are_kept(self) -> bool:
         """A replay writes over none."""
         return False
@@ -45,7 +50,7 @@ class Captured:
     """Stands for a graph: a replay runs the body; `log` tells what was done."""
 
     log: list[str] = []
-    usual = None
+    usual: BatchReader | None = None
     dropout = DropoutStates(())
     replay_ns = 10**9
     gradients = Gradients()
@@ -79,7 +84,10 @@ class Captured:
         rest = iter(tensors)
         self.batch = pytree.tree_map_only(Tensor, lambda _: next(rest), self.batch)
 
-    def replay(self) -> Tensor:
+    def expect(self, batch: Any, tensors: list[Tensor]) -> None:
+        self.usual = usual_batch(batch, tensors)
+
+    def replay(self, *, are_shown: bool = False) -> Tensor:
         self.log.append("replay")
         return self.body(self.batch, Recorder(HostClock()))
 

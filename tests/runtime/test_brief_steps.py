@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ridgeline.recording import recorder as recording
 from ridgeline.recording.clocks import DeviceClock, Stamp
-from ridgeline.recording.recorder import GROUP, SINGLE, WINDOW, Recorder
+from ridgeline.recording.recorder import DEVICE_SAMPLING, GROUP, SINGLE, WINDOW, Recorder
 
 US = 1000
 S = 1_000_000_000
@@ -49,14 +49,15 @@ def trained(clock: Events, lengths_ns: list[int], *, is_brief: bool, gap_ns: int
 
 
 def test_groups_save_events(clock: Events) -> None:
-    """One at the end of eight steps, and one at their begin, where others have one at least each."""
+    """One at the end of many steps, and one at their begin, where others have one at least each."""
     trained(clock, [50 * US] * WINDOW, is_brief=True)
     brief = clock.num_stamps
     clock.num_stamps = 0
     trained(clock, [50 * US] * WINDOW, is_brief=False)
     groups = (WINDOW - SINGLE) // GROUP
-    assert clock.num_stamps == 1 + WINDOW + WINDOW // GROUP
-    assert brief == 1 + SINGLE + groups + WINDOW // GROUP
+    assert clock.num_stamps == 1 + WINDOW + WINDOW // DEVICE_SAMPLING
+    # The group under way at the end has begun, too.
+    assert brief == 1 + SINGLE + SINGLE // DEVICE_SAMPLING + groups + groups + 1
 
 
 @given(st.integers(1, 3 * WINDOW), st.integers(1, 500), st.integers(0, 50))
@@ -74,7 +75,7 @@ def test_steps_of_one_length_take_that(count: int, length_us: int, gap_us: int) 
 
 
 def test_a_group_counts_its_mean(clock: Events) -> None:
-    lengths = [40 * US] * SINGLE + [100 * US, *[50 * US] * (GROUP - 2), 80 * US]
+    lengths = [40 * US] * SINGLE + [(30 + 10 * GROUP) * US, *[50 * US] * (GROUP - 2), 70 * US]
     measured = trained(clock, lengths, is_brief=True).timeline("steps", 1)
     assert measured.steps_ns == (*[40 * US] * SINGLE, *[60 * US] * GROUP)
 

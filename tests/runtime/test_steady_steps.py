@@ -20,10 +20,11 @@ from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.body.capture_watch import MOST_COMPILED, CaptureWatch
 from ridgeline.session import TrainStep
 from ridgeline.tensors.batch_pattern import BatchPattern
+from ridgeline.tensors.copies import common_type, copier, copier_as
 from ridgeline.tensors.sameness import Sameness
 from ridgeline.tensors.usual_batch import usual_batch
 
-MOST_CALLS = 32
+MOST_CALLS = 26
 """Python functions that a steady step calls, from the user's call on. There were 83. Two of them ask whether somebody keeps
 a gradient that the replay writes over, one ends the record of the step."""
 
@@ -308,6 +309,32 @@ def test_batches_that_lie_as_usual_are_brought_nowhere(
                 losses[execution] += [float(step(batch)) for batch in (other, usual)]
                 assert any(batch is other for batch in brought)
     assert losses["graph"] == pytest.approx(losses["eager"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_batches_copied_as_one_type_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; batches that lie otherwise are copied as those do."""
+    kinds: list[torch.dtype | None] = []
+
+    def as_on_a_gpu(targets: Any, examples: Any = ()) -> Callable[[Any], object]:
+        if not examples:
+            return copier(targets)
+        kinds.append(kind := common_type([*targets, *examples]))
+        return copier(targets) if kind is None else copier_as(kind, targets)
+
+    monkeypatch.setattr("ridgeline.runtime.steps.graphs.captured_step.copier", as_on_a_gpu)
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(8, 4, generator=generator) for _ in range(10)]
+    labels = [torch.randint(2, (8,), generator=generator) for _ in data]
+    labels[8] = torch.stack([labels[8]] * 2, 1)[:, 0]  # strided
+    losses: dict[Execution, list[float]] = {}
+    executions: tuple[Execution, ...] = ("eager", "graph")
+    for execution in executions:
+        model, optimizer = make()
+        with TrainStep(model, loss_fn, optimizer, Plan(execution=execution), device="cpu") as step:
+            losses[execution] = [float(step(batch)) for batch in zip(data, labels, strict=True)]
+    assert losses["graph"] == pytest.approx(losses["eager"], rel=1e-5)
+    assert kinds == [torch.float32, None, torch.float32]
 
 
 @pytest.mark.usefixtures("graphs")

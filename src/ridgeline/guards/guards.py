@@ -12,7 +12,7 @@ from ridgeline.capture.unchecked import without_checks
 from ridgeline.guards.reading import ProgramReading, Write, read_program
 from ridgeline.guards.sparse import address
 from ridgeline.guards.unguarded import require_unguarded
-from ridgeline.programs.watches.classes import class_variables, require_classes
+from ridgeline.programs.watches.classes import class_variables, require_classes, require_hooks
 from ridgeline.programs.watches.conditions import Conditions, reader
 from ridgeline.programs.watches.left_to_python import is_plain_value
 from ridgeline.reach.sparse import is_sparse, strides_of
@@ -96,11 +96,16 @@ class Guards:
         classes = Conditions(reading.scope)
         require_classes(classes, reading.classes, reading.code, names)
         self._classes = classes.all_hold()
+        process = Conditions(reading.scope)
+        _require_settings(process, reading)
+        require_hooks(process)
+        self._process = process.all_hold()
         others = Conditions(reading.scope)
         require_unguarded(others, reading, now)
         self._unguarded = others.all_hold()
         rest = Conditions(reading.scope)
         _require_no_interception(rest)
+        _require_settings(rest, reading)
         for text, tensor, place in zip(read, self.tensors, self._addresses, strict=True):
             if is_sparse(tensor):
                 asked, known = rest.constant(address), rest.constant(place)
@@ -128,6 +133,8 @@ class Guards:
             first = parts[0].partition("  #")[0].strip() if parts else "a setting"
             is_sentence = "mismatch" in first or "changed" in first
             return first if is_sentence else f"{first} no longer holds"
+        if not self._process({}):
+            return "a setting that chooses kernels, or hooks of all modules or on saved tensors changed"
         if not self._classes({}):
             return "a method or variable of a class was replaced"
         if not self._has_same_tensors(arguments):
@@ -147,7 +154,8 @@ class Guards:
         """
         now = dict(arguments)
         try:
-            if not (self._check(now) and self._classes({}) and self._unguarded(now)):
+            is_same = self._check(now) and self._process({}) and self._classes({})
+            if not (is_same and self._unguarded(now)):
                 return None
         except MISSING:
             return None
@@ -194,6 +202,12 @@ def _require_no_interception(conditions: Conditions) -> None:
     conditions.require(f"{conditions.constant(num_dispatch_modes)}() == 0")
     conditions.require(f"{conditions.constant(innermost_transform)}() is None")
     conditions.require(f"{conditions.constant(forward_ad)}._current_level < 0")
+
+
+def _require_settings(conditions: Conditions, reading: ProgramReading) -> None:
+    """Require what was asked of the process to stay as it was when the program was read."""
+    for ask, value in reading.settings:
+        conditions.require(f"{conditions.constant(ask)}() == {conditions.constant(value)}")
 
 
 def _is_same(now: Any, before: Any) -> bool:

@@ -30,8 +30,9 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
-from torch._guards import TracingContext
+from torch._guards import Guard, TracingContext
 
+from ridgeline.capture.capturing import SAVED_TENSORS_HOOKS
 from ridgeline.capture.mask_looks import reading
 from ridgeline.capture.unchecked import without_checks
 from ridgeline.errors import CaptureError, first_line
@@ -40,7 +41,7 @@ from ridgeline.guards.sparse import leave_out_strides
 from ridgeline.programs.distinct_results import memory_number
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.added import with_guards
-from ridgeline.programs.watches.settings import operators_of, settings_of
+from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 from ridgeline.reach.generators import HostGenerators
 from ridgeline.tensors.copies import is_noted
 
@@ -93,6 +94,7 @@ class ProgramReading(NamedTuple):
 
     Attributes:
         manager: The compiler's guards: `check(locals)`, and `check_verbose(locals)`, which says what differs.
+            Of `settings` and hooks of all modules they say nothing.
         tensors: Expressions of the tensors that it reads, in terms of `L`, its arguments by name, and `G`.
         expressions: Of everything that is compared.
         scope: The names in these expressions but for `L`.
@@ -101,6 +103,8 @@ class ProgramReading(NamedTuple):
         writes: What it changes in Python.
         graph: The operators that it comes to, with the shapes of what it takes and gives, and the settings
             that choose kernels, as text.
+        settings: Functions that ask for the settings that choose kernels, and for hooks on saved tensors that
+            would be in the program, and what they gave.
         kept: Objects that are compared by identity, held so that none gives its place to another.
         takes_host: Whether it takes tensors that lie on the host, and does not make all of those itself.
     """
@@ -113,6 +117,7 @@ class ProgramReading(NamedTuple):
     code: frozenset[types.CodeType]
     writes: tuple[Write, ...]
     graph: str
+    settings: tuple[tuple[Ask, Any], ...]
     kept: tuple[Any, ...]
     takes_host: bool
 
@@ -137,10 +142,11 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
     entry = types.FunctionType(code, scope)
     found: list[dict[str, Any]] = []
 
-    @with_guards
     def backend(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
         found.append(_found(graph))
         return _end
+
+    reader = with_guards(backend, watches_process=False)
 
     # Under a lock: settings and patches below are those of the whole process.
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
@@ -151,7 +157,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
     before = HostGenerators.now()
     with _lock, config.patch(settings), without_checks(), reading(), read_leniently():
         try:
-            torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)(**arguments)
+            torch.compile(entry, backend=reader, fullgraph=True, dynamic=False)(**arguments)
         except _Read:
             pass
         except FAILURES as error:
@@ -219,11 +225,17 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         {Write(name, "numpy.ndarray"): _UNKNOWN for name in _arrays_written(placeholders)}
     )
     # As text beside the operators: with other kernels the same graph gives other results.
-    kernels = [ask() for ask in settings_of(operators_of(graph))]
+    settings = tuple((ask, ask()) for ask in settings_of(operators_of(graph)))
+    kernels = [value for _, value in settings]
+    if not _reads_saving_hooks():
+        # The compiler's own look at them takes five calls of Python.
+        output.guards.inner.difference_update([g for g in output.guards if _is_of_saving(g)])
+        settings += ((_reads_saving_hooks, False),)
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
     return {
         "writes": writes,
+        "settings": settings,
         "takes_host": any(map(_is_on_host, taken)),
         "tensors": tuple(
             _expression(argument.source)
@@ -244,6 +256,16 @@ def _are_modes_left(before: Sequence[Any]) -> bool:
     return [mode.source for mode in stack] == [
         *map(TorchFunctionModeStackSource, range(len(before)))
     ]
+
+
+def _reads_saving_hooks() -> bool:
+    """Whether there are hooks on saved tensors that the compiler takes into a program: graphs of its own."""
+    hooks = SAVED_TENSORS_HOOKS(True)
+    return hooks is not None and all(isinstance(hook, fx.GraphModule) for hook in hooks)
+
+
+def _is_of_saving(guard: Guard) -> bool:
+    return guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"
 
 
 def _arrays_written(placeholders: Iterable[fx.Node]) -> Iterator[str]:
@@ -310,6 +332,7 @@ def _made(
         ),
         graph=found["graph"],
         kept=(wrapper, *objects),
+        settings=found["settings"],
         takes_host=found["takes_host"],
     )
 

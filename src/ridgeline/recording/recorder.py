@@ -18,9 +18,10 @@ WINDOW = 200
 DEVICE_SAMPLING = 8
 """On devices the frames of every eighth step only: an event costs the host microseconds."""
 
-GROUP = 8
+GROUP = 32
 """Brief steps that share an event at their end, after the first `SINGLE` of them. Source: measured beside an
-H200, a step of 56 us on the device whose recording took the host 10 us, of which the event is 6."""
+H200, a step of 56 us on the device whose recording took the host 10 us, of which the event is 6, and another
+at the begin of a group."""
 SINGLE = 16
 """Brief steps that have an event each before that, enough for a trial."""
 
@@ -56,6 +57,7 @@ class Recorder:
             step in which another thread held the interpreter says nothing about the others. Of brief steps
             each group's first one adds to them.
         counts: How often something happened, such as `eager_steps`; the timeline has them as they are.
+        begun_ns: When the host was called for the present step.
         is_brief: Steps are so short that an event after each would delay them: on a device they are recorded
             in groups, and each counts as the mean of its group.
     """
@@ -66,7 +68,7 @@ class Recorder:
         self.frame = ""
         self.costs: dict[str, deque[float]] = {}
         self.counts: dict[str, float] = {}
-        self.overhead_ns = 0
+        self.overhead_ns = self.begun_ns = 0
         self.is_brief = False
         self._steps: deque[StepRecord] = deque(maxlen=WINDOW)
         self._frames: list[tuple[Span, ...]] = []
@@ -79,7 +81,7 @@ class Recorder:
 
     def begin_step(self, now_ns: int) -> None:
         """The next batch is there: `input` (since the last step's end) is over, at so many ns of the host."""
-        self.overhead_ns = 0
+        self.overhead_ns, self.begun_ns = 0, now_ns
         self.frame = ""
         current = self.current
         if len(current.gaps) > current.num_steps:  # of a step that failed

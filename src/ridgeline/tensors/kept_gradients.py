@@ -80,18 +80,20 @@ class KeptGradients:
             same.attribute(parameter, "grad")
         return same.compiled()
 
-    def are_any(self) -> bool:
-        """Whether a gradient, or a tensor in its memory, is held by others than its parameter.
+    def are_alone(self) -> bool:
+        """Whether parameters have all of them, and nobody else has any; False where that takes a closer look.
 
-        Cost: 0.2 us a gradient, where parameters have them.
+        Cost: 0.15 us a gradient.
         """
         # In one function, as it runs before each step.
-        if (
+        return (
             [*map(sys.getrefcount, self._gradients)] == self._shown[0]
             and [*map(_num_uses, self._memory)] == self._shown[1]
             and self._shows_all()
-        ):
-            return False
+        )
+
+    def are_any(self) -> bool:
+        """Whether a gradient, or a tensor in its memory, is held by others than its parameter."""
         return any(held or views for _, held, views in self.found())
 
     def found(self) -> list[tuple[Tensor, bool, bool]]:

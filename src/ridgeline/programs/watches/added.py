@@ -44,8 +44,13 @@ _STORES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps attributes of its own."""
 
 
-def with_guards(compile_piece: Backend) -> Backend:
+def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Backend:
     """A backend of `torch.compile` whose pieces are compiled again where one of these changes.
+
+    Args:
+        compile_piece: The backend.
+        watches_process: Also where hooks of all modules, or settings that choose kernels, change; else that
+            is compared elsewhere.
 
     Cost: About 1 us in every call of a piece for each zero that it reads and each such tuple, and for the
         settings; where its code looks for what may be missing, also for each of the objects that it reads.
@@ -60,9 +65,11 @@ def with_guards(compile_piece: Backend) -> Backend:
         named = {guard.name: guard.originating_source for guard in guards if guard.name}
         kinds, sources = [*_required(code)], [*named.values()]
         guards.update({Guard(source, kind) for source in sources for kind in kinds})
-        of_process: list[Callable[[Any, Guard], None]] = [_require_hooks]
-        if settings := settings_of(operators_of(graph)):
-            of_process.append(functools.partial(_require_settings, settings))
+        of_process: list[Callable[[Any, Guard], None]] = []
+        if watches_process:
+            of_process.append(_require_hooks)
+            if settings := settings_of(operators_of(graph)):
+                of_process.append(functools.partial(_require_settings, settings))
         if imports := imports_of(code, output.import_sources, output.global_scope):
             of_process.append(functools.partial(_require_imports, imports))
         if _has_names(code, _ENVIRONMENT):

@@ -62,7 +62,7 @@ def require_classes(
             conditions.require(f"{looked_up}{end} is {before}")
     if functions:
         _require_code(conditions, functions)
-    _require_hooks(conditions)
+    require_hooks(conditions)
 
 
 def _require_code(conditions: Conditions, functions: Iterable[types.FunctionType]) -> None:
@@ -76,7 +76,8 @@ def _require_code(conditions: Conditions, functions: Iterable[types.FunctionType
     conditions.require(f"({asked}.count == {count} or ({' and '.join(same)}))")
 
 
-def _require_hooks(conditions: Conditions) -> None:
+def require_hooks(conditions: Conditions) -> None:
+    """Require the hooks of all modules to stay as they are."""
     hooks: list[dict[int, Any]] = [vars(module)[name] for name in STORES]
     for store in hooks:
         name = conditions.constant(store)

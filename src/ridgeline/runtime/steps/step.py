@@ -214,10 +214,11 @@ class PlannedStep(Closing):
         called = time.perf_counter_ns()
         recorder = self.recorder
         recorder.begin_step(called)
+        overhead = 0
         # Runners of graphs do so themselves, and only for batches that are not there already.
         if not self._runner.places:
             batch = self._body.placed(batch)
-        overhead = time.perf_counter_ns() - called
+            overhead = time.perf_counter_ns() - called
         loss = self._runner(batch) if self._watch is None else self._run_among_others(batch)
         begin = time.perf_counter_ns()
         is_warmup = self.num_steps < self._num_warmup

@@ -23,7 +23,7 @@ from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors.batch import rebuilt
 from ridgeline.tensors.batch_pattern import BatchPattern
 from ridgeline.tensors.copies import copier, copies_of, num_writes, repeats
-from ridgeline.tensors.usual_batch import BatchReader
+from ridgeline.tensors.usual_batch import BatchReader, usual_batch
 from ridgeline.timeline import Span
 
 
@@ -42,9 +42,10 @@ class CapturedStep:
 
     Attributes:
         gradients: Those that it writes.
-        load: Copies the tensors of a batch to where the graph reads them.
+        load: Copies the tensors of a batch to where the graph reads them; of one like the last that was
+            expected, or of any before.
         written: Places of those tensors that the step writes in place; see `give_back`.
-        usual: Recognises the batches that it is mostly called with, once there was one.
+        usual: Recognises batches like the last that was expected; see `expect`.
 
     Raises:
         CaptureError: something in the step cannot be captured.
@@ -109,8 +110,16 @@ class CapturedStep:
             self._record.end = torch.cuda.Event(enable_timing=True)  # behind the optimizer, outside
         self._clock = DeviceClock()
 
-    def replay(self) -> Tensor:
-        """Run the step; its loss, which the next replay overwrites."""
+    def expect(self, batch: Any, tensors: Sequence[Tensor]) -> None:
+        """Have batches that lie like this one recognised, and loaded in the way that is best for those."""
+        self.usual = usual_batch(batch, tensors)
+        self.load = copier(self.inputs, tensors)
+
+    def replay(self, *, are_shown: bool = False) -> Tensor:
+        """Run the step; its loss, which the next replay overwrites.
+
+        `are_shown` says that parameters are known to have the graph's gradients already.
+        """
         gradients = self.gradients
         if gradients.added_to:
             gradients.bring()
@@ -123,7 +132,7 @@ class CapturedStep:
             renew()
         for draw in self._idle_draws:
             draw.repeat()
-        if not gradients.are_shown():
+        if not (are_shown or gradients.are_shown()):
             gradients.show()  # without them an optimizer outside would do nothing
         if self._outside is not None:
             update(self._outside)

@@ -38,7 +38,6 @@ from ridgeline.runtime.steps.graphs.checked import check_compiled
 from ridgeline.runtime.steps.graphs.graph_gradients import COPIED, leave_kept
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors import batch as batches
-from ridgeline.tensors.usual_batch import usual_batch
 from ridgeline.tensors.usual_shapes import OTHER_LAYOUTS, OTHER_SHAPES, UsualShapes
 from ridgeline.workers import leaving
 from ridgeline.workers.world import World
@@ -87,14 +86,16 @@ class GraphRunner:
             CaptureError: the step cannot be captured.
             EquivalenceError: its replay differs from the eager step.
         """
-        begin = time.perf_counter_ns()
+        begin = self._recorder.begun_ns
         step = self._last
-        if step is not None and step.usual is not None and self._is_unchanged(step):
-            if (tensors := step.usual(batch)) is None:  # they do not lie on the device
-                batch = self._body.placed(batch)
-                tensors = step.usual(batch)
-            if tensors is not None:
-                return self._replay(step, tensors, begin, batch)
+        if step is not None and step.usual is not None and self._is_unchanged():
+            are_alone = step.gradients.are_alone()
+            if are_alone or not step.gradients.are_kept():
+                if (tensors := step.usual(batch)) is None:  # they do not lie on the device
+                    batch = self._body.placed(batch)
+                    tensors = step.usual(batch)
+                if tensors is not None:
+                    return self._replay(step, tensors, begin, batch, are_shown=are_alone)
         batch = self._body.placed(batch)
         with sparing():
             return self._run_with_a_look(batch, begin)
@@ -130,17 +131,22 @@ class GraphRunner:
         if self._watch is not None and not self._watch.holds():
             self._watch.settle()
         self._recorder.counts["hidden_overhead"] = 1.0  # it issues a replay while another runs
-        step.usual = usual_batch(batch, tensors)
+        step.expect(batch, tensors)
         return self._replay(step, tensors, begin, batch)
 
-    def _is_unchanged(self, step: CapturedStep) -> bool:
-        """Whether all but the batch is as it was; False where that takes a closer look."""
+    def _is_unchanged(self) -> bool:
+        """Whether all but batch and gradients is as it was; False where that takes a closer look."""
         watch, reads = self._watch, self._reads
-        is_same = watch is not None and reads is not None and watch.holds() and reads.still_hold()
-        return is_same and not step.gradients.are_kept()
+        return watch is not None and reads is not None and watch.holds() and reads.still_hold()
 
     def _replay(
-        self, step: CapturedStep, tensors: Sequence[Tensor], begin: int, batch: Any
+        self,
+        step: CapturedStep,
+        tensors: Sequence[Tensor],
+        begin: int,
+        batch: Any,
+        *,
+        are_shown: bool = False,
     ) -> Tensor:
         if step.dropout.held and step.dropout.are_seeded():
             self._count_as_written(SEEDED)
@@ -149,7 +155,7 @@ class GraphRunner:
             return loss
         step.load(tensors)
         self._body.overhead_ns = time.perf_counter_ns() - begin
-        loss = step.replay()
+        loss = step.replay(are_shown=are_shown)
         if step.written:
             step.give_back(tensors)
         self._num_replays += 1  # frames are read after 1, 2, 4, 8, ... of them

@@ -29,8 +29,10 @@ class GraphGradients:
         copies: Whether parameters have copies.
         added_to: Parameters and the gradients that a step adds to.
         are_shown: Whether parameters have all of them, so that there is nothing to `show`.
-        are_kept: Whether somebody holds one that the next replay would write over, once `watch` was called;
-            see `KeptGradients.are_any`.
+        are_alone: Whether they are shown, and nobody else holds one, once `watch` was called; a replay then
+            has nothing to leave or to show. See `KeptGradients.are_alone`.
+        are_kept: Whether somebody holds one that the next replay would write over; see
+            `KeptGradients.are_any`.
     """
 
     def __init__(self, parameters: Iterable[Tensor], optimizer: Optimizer, *, copies: bool) -> None:
@@ -43,6 +45,7 @@ class GraphGradients:
         self.added_to: list[tuple[Tensor, Tensor]] = []
         self._elsewhere: set[int] = set()
         self._kept: KeptGradients | None = None
+        self.are_alone: Callable[[], bool] = never
         self.are_kept: Callable[[], bool] = never
         self.are_shown: Callable[[], bool] = never
         for parameter, before in self._uncleared():
@@ -108,7 +111,7 @@ class GraphGradients:
         gc.collect()
         added_to = {id(parameter) for parameter, _ in self.added_to}
         self._kept = KeptGradients(self._gradients, added_to)
-        self.are_kept = self._kept.are_any
+        self.are_alone, self.are_kept = self._kept.are_alone, self._kept.are_any
 
     def leave(self) -> bool:
         """Let those who hold gradients keep them, and show copies from now on.
@@ -124,7 +127,8 @@ class GraphGradients:
         for gradient, is_held, _ in found:
             if is_held:  # as an object, which gets memory of its own
                 gradient.data = gradient.clone()
-        self._kept, self.are_kept, self.are_shown = None, never, never
+        self._kept = None
+        self.are_alone = self.are_kept = self.are_shown = never
         return True
 
     def _uncleared(self) -> list[tuple[Tensor, Tensor | None]]:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from step_pairs import Pair, adamw, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from ridgeline.guards.reading import UnreadableError
+from ridgeline.guards.reading import UnreadableError, read_program
 from ridgeline.plan import Plan
 from ridgeline.programs.compiling import CompiledForms
 from ridgeline.runtime.steps.step import PlannedStep
@@ -133,10 +134,46 @@ def test_what_the_compiler_cannot_read_is_refused_with_its_line() -> None:
 
     message = (
         r"wanted a program that torch's compiler can read in one piece, got .* \(test_step_references.py:\d+ "
-        r"in loss\)"
+        r"in loss\); use execution='compiled', which leaves that to Python, or 'eager'$"
     )
     with pair_of(loss=lambda: loss) as pair, pytest.raises(UnreadableError, match=message):
         pair.train(4, {})
+
+
+class Passing(TorchFunctionMode):
+    """Calls each function as it is."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_loss_under_a_mode_of_its_own_is_one_program() -> None:
+    """To the compiler, entering one writes the stack of modes; behind the `with` that is as it was."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with Passing():
+            results = model(batch["x"])
+        return nn.functional.cross_entropy(results, batch["y"])
+
+    with pair_of(loss=lambda: loss) as pair:
+        pair.train(6, {})
+        assert pair.counters().get("recaptures", 0) == 0
+
+
+PASSING = Passing()
+
+
+def entered(x: Tensor) -> Tensor:
+    PASSING.__enter__()
+    return x + 1
+
+
+def test_a_mode_that_is_left_in_force_is_a_write() -> None:
+    """One program would never do it again."""
+    written = read_program(entered, {"x": torch.ones(4)}).writes
+    assert [write.what for write in written] == ["the stack of torch function modes"]
 
 
 @pytest.mark.parametrize("replaces", [False, True])

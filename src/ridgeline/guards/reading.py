@@ -25,7 +25,9 @@ from torch._dynamo.source import NumpyTensorSource, RandomValueSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 from torch._guards import TracingContext
+from torch.overrides import _get_current_function_mode_stack
 
 from ridgeline.capture.mask_looks import reading
 from ridgeline.capture.unchecked import without_checks
@@ -200,8 +202,12 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         for variable in modified
         # Objects that the program makes are nobody else's yet.
         if not isinstance(variable.mutation_type, AttributeMutationNew)
+        # Looked at below: its source has no name.
+        and not isinstance(variable, TorchFunctionModeStackVariable)
         for name, final in _names_of(variable, effects.store_attr_mutations).items()
     }
+    if any(map(_changes_modes, modified)):
+        writes[Write("the stack of torch function modes", "list")] = _UNKNOWN
     if effects.tensor_hooks:
         writes[Write("hooks of tensors", "dict")] = _UNKNOWN
     if output.random_calls:
@@ -228,6 +234,18 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
             map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
         ),
     }
+
+
+def _changes_modes(variable: Any) -> bool:
+    """Whether a program ends with other torch function modes than it began with.
+
+    To the compiler a `with` over one writes their stack twice: transformers makes masks of attention so.
+    """
+    if not isinstance(variable, TorchFunctionModeStackVariable):
+        return False
+    now = _get_current_function_mode_stack()
+    left = [getattr(mode, "value", None) for mode in variable.symbolic_stack]
+    return len(left) != len(now) or any(a is not b for a, b in zip(left, now, strict=True))
 
 
 def _arrays_written(placeholders: Iterable[fx.Node]) -> Iterator[str]:

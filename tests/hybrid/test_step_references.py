@@ -165,6 +165,40 @@ def test_a_loss_under_a_mode_of_its_own_is_one_program() -> None:
 PASSING = Passing()
 
 
+def test_parameters_that_are_exchanged_for_a_call_are_no_write() -> None:
+    """The inner step of meta-learning calls the model with others, and puts its own back."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        others = {name: p * 0.9 for name, p in model.named_parameters()}
+        results = torch.func.functional_call(model, others, (batch["x"],))
+        return nn.functional.cross_entropy(results, batch["y"])
+
+    with pair_of(loss=lambda: loss) as pair:
+        pair.train(6, {})
+        assert pair.counters().get("recaptures", 0) == 0
+
+
+def replaced(entries: dict[str, Tensor], x: Tensor) -> Tensor:
+    before = entries["a"]
+    entries["a"] = x
+    entries["b"] = before
+    return x + 1
+
+
+def put_back(entries: dict[str, Tensor], x: Tensor) -> Tensor:
+    before = entries["a"]
+    entries["a"] = x
+    entries["a"] = before
+    return x + 1
+
+
+@pytest.mark.parametrize(("program", "count"), [(replaced, 1), (put_back, 0)])
+def test_entries_that_are_put_back_are_no_write(program: Any, count: int) -> None:
+    """A dictionary that ends as another is one."""
+    entries = {"a": torch.ones(4), "b": torch.zeros(4)}
+    assert len(read_program(program, {"entries": entries, "x": torch.ones(4)}).writes) == count
+
+
 def entered(x: Tensor) -> Tensor:
     PASSING.__enter__()
     return x + 1

@@ -25,6 +25,7 @@ from torch._dynamo.source import NumpyTensorSource, RandomValueSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 from torch._guards import TracingContext
 from torch.overrides import _get_current_function_mode_stack
@@ -204,6 +205,7 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         if not isinstance(variable.mutation_type, AttributeMutationNew)
         # Looked at below: its source has no name.
         and not isinstance(variable, TorchFunctionModeStackVariable)
+        and not _is_put_back(variable)
         for name, final in _names_of(variable, effects.store_attr_mutations).items()
     }
     if any(map(_changes_modes, modified)):
@@ -234,6 +236,24 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
             map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
         ),
     }
+
+
+def _is_put_back(variable: Any) -> bool:
+    """Whether a dictionary ends with the entries that it began with, in their order.
+
+    `torch.func.functional_call` puts other tensors among a module's parameters while it calls that.
+    """
+    if not isinstance(variable, ConstDictVariable):
+        return False
+    items, original = variable.items, variable.original_items
+    # Keys of one are wrapped, those of the other are not. What a key is may be unknown, and then equals none.
+    keys, first_keys = (
+        [_constant(getattr(key, "vt", key)) for key in each] for each in (items, original)
+    )
+    return _UNKNOWN not in keys and keys == first_keys and all(
+        now is before or (now.source is not None and now.source == before.source)
+        for now, before in zip(items.values(), original.values(), strict=True)
+    )
 
 
 def _changes_modes(variable: Any) -> bool:

@@ -41,7 +41,9 @@ def made(name: str, schedule: Schedule) -> tuple[nn.Module, Any, LRScheduler]:
     return model, optimizer, schedule(optimizer)
 
 
-def trained(name: str, schedule: Schedule, execution: Execution) -> tuple[nn.Module, list[str], Any]:
+def trained(
+    name: str, schedule: Schedule, execution: Execution
+) -> tuple[nn.Module, list[str], Any]:
     model, optimizer, scheduler = made(name, schedule)
     with PlannedStep(model, squared, optimizer, Plan(execution=execution), device="cpu") as step:
         for index in range(10):

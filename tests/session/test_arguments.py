@@ -60,7 +60,9 @@ def test_a_function_of_something_else_is_refused_with_what_it_takes(plan: Any) -
     )
 
 
-@pytest.mark.parametrize("loss_fn", [max, lambda *parts: parts, lambda model, batch, scale=1: batch])
+@pytest.mark.parametrize(
+    "loss_fn", [max, lambda *parts: parts, lambda model, batch, scale=1: batch]
+)
 def test_what_takes_two_arguments_or_does_not_say_is_taken(loss_fn: Any) -> None:
     """A function written in C may have no signature."""
     model = nn.Linear(2, 1)

@@ -250,9 +250,13 @@ def _is_put_back(variable: Any) -> bool:
     keys, first_keys = (
         [_constant(getattr(key, "vt", key)) for key in each] for each in (items, original)
     )
-    return _UNKNOWN not in keys and keys == first_keys and all(
-        now is before or (now.source is not None and now.source == before.source)
-        for now, before in zip(items.values(), original.values(), strict=True)
+    return (
+        _UNKNOWN not in keys
+        and keys == first_keys
+        and all(
+            now is before or (now.source is not None and now.source == before.source)
+            for now, before in zip(items.values(), original.values(), strict=True)
+        )
     )
 
 

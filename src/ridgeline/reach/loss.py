@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ridgeline.errors import WorkloadError
 
-
 _OWN_BACKWARD = (
     "wanted a loss_fn that returns the loss with its graph, got one that calls backward itself; leave "
     "backward(), step() and zero_grad() out of it: the training step does them (a part of the loss may go "

@@ -30,8 +30,8 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.apply import apply_layout
 from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.steps.body import requirements
-from ridgeline.runtime.steps.body.given import check_parts
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
+from ridgeline.runtime.steps.body.given import check_parts
 from ridgeline.runtime.steps.body.tf32 import allowing_tf32
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
 from ridgeline.runtime.sync.joining import StateWatch, join_others

@@ -46,9 +46,22 @@ def fits_graph(optimizer: Any, model: Any) -> bool:
     if sparse_modules(model):
         return False
     return has_step_of_torch(optimizer) and all(
-        has_device_form(name, group) and not reads_rate(name, group)
+        has_device_form(name, group) and not reads_rate(name, group) and not cycled_setting(group)
         for group in optimizer.param_groups
     )
+
+
+def cycled_setting(group: Mapping[str, Any]) -> str:
+    """The setting of a group that a scheduler changes in each step beside the rate; nothing if none does.
+
+    What holds a step as it was would be made again for every step.
+
+    Source: torch/optim/lr_scheduler.py, releases 2.11 to 2.13: `OneCycleLR` and `CyclicLR` leave the bounds
+    between which they cycle momentum or the first beta in the groups.
+    """
+    if group.get("base_momentum") == group.get("max_momentum"):
+        return ""
+    return next((name for name in ("betas", "momentum") if name in group), "")
 
 
 def sparse_modules(model: Any) -> tuple[str, ...]:

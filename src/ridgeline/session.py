@@ -29,6 +29,7 @@ from ridgeline.programs.compiling import CompiledForms
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.steps.body import requirements
+from ridgeline.runtime.steps.body.given import check_parts
 from ridgeline.runtime.steps.step import CLOSED, PlannedStep, move
 from ridgeline.simulator.step import simulate
 from ridgeline.tensors.batch import rebuilt
@@ -111,7 +112,7 @@ class TrainStep(Closing):
         mesh: "DeviceMesh | None" = None,
         process_group: "ProcessGroup | None" = None,
     ) -> None:
-        requirements.check_parts(model, loss_fn, optimizer)
+        check_parts(model, loss_fn, optimizer)
         requirements.check_clip_norm(clip_norm)
         check_choice(allow, machine, steps, seconds, progress)
         self.world = World.join(device=device, mesh=mesh, process_group=process_group)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from step_pairs import Pair, adamw, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from ridgeline.guards.reading import UnreadableError
+from ridgeline.guards.reading import UnreadableError, read_program
 from ridgeline.plan import Plan
 from ridgeline.programs.compiling import CompiledForms
 from ridgeline.runtime.steps.step import PlannedStep
@@ -133,10 +134,80 @@ def test_what_the_compiler_cannot_read_is_refused_with_its_line() -> None:
 
     message = (
         r"wanted a program that torch's compiler can read in one piece, got .* \(test_step_references.py:\d+ "
-        r"in loss\)"
+        r"in loss\); use execution='compiled', which leaves that to Python, or 'eager'$"
     )
     with pair_of(loss=lambda: loss) as pair, pytest.raises(UnreadableError, match=message):
         pair.train(4, {})
+
+
+class Passing(TorchFunctionMode):
+    """Calls each function as it is."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_loss_under_a_mode_of_its_own_is_one_program() -> None:
+    """To the compiler, entering one writes the stack of modes; behind the `with` that is as it was."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with Passing():
+            results = model(batch["x"])
+        return nn.functional.cross_entropy(results, batch["y"])
+
+    with pair_of(loss=lambda: loss) as pair:
+        pair.train(6, {})
+        assert pair.counters().get("recaptures", 0) == 0
+
+
+PASSING = Passing()
+
+
+def test_parameters_that_are_exchanged_for_a_call_are_no_write() -> None:
+    """The inner step of meta-learning calls the model with others, and puts its own back."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        others = {name: p * 0.9 for name, p in model.named_parameters()}
+        results = torch.func.functional_call(model, others, (batch["x"],))
+        return nn.functional.cross_entropy(results, batch["y"])
+
+    with pair_of(loss=lambda: loss) as pair:
+        pair.train(6, {})
+        assert pair.counters().get("recaptures", 0) == 0
+
+
+def replaced(entries: dict[str, Tensor], x: Tensor) -> Tensor:
+    before = entries["a"]
+    entries["a"] = x
+    entries["b"] = before
+    return x + 1
+
+
+def put_back(entries: dict[str, Tensor], x: Tensor) -> Tensor:
+    before = entries["a"]
+    entries["a"] = x
+    entries["a"] = before
+    return x + 1
+
+
+@pytest.mark.parametrize(("program", "count"), [(replaced, 1), (put_back, 0)])
+def test_entries_that_are_put_back_are_no_write(program: Any, count: int) -> None:
+    """A dictionary that ends as another is one."""
+    entries = {"a": torch.ones(4), "b": torch.zeros(4)}
+    assert len(read_program(program, {"entries": entries, "x": torch.ones(4)}).writes) == count
+
+
+def entered(x: Tensor) -> Tensor:
+    PASSING.__enter__()
+    return x + 1
+
+
+def test_a_mode_that_is_left_in_force_is_a_write() -> None:
+    """One program would never do it again."""
+    written = read_program(entered, {"x": torch.ones(4)}).writes
+    assert [write.what for write in written] == ["the modes of torch functions in force"]
 
 
 @pytest.mark.parametrize("replaces", [False, True])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.errors import ObstacleError, PlanError
+from ridgeline.errors import ObstacleError, PlanError, WorkloadError
 
 
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
@@ -41,6 +41,103 @@ def test_torchs_own_losses_take_something_else(plan: Any, loss_fn: Any, name: st
         f"wanted a loss_fn that takes the model and a batch, got {name}, which takes outputs and targets; "
         "write lambda model, batch: criterion(model(batch[0]), batch[1])"
     )
+
+
+class Numbered(nn.Linear):
+    """Its step takes the number of the batch, as PyTorch Lightning calls it."""
+
+    def training_step(self, batch, index):  # type: ignore[no-untyped-def]
+        return self(batch).mean() * index
+
+
+@pytest.mark.parametrize("plan", ["auto", rl.Plan()])
+def test_a_function_of_something_else_is_refused_with_what_it_takes(plan: Any) -> None:
+    """Its first call would fail in the midst of a choice."""
+    assert refusal(plan, loss_fn=Numbered.training_step) == (
+        "wanted a loss_fn that takes the model and a batch, got training_step(self, batch, index); write a "
+        "function of both that calls it, such as lambda model, batch: model.training_step(batch, 0) for a "
+        "method of the model that takes the batch and its number"
+    )
+
+
+@pytest.mark.parametrize(
+    "loss_fn", [max, lambda *parts: parts, lambda model, batch, scale=1: batch]
+)
+def test_what_takes_two_arguments_or_does_not_say_is_taken(loss_fn: Any) -> None:
+    """A function written in C may have no signature."""
+    model = nn.Linear(2, 1)
+    rl.TrainStep(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1)).close()
+
+
+@pytest.mark.parametrize(
+    ("hold", "place"), [(lambda one: {"optimizer": one}, "'optimizer'"), (lambda one: [one], "0")]
+)
+def test_what_holds_an_optimizer_is_refused_with_its_place(hold: Any, place: str) -> None:
+    """`configure_optimizers` returns such values."""
+    model = nn.Linear(2, 1)
+    held = hold(torch.optim.SGD(model.parameters(), 0.1))
+    assert refusal(model=model, optimizer=held) == (
+        f"wanted a torch.optim.Optimizer, got {type(held).__name__}; give the one in its entry {place}, and "
+        "call whatever else it does (setting learning rates, say) before or after each step"
+    )
+
+
+@pytest.mark.parametrize("plan", ["auto", rl.Plan()])
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_loss_that_calls_backward_itself_is_refused(plan: Any, is_detached: bool) -> None:
+    """Loops of others have all of a step in one function; torch's error says what a loop would do."""
+
+    def whole_step(model: nn.Module, batch: Tensor) -> Tensor:
+        loss = model(batch).square().mean()
+        loss.backward()
+        return loss.detach() if is_detached else loss
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    said: list[str] = []
+    with (
+        rl.TrainStep(model, whole_step, optimizer, plan, seconds=1, progress=said.append) as step,
+        pytest.raises(WorkloadError) as caught,
+    ):
+        step(torch.ones(3, 2))
+    assert str(caught.value) == (
+        "wanted a loss_fn that returns the loss with its graph, got one that calls backward itself; leave "
+        "backward(), step() and zero_grad() out of it: the training step does them (a part of the loss may "
+        "go backward there, if the rest is returned)"
+    )
+
+
+def test_a_part_of_a_loss_may_go_backward_in_it() -> None:
+    """Gradients of both parts add up, as in a loop."""
+    whole, parted = nn.Linear(2, 1), nn.Linear(2, 1)
+    parted.load_state_dict(whole.state_dict())
+
+    def in_parts(model: nn.Module, batch: Tensor) -> Tensor:
+        model(batch[:1]).sum().backward()
+        return model(batch[1:]).sum()
+
+    for model, loss in ((whole, lambda model, batch: model(batch).sum()), (parted, in_parts)):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with rl.TrainStep(model, loss, optimizer, rl.Plan()) as step:
+            step(torch.ones(2, 2))
+    assert torch.equal(whole.weight, parted.weight)
+
+
+def test_a_state_that_was_not_detached_has_torchs_message() -> None:
+    """Nothing went backward in the loss itself."""
+    kept = [torch.zeros(1)]
+
+    def recurrent(model: nn.Module, batch: Tensor) -> Tensor:
+        kept[0] = (model(batch) * kept[0]).exp()
+        return kept[0].mean()
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        rl.TrainStep(model, recurrent, optimizer, rl.Plan()) as step,
+        pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"),
+    ):
+        [step(torch.ones(3, 2)) for _ in range(2)]
 
 
 def test_a_criterion_of_ones_own_is_taken() -> None:

@@ -29,6 +29,7 @@ from torch._dynamo.source import (
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 from torch._guards import Guard, TracingContext
 
@@ -212,6 +213,7 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         # Objects that the program makes are nobody else's yet.
         if not isinstance(variable.mutation_type, AttributeMutationNew)
         and not isinstance(variable, TorchFunctionModeStackVariable)
+        and not _is_put_back(variable)
         for name, final in _names_of(variable, effects.store_attr_mutations).items()
     }
     if not _are_modes_left(output.torch_function_mode_stack):
@@ -248,6 +250,24 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
             map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
         ),
     }
+
+
+def _is_put_back(variable: Any) -> bool:
+    """Whether a dictionary ends with the entries that it began with, in their order.
+
+    `torch.func.functional_call` puts other tensors among a module's parameters while it calls that.
+    """
+    if not isinstance(variable, ConstDictVariable):
+        return False
+    items, original = variable.items, variable.original_items
+    # Keys of one are wrapped, those of the other are not. What a key is may be unknown, and then equals none.
+    keys, first_keys = (
+        [_constant(getattr(key, "vt", key)) for key in each] for each in (items, original)
+    )
+    if _UNKNOWN in keys or keys != first_keys:
+        return False
+    pairs = zip(items.values(), original.values(), strict=True)
+    return all(a is b or (a.source is not None and a.source == b.source) for a, b in pairs)
 
 
 def _are_modes_left(before: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
-from ridgeline.optimizer_forms import has_double, takes_fused_form
+from ridgeline.optimizer_forms import cycled_setting, has_double, takes_fused_form
 from ridgeline.optimizers.fused_limits import why_not_fused
 
 Settings = tuple[tuple[str, Any], ...]
@@ -93,6 +93,8 @@ def stepping_outside(optimizer: Optimizer) -> str:
     """What is said of an optimizer that no graph is to hold."""
     name = type(optimizer).__name__
     why = INEXACT.get(name, "no graph can hold it")
+    if setting := next(filter(None, map(cycled_setting, optimizer.param_groups)), ""):
+        why = f"a scheduler changes its {setting} between steps, and replays would repeat one value"
     return f"the optimizer {name} steps outside of the graph: {why}"
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ridgeline.reach.loss import scalar_loss
+from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
 from ridgeline.tensors.nests import tensors_in
 from ridgeline.tracing.operators.operands import storage_address
 from ridgeline.tracing.recorded_step import AUTOCAST, Recording, Step
@@ -74,9 +74,11 @@ def forward_backward(subject: Subject, step: Step, recorder: StepRecorder) -> Te
     try:
         with alone(subject.model):
             with autocast(step):
-                loss = scalar_loss(step.loss_fn(subject.model, subject.batch))
+                loss = step.loss_fn(subject.model, subject.batch)
+                has_own = have_gradients(subject.model.parameters())
+                loss = scalar_loss(loss, has_gradients=has_own)
             recorder.phase = "backward"
-            loss.backward()
+            start_backward(loss, has_gradients=has_own)
     # All three errors of fake tensors are subclasses of it.
     except RuntimeError as error:
         refused = refusal(error, recorder)

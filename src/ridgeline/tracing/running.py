@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import OutOfTimeError, SideEffectError
-from ridgeline.reach.loss import scalar_loss
+from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
 from ridgeline.reach.undo import undone
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.opaque import PHASES, opaque_workload
@@ -88,9 +88,11 @@ def _plain_step(subject: Subject, step: Step) -> dict[Phase, float]:
     marks = [_now(subject.device)]
     with alone(subject.model):
         with autocast(step):
-            loss = scalar_loss(step.loss_fn(subject.model, subject.batch))
+            loss = step.loss_fn(subject.model, subject.batch)
+            has_own = have_gradients(trained_parameters(step.optimizer))
+            loss = scalar_loss(loss, has_gradients=has_own)
         marks.append(_now(subject.device))
-        loss.backward()
+        start_backward(loss, has_gradients=has_own)
     marks.append(_now(subject.device))
     if step.clip_norm is not None:
         # As a part of the optimizer's phase, which it is in a recorded step, too.

@@ -31,6 +31,7 @@ from ridgeline.runtime.layout.apply import apply_layout
 from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.steps.body import requirements
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
+from ridgeline.runtime.steps.body.given import check_parts
 from ridgeline.runtime.steps.body.tf32 import allowing_tf32
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
 from ridgeline.runtime.sync.joining import StateWatch, join_others
@@ -141,7 +142,7 @@ class PlannedStep(Closing):
         process_group: ProcessGroup | None = None,
         is_undone: bool = False,
     ) -> None:
-        requirements.check_parts(model, loss_fn, optimizer)
+        check_parts(model, loss_fn, optimizer)
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         # Before a world is joined, which sets the plan's number.
         self._threads_before = torch.get_num_threads()

@@ -21,7 +21,7 @@ from ridgeline.optimizer_forms import begins_with_gradients, calls_model, sparse
 from ridgeline.optimizers.optimizer_calls import clear_gradients, update, update_in_order
 from ridgeline.plan import Plan, Precision
 from ridgeline.programs.compiling import CompiledForms, Form, LossFunction, StepFindings
-from ridgeline.reach.loss import scalar_loss
+from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.ownership import clip_gradients
@@ -118,6 +118,7 @@ class StepBody:
         self._device = device
         self._channels_last = channels_last
         self._is_checked = False
+        self._has_own_backward: bool | None = None
         self._calls_model = calls_model(optimizer)
 
     def placed(self, batch: Any) -> Any:
@@ -225,18 +226,18 @@ class StepBody:
         for index, (part, share) in enumerate(parts[:-1]):
             recorder.mark(f"micro/{index}")
             loss = self._weighted_loss(part, share)
-            loss.backward()
+            self._backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
         recorder.mark("forward")
         loss = self._weighted_loss(*parts[-1])
         if self.synchronizer is None:
             recorder.mark("backward")
-            loss.backward()
+            self._backward(loss)
         else:
             # Before it is armed: a refusal must leave no hooks that wait for gradients.
             self.synchronizer.check_covers(self.optimizer.param_groups)
             self.synchronizer.arm(recorder)
-            loss.backward()
+            self._backward(loss)
             self.synchronizer.finish()
             self.overhead_ns += self.synchronizer.overhead_ns
         recorder.mark("optimizer")
@@ -250,9 +251,15 @@ class StepBody:
     def _weighted_loss(self, part: Any, share: float) -> Tensor:
         with self._precision():
             loss = self.form(self.model, part)
-        loss = scalar_loss(loss)
+        if self._has_own_backward is None:  # once, as its gradients were cleared before
+            held = (p for group in self.optimizer.param_groups for p in group["params"])
+            self._has_own_backward = have_gradients(held)
+        loss = scalar_loss(loss, has_gradients=self._has_own_backward)
         # Not multiplied by 1, which would be one more kernel in every step that accumulates nothing.
         return loss if share == 1.0 else loss * share
+
+    def _backward(self, loss: Tensor) -> None:
+        start_backward(loss, has_gradients=bool(self._has_own_backward))
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast == "bf16":

@@ -10,7 +10,12 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError, PlanError, WorkloadError
 from ridgeline.execution import CALLED, MODES, check_plan
-from ridgeline.optimizer_forms import BY_ELEMENT, calls_model, updates_by_element
+from ridgeline.optimizer_forms import (
+    BY_ELEMENT,
+    calls_model,
+    cycled_setting,
+    updates_by_element,
+)
 from ridgeline.plan import Plan
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.second_gradients import retained_graphs, second_gradients
@@ -24,8 +29,6 @@ from ridgeline.synchronisation import (
 )
 from ridgeline.workers.world import JOIN, World
 
-_LOSSES = "torch.nn.modules."
-"""Where torch's own criteria are, whose calls take outputs and targets."""
 _EXCHANGING = ("torch.distributed._composable.", "torch.distributed.fsdp.")
 """Where the classes are that torch puts above a module's own so that it exchanges gradients itself."""
 _PARTED = "torch.distributed.tensor"
@@ -39,6 +42,7 @@ def check_training(optimizer: Optimizer, plan: Plan, clip_norm: float | None) ->
         PlanError: one of them is not for a step, or not for this plan.
     """
     check_calls(optimizer, plan)
+    check_steady(optimizer, plan)
     check_clip_norm(clip_norm)
     check_momentum(optimizer, plan)
     check_sharded(optimizer, plan)
@@ -77,38 +81,6 @@ def check_differentiable(model: nn.Module, loss_fn: Any, plan: Plan) -> None:
             f"wanted a step with one backward pass through each call for execution={plan.execution!r}, got "
             f"retain_graph=True in {place}; use execution='step-graph', 'graph' or 'eager'"
         )
-
-
-def check_parts(model: object, loss_fn: object, optimizer: object) -> None:
-    """A step calls `loss_fn(model, batch)`.
-
-    Raises:
-        PlanError: the model is no module, the optimizer none of torch's, or the loss cannot be called so: it
-            is one of torch's own, which take outputs and targets.
-    """
-    if not isinstance(model, nn.Module):
-        raise PlanError(
-            f"wanted a torch.nn.Module as model, got {_named(model)}; put what it does into the forward of a "
-            "module that holds its parameters"
-        )
-    if not callable(loss_fn):
-        raise PlanError(
-            f"wanted a loss_fn that takes the model and a batch, got {_named(loss_fn)}; write one, such as "
-            "lambda model, batch: model(batch).mean()"
-        )
-    name = _named(loss_fn)
-    # By identity: a user's own function may well be called `cross_entropy`.
-    is_functional = getattr(nn.functional, name, None) is loss_fn
-    if type(loss_fn).__module__.startswith(_LOSSES) or is_functional:
-        raise PlanError(
-            f"wanted a loss_fn that takes the model and a batch, got {name}, which takes outputs and "
-            "targets; write lambda model, batch: criterion(model(batch[0]), batch[1])"
-        )
-    check_optimizer(optimizer)
-
-
-def _named(value: object) -> str:
-    return getattr(value, "__name__", type(value).__name__)
 
 
 def check_undistributed(
@@ -153,27 +125,6 @@ def _exchanging(module: nn.Module) -> str:
     return next((b.__name__ for b in bases if f"{b.__module__}.".startswith(_EXCHANGING)), "")
 
 
-def check_optimizer(optimizer: object) -> None:
-    """A step calls the optimizer's methods.
-
-    Raises:
-        PlanError: it is none of torch's (an object that wraps one, say).
-    """
-    if not isinstance(optimizer, Optimizer):
-        inner = [
-            name
-            for name, part in getattr(optimizer, "__dict__", {}).items()
-            if isinstance(part, Optimizer)
-        ]
-        what = (
-            f"the one in its attribute {inner[0]!r}" if inner else "the one that it wraps, if any"
-        )
-        raise PlanError(
-            f"wanted a torch.optim.Optimizer, got {type(optimizer).__name__}; give {what}, and call "
-            "whatever else it does (setting learning rates, say) before or after each step"
-        )
-
-
 def check_calls(optimizer: Optimizer, plan: Plan) -> None:
     """An optimizer that calls the loss itself (LBFGS) needs a step whose update stands apart, on one worker.
 
@@ -194,6 +145,24 @@ def check_calls(optimizer: Optimizer, plan: Plan) -> None:
             f"wanted workers=1 for {name}, which decides by its own worker's loss how often it calls it, got "
             f"{plan.workers} in the plan; train on one worker (--workers 1)"
         )
+
+
+def check_steady(optimizer: Optimizer, plan: Plan) -> None:
+    """One program has all settings but the learning rate in it as constants, and is compiled for them.
+
+    Raises:
+        PlanError: the plan makes one program of the step, and a scheduler changes another one in each step.
+    """
+    if not MODES[plan.execution].is_one_program:
+        return
+    for number, group in enumerate(optimizer.param_groups):
+        if setting := cycled_setting(group):
+            raise PlanError(
+                f"wanted settings that stay for execution={plan.execution!r}, whose one program has them as "
+                f"constants, got {type(optimizer).__name__} whose {setting} a scheduler changes between "
+                f"{group['base_momentum']!r} and {group['max_momentum']!r} in group {number}; give the "
+                "scheduler cycle_momentum=False, or use execution='compiled'"
+            )
 
 
 def check_momentum(optimizer: Optimizer, plan: Plan) -> None:

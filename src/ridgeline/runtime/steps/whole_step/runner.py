@@ -16,6 +16,7 @@ from torch import Tensor
 from ridgeline.capture.capturing import watched
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.guards.model_guard import check_scripted
+from ridgeline.guards.reading import UnreadableError
 from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.packages.compilers import working_compiler
 from ridgeline.reach.generators import random_state_kept
@@ -292,7 +293,7 @@ class StepGraphRunner:
             self._guards = StepGuards(body.model, body.optimizer, self._lifted)
             self._name_without_gradients()
         batch = batches.apart(batch)  # as it is in the program
-        reads = StepReads(body, batch, self._world.device.type, is_lifted=True)
+        reads = self._read(batch)
         reads.check_writes()
         # All shapes share the lifted state, so that their programs write the same tensors.
         program = trace_body(body, batch, self._lifted)
@@ -314,6 +315,14 @@ class StepGraphRunner:
         seconds = time.perf_counter() - begin
         self._recorder.counts["compile_s"] = self._recorder.counts.get("compile_s", 0.0) + seconds
         return Prepared(BatchPattern(program.batch), reads, program, step, file)
+
+    def _read(self, batch: Any) -> StepReads:
+        try:
+            return StepReads(self._body, batch, self._world.device.type, is_lifted=True)
+        except UnreadableError as error:
+            raise UnreadableError(
+                f"{error}; use execution='compiled', which leaves that to Python, or 'eager'"
+            ) from error
 
     def _name_without_gradients(self) -> None:
         """Say which gradients a step as written leaves for another optimizer, and a program does not."""

@@ -107,6 +107,9 @@ class Attendance:
 
     def stopped(self, error: BaseException) -> None:
         """An error of this worker's own ends its step; the others are notified at once."""
+        if not self._calls:
+            # Its next step meets the one that others are in, since none of this one's exchanges has begun.
+            self._rounds -= 1
         if not isinstance(error, AbsentWorkerError):
             self._end, self._has_raised = _raised(error), True
             self.publish()
@@ -272,13 +275,14 @@ class Attendance:
             told = {r for r, row in rows.items() if row.end or row.is_waiting}
             pending = set(self._ranks) - fresh - told - {self._rank}
             # Sure at once on this host; of other hosts only silence tells.
-            silent = {r: _GONE for r in pending if r in rows and self._is_gone(rows[r])}
-            is_clear = bool(silent) or any(row.has_raised for row in rows.values())
+            asked = pending | {r for r, row in rows.items() if row.is_waiting and not row.end}
+            silent = {r: _GONE for r in asked if r in rows and self._is_gone(rows[r])}
+            is_clear = not pending.isdisjoint(silent) or any(r.has_raised for r in rows.values())
             is_over = time.monotonic() > end_s
             if is_clear or not pending:
                 absences = absent(mine, rows, self._ranks, silent)
                 # Who gave up closes its connections at once, and says only later that it leaves.
-                gave_up = any(row.is_waiting and not row.end for row in rows.values())
+                gave_up = not asked - pending <= silent.keys()
                 if absences or is_over or not gave_up:
                     return rows, absences
             elif is_over:

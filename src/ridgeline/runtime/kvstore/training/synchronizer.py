@@ -28,6 +28,7 @@ from ridgeline.runtime.kvstore.updaters import as_number, as_tensor
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.synchronizer import STATE_PHASE
 from ridgeline.workers import attendance
 from ridgeline.workers.local_writes import LocalWrites
 from ridgeline.workers.world import World
@@ -183,16 +184,18 @@ class StoreUpdate(AroundReducer):
         All workers call this, between two steps. Tensors are on the CPU.
 
         Raises:
+            AbsentWorkerError: another worker did not call it; names it.
             KVStoreError: the optimizer keeps something that is no tensor.
 
         Cost: What is remembered, sent to the first worker.
         """
         if not self._has_states:
             return optimizer.state_dict()
-        self._meet()
-        states = self._store.optimizer_states()
-        if not self._transport.waits:
-            self._store.barrier()  # none pushes before all is read
+        with attendance.phase(STATE_PHASE, self._world):
+            self._meet()
+            states = self._store.optimizer_states()
+            if not self._transport.waits:
+                self._store.barrier()  # none pushes before all is read
         self._is_shown = True
         try:
             told = optimizer.state_dict()

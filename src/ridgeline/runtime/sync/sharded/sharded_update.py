@@ -31,6 +31,7 @@ from ridgeline.runtime.sync.collectives import exchange_frame
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.sharded.sharded_state import cut_state, refuse_shards, whole_state
 from ridgeline.runtime.sync.sharded.shards import ParameterShard, check_dense, is_shard, make_shards
+from ridgeline.runtime.sync.synchronizer import STATE_PHASE
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.synchronisation import GATHERING
 from ridgeline.workers import attendance
@@ -106,10 +107,14 @@ class ShardedUpdate(AroundReducer):
 
         All workers call this, between two steps. Tensors are on the CPU.
 
+        Raises:
+            AbsentWorkerError: another worker did not call it; names it.
+
         Cost: A small exchange, and one gathering to the first worker for each kind of state and bucket, of
             which it holds one at a time on its device. Waits for the device.
         """
-        return whole_state(optimizer, self._shards, self.buckets, self._world)
+        with attendance.phase(STATE_PHASE, self._world):
+            return whole_state(optimizer, self._shards, self.buckets, self._world)
 
     def close(self) -> None:
         """Release what is held. The optimizer's state stays in parts, and it refuses to show or to use it."""

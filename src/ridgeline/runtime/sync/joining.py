@@ -67,6 +67,11 @@ READ_LATE = (
     "parameters of held buckets are updated when they are first read: call the step's wait() before "
     "optimizer.state[parameter] is read directly"
 )
+NO_GRADIENTS = (
+    "between two steps no parameter has a gradient (parameter.grad is None), and the optimizer shows no "
+    "state of it: step.optimizer_state() has that of all, and a hook on a parameter (register_hook) is given "
+    "its worker's own gradient"
+)
 
 
 class Joined(NamedTuple):
@@ -138,6 +143,7 @@ def join_others(
         order=order,
     )
     synchronizer: Synchronizer = reducer
+    watch = OutsideWrites(model, optimizer, reducer, world)
     if sparse:
         exchange = SparseExchange(sparse, world, transport.mean)
         synchronizer = SparseGradients(model, reducer=reducer, exchange=exchange, world=world)
@@ -145,13 +151,24 @@ def join_others(
             notes.append(note)
     if shards_update(plan.sync):
         assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
-        synchronizer = ShardedUpdate(optimizer, reducer=reducer, transport=transport, world=world)
+        sharded = ShardedUpdate(
+            optimizer,
+            reducer=reducer,
+            transport=transport,
+            world=world,
+            algorithm=plan.sync.algorithm,
+        )
+        # Behind the update all have what the owner of each part has made of it, and nothing differs any more.
+        sharded.when_exchanged = watch.hear
+        synchronizer = sharded
+        if notes is not None:
+            notes.append(NO_GRADIENTS)
     if holds(plan.sync):
         if notes is not None:
             notes.append(READ_LATE)
         held = HeldUpdate(model, optimizer, reducer)
-        return Joined(held, HeldWatch(OutsideWrites(model, optimizer, reducer, world), held))
-    return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
+        return Joined(held, HeldWatch(watch, held))
+    return Joined(synchronizer, watch)
 
 
 def _check_update(

@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from ridgeline.recording.recorder import Recorder
 
-
 STATE_PHASE = "optimizer_state()"
 """What workers are in while they put together the state of an optimizer, to who waits for one of them."""
 

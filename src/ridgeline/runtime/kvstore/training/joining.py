@@ -6,14 +6,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.engine import Engine
-from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.errors import PlanError
 from ridgeline.plan import Plan
 from ridgeline.runtime.kvstore.serving.joining.members import found
 from ridgeline.runtime.kvstore.training.synchronizer import StoreUpdate
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.sync.buckets.coverage import Coverage
-from ridgeline.runtime.sync.joining import Joined, StateWatch, lanes_for
+from ridgeline.runtime.sync.joining import NO_GRADIENTS, Joined, StateWatch, lanes_for
+from ridgeline.runtime.sync.late_hooks import check_no_hooks_before
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.outside_writes import OutsideWrites
 from ridgeline.runtime.sync.reducer import Reducer
@@ -22,6 +23,8 @@ from ridgeline.synchronisation import values_of
 from ridgeline.synchronisation.serving import STALENESS
 from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.world import JOIN, World
+
+_WHILE = "whose updates are made while gradients come"
 
 
 def join_store(
@@ -44,7 +47,7 @@ def join_store(
             training to join.
     """
     optimizer.state_dict()  # raises where a store has it
-    _check_hooks(optimizer, plan)
+    check_no_hooks_before(optimizer, plan.sync.algorithm, _WHILE)
     # All that may refuse comes before a store is started, and before hooks that would stay on parameters.
     Coverage([*model.named_parameters()]).check_groups(optimizer.param_groups)
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
@@ -73,6 +76,8 @@ def join_store(
         sparse=sparse,
         world=world,
     )
+    if notes is not None:
+        notes.append(NO_GRADIENTS)
     if not transport.waits:
         if notes is not None:
             notes += _notes(transport)
@@ -160,20 +165,6 @@ def check_joined(plan: Plan, address: str) -> None:
             f"wanted workers={workers} and sync.options[{STALENESS.name!r}]="
             f"{-1 if staleness is None else staleness} in the plan, as in that of the training at {address}, "
             f"got {plan.workers} and {bound}; give the plan of that training"
-        )
-
-
-def _check_hooks(optimizer: Optimizer, plan: Plan) -> None:
-    """Refuse hooks before the optimizer's step, which would find no gradients.
-
-    Raises:
-        WorkloadError: there are some.
-    """
-    if optimizer._optimizer_step_pre_hooks:  # noqa: SLF001 - what `register_step_pre_hook` fills
-        raise WorkloadError(
-            f"wanted an optimizer without hooks before its step for sync.algorithm={plan.sync.algorithm!r}, "
-            f"whose updates are made while gradients come, got {type(optimizer).__name__} with some; remove "
-            "them, or use another algorithm"
         )
 
 

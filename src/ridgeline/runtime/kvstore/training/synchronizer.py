@@ -27,6 +27,7 @@ from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.kvstore.updaters import as_number, as_tensor
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.coverage import Coverage
+from ridgeline.runtime.sync.late_hooks import LateHooks
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.synchronizer import STATE_PHASE
 from ridgeline.workers import attendance
@@ -78,6 +79,7 @@ class StoreUpdate(AroundReducer):
         self._writes = LocalWrites(model, optimizer)
         self._updated: list[tuple[Tensor, Tensor]] = []
         self._settings: Settings | None = None
+        self._late = LateHooks(optimizer)
         self._is_filled = self._has_states = self._is_shown = self._is_told = False
         self.when_exchanged: Callable[[], None] = lambda: None
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(self._refuse)
@@ -112,7 +114,9 @@ class StoreUpdate(AroundReducer):
             self._take_writes()
         else:
             self._follow_settings()
-        self._updated.clear()  # the last step may have failed in its update
+        # The last step may have failed in its update.
+        self._updated.clear()
+        self._late.drop()
         self._arming_ns = time.perf_counter_ns() - begin
         super().arm(recorder)
 
@@ -133,6 +137,7 @@ class StoreUpdate(AroundReducer):
                 parameter.grad = None
         self._sparse.take()
         self._has_states = True
+        self._late.hold()
         own_ns = time.perf_counter_ns() - begin + self._arming_ns
         self.overhead_ns = self._reducer.overhead_ns + own_ns
 
@@ -156,6 +161,7 @@ class StoreUpdate(AroundReducer):
         if not self._is_told:  # which parameters anybody uses is known then
             self._store.say_it_trains()
             self._is_told = True
+        self._late.call()
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See that the store updates all parameters of an optimizer.
@@ -244,6 +250,7 @@ class StoreUpdate(AroundReducer):
 
     def close(self) -> None:
         """Release what is held. What the store remembers is lost, and the optimizer refuses to continue."""
+        self._late.drop()
         if self._hook is not None and not self._has_states:
             self._hook.remove()
         elif self._hook is not None:

@@ -147,6 +147,13 @@ def chooses_alone(rank: int, wait: Callable[[], None]) -> None:
     wait() if rank else step(batch())
 
 
+def one_chooses(rank: int, wait: Callable[[], None]) -> None:
+    """The other has a plan, and both begin with an exchange."""
+    settings = {"plan": "auto", "seconds": 20.0, "progress": lambda line: None} if rank else {}
+    with contextlib.suppress(AbsentWorkerError if rank else ()):
+        make(**settings)(batch())
+
+
 def trains_alone(rank: int, wait: Callable[[], None]) -> None:
     wait() if rank else make()
 
@@ -170,6 +177,7 @@ CASES = (
     hangs,
     two_steps,
     chooses_alone,
+    one_chooses,
     trains_alone,
     is_killed,
 )

@@ -66,6 +66,11 @@ WANTED = {
         "wanted all 2 workers in an exchange between all workers of the choice of a plan, got none from rank "
         f"1: {RUNS}before its first step. Completed: no step on ranks 0 and 1. {BATCHES}{LOOK}"
     ),
+    "one_chooses": (
+        "wanted all workers in one exchange, that of a TrainStep with a plan, got others in that of something "
+        "else; make the same calls in the same order on all workers: plan='auto' and optimizer_state() on all "
+        "of them, or on none"
+    ),
     "trains_alone": (
         "wanted all 2 workers in an exchange between all workers of step 1, got none from rank 1: it made no "
         "TrainStep. Completed: no step on rank 0. Make the same steps on all workers"

@@ -6,11 +6,13 @@ in the same order; where one fails because a worker did not come, `AbsentWorkerE
 
 import contextlib
 from collections.abc import Iterator
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline.errors import AbsentWorkerError
 from ridgeline.workers import attendance
 from ridgeline.workers.mesh import Axis
 from ridgeline.workers.world import World
@@ -67,22 +69,37 @@ def gather_bytes(data: bytes, world: World, axis: Axis | None = None) -> list[by
 
     Without an axis, of all that train together.
 
+    Raises:
+        AbsentWorkerError: another worker did not come, or is in an exchange on another occasion.
+
     Cost: Two all-gathers; waits for the device.
     """
     if world.size == 1:
         return [data]
     group = world.group(axis)
-    length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
-    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group=group))]
+    here = attendance.occasion(world)
+    head = torch.tensor([len(data), crc32(here.encode())], device=world.device)
+    heads = [torch.empty_like(head) for _ in range(dist.get_world_size(group=group))]
     with attendance.meeting("an exchange between all workers", world):
-        dist.all_gather(lengths, length, group=group)
-        sizes = [int(size) for size in lengths]
+        dist.all_gather(heads, head, group=group)
+        sizes, codes = zip(*(one.tolist() for one in heads), strict=True)
+        if len({*codes}) > 1:
+            raise AbsentWorkerError(_apart_text(here))
         # Collectives want equal shapes, and none that is empty.
         longest = max(*sizes, 1)
         mine = _to_tensor(data, longest, world.device)
-        gathered = [torch.empty_like(mine) for _ in lengths]
+        gathered = [torch.empty_like(mine) for _ in heads]
         dist.all_gather(gathered, mine, group=group)
     return [_to_bytes(part, size) for part, size in zip(gathered, sizes, strict=True)]
+
+
+def _apart_text(here: str) -> str:
+    """What is said to workers whose exchanges were taken for one, while each read the other's as its own."""
+    return (
+        f"wanted all workers in one exchange, that of {here or 'a TrainStep with a plan'}, got others in that "
+        "of something else; make the same calls in the same order on all workers: plan='auto' and "
+        "optimizer_state() on all of them, or on none"
+    )
 
 
 def share_bytes(data: bytes, world: World) -> bytes:

@@ -67,7 +67,7 @@ WANTED = {
         f"1: {RUNS}before its first step. Completed: no step on ranks 0 and 1. {BATCHES}{LOOK}"
     ),
     "one_chooses": (
-        "wanted all workers in one exchange, that of a TrainStep with a plan, got others in that of something "
+        "wanted all workers in one exchange, that of a step with a plan, got others in that of something "
         "else; make the same calls in the same order on all workers: plan='auto' and optimizer_state() on all "
         "of them, or on none"
     ),

@@ -96,8 +96,8 @@ def gather_bytes(data: bytes, world: World, axis: Axis | None = None) -> list[by
 def _apart_text(here: str) -> str:
     """What is said to workers whose exchanges were taken for one, while each read the other's as its own."""
     return (
-        f"wanted all workers in one exchange, that of {here or 'a TrainStep with a plan'}, got others in that "
-        "of something else; make the same calls in the same order on all workers: plan='auto' and "
+        f"wanted all workers in one exchange, that of {here or 'a step with a plan'}, got others in that of "
+        "something else; make the same calls in the same order on all workers: plan='auto' and "
         "optimizer_state() on all of them, or on none"
     )
 

@@ -58,6 +58,14 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
             "algorithm"
         ),
     ),
+    "replaced": (
+        {},
+        (
+            "WorkloadError: wanted an optimizer with the step of its class for sync.algorithm='kvstore', whose "
+            "updates are made while gradients come, got SGD with another method in its place; leave it as it "
+            "is, or use another algorithm"
+        ),
+    ),
     "of another": (
         {},
         (

@@ -259,6 +259,8 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
         optimizer = Wrapped(model.parameters(), lr=0.1)
     if what == "of another":
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    if what == "replaced":
+        optimizer.step = lambda closure=None: None  # type: ignore[method-assign,misc]
     if what == "hook":
         optimizer.register_step_pre_hook(hooked)
     clip = 1.0 if what == "clip" else None

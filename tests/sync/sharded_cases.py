@@ -337,6 +337,8 @@ def messages(world: World) -> dict[str, str]:
                 model.last.weight.data.mul_(1.5)
             step(data[1])
 
+    guarded = fresh("SGD")
+    guarded[1].step = lambda closure=None: None  # type: ignore[method-assign,misc]
     hooked_before = fresh("SGD")
     hooked_before[1].register_step_pre_hook(lambda *_: None)
     with PlannedStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu") as step:
@@ -348,6 +350,7 @@ def messages(world: World) -> dict[str, str]:
         "with gaps": said(lambda: make(strided, torch.optim.SGD(strided.parameters(), 0.1))),
         "moved": said(moved),
         "hook before": said(lambda: make(*hooked_before)),
+        "another step": said(lambda: make(*guarded)),
         "written by one": said(written),
         "state_dict, open": while_open,
         "state_dict, closed": said(optimizer.state_dict),

@@ -56,6 +56,11 @@ REFUSALS = {
         "would find the gradients of this worker's part of the parameters, got SGD with some; remove them, or "
         "use another algorithm"
     ),
+    "another step": (
+        "WorkloadError: wanted an optimizer with the step of its class for sync.algorithm='sharded', which "
+        "would find the gradients of this worker's part of the parameters, got SGD with another method in its "
+        "place; leave it as it is, or use another algorithm"
+    ),
     "written by one": (
         "WorkloadError: wanted the same state on all 2 workers after step 2, before which it was written, got "
         "another parameter last.weight on rank 1 than on rank 0 (1 of 30 tensors and settings differ); load a "

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from ridgeline.errors import WorkloadError
-from ridgeline.optimizers.step_hooks import emptied, step_hooks
+from ridgeline.optimizers.step_hooks import emptied, replaced_methods, step_hooks
 
 
 class LateHooks:
@@ -55,8 +55,8 @@ class LateHooks:
         self._calls, self._hooks = [], []
 
 
-def check_no_hooks_before(optimizer: Optimizer, algorithm: str, why: str) -> None:
-    """Refuse hooks before the optimizer's step, which would not find all gradients.
+def check_step_is_plain(optimizer: Optimizer, algorithm: str, why: str) -> None:
+    """Refuse hooks before the optimizer's step, and methods in its place, which would not find all gradients.
 
     Args:
         optimizer: Of the step.
@@ -71,6 +71,12 @@ def check_no_hooks_before(optimizer: Optimizer, algorithm: str, why: str) -> Non
         raise WorkloadError(
             f"wanted an optimizer without hooks before its step for sync.algorithm={algorithm!r}, {why}, got "
             f"{type(optimizer).__name__} with some; remove them, or use another algorithm"
+        )
+    if "step" in replaced_methods(optimizer):
+        raise WorkloadError(
+            f"wanted an optimizer with the step of its class for sync.algorithm={algorithm!r}, {why}, got "
+            f"{type(optimizer).__name__} with another method in its place; leave it as it is, or use another "
+            "algorithm"
         )
 
 

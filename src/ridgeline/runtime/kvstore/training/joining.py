@@ -14,7 +14,7 @@ from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.joining import NO_GRADIENTS, Joined, StateWatch, lanes_for
-from ridgeline.runtime.sync.late_hooks import check_no_hooks_before
+from ridgeline.runtime.sync.late_hooks import check_step_is_plain
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.outside_writes import OutsideWrites
 from ridgeline.runtime.sync.reducer import Reducer
@@ -39,15 +39,16 @@ def join_store(
     """Make what has a store update the parameters; see `sync.joining.join_others`.
 
     Raises:
-        WorkloadError: the optimizer has parameters that are not the model's, or hooks before its step; what
-            it remembers was left in the store of a closed step; or a buffer cannot be sent.
+        WorkloadError: the optimizer has parameters that are not the model's, hooks before its step, or
+            another method in place of it; what it remembers was left in the store of a closed step; or a
+            buffer cannot be sent.
         PlanError: workers do not wait for each other, and are not all of the job; or this worker joins those
             of another plan.
         KVStoreError: a server does not start, the workers are on several hosts without keys, or there is no
             training to join.
     """
     optimizer.state_dict()  # raises where a store has it
-    check_no_hooks_before(optimizer, plan.sync.algorithm, _WHILE)
+    check_step_is_plain(optimizer, plan.sync.algorithm, _WHILE)
     # All that may refuse comes before a store is started, and before hooks that would stay on parameters.
     Coverage([*model.named_parameters()]).check_groups(optimizer.param_groups)
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}

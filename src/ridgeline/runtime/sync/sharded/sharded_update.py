@@ -29,7 +29,7 @@ from ridgeline.errors import WorkloadError
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.collectives import exchange_frame
-from ridgeline.runtime.sync.late_hooks import LateHooks, check_no_hooks_before
+from ridgeline.runtime.sync.late_hooks import LateHooks, check_step_is_plain
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.sharded.sharded_state import cut_state, refuse_shards, whole_state
 from ridgeline.runtime.sync.sharded.shards import ParameterShard, check_dense, is_shard, make_shards
@@ -128,12 +128,13 @@ class ShardedUpdate(AroundReducer):
         """See `Synchronizer`.
 
         Raises:
-            WorkloadError: the optimizer has hooks before its step; see also `Reducer.check_covers`.
+            WorkloadError: the optimizer has hooks before its step, or another method in place of it; see also
+                `Reducer.check_covers`.
         """
         # The last step may have failed in its update.
         self._show_whole()
         self._late.drop()
-        check_no_hooks_before(self._optimizer, self._algorithm, _PARTS)
+        check_step_is_plain(self._optimizer, self._algorithm, _PARTS)
         super().check_covers(groups)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -234,10 +235,10 @@ def check_can_shard(
 
     Raises:
         WorkloadError: a parameter is not the optimizer's, or has gaps in its memory; or the optimizer has the
-            state of parts from an earlier step, or hooks before its step.
+            state of parts from an earlier step, hooks before its step, or another method in place of it.
     """
     refuse_shards(optimizer)
-    check_no_hooks_before(optimizer, algorithm, _PARTS)
+    check_step_is_plain(optimizer, algorithm, _PARTS)
     check_dense(parameters, algorithm)
     known = {p for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in parameters:

@@ -38,7 +38,7 @@ class LateHooks:
             return
         self._held.enter_context(emptied([own, _global_optimizer_post_hooks]))
         # Tells whether there was a step, and of what: one that is left out has no hooks.
-        own[id(self)] = lambda _, args, kwargs: self._calls.append((args, kwargs))
+        own[id(self)] = self._note
 
     def call(self) -> None:
         """The update is whole: give them back, and call them where the optimizer took a step."""
@@ -52,7 +52,10 @@ class LateHooks:
         """Give them back; those of a step that failed are not called."""
         vars(self._optimizer).get("_optimizer_step_post_hooks", {}).pop(id(self), None)
         self._held.close()
-        self._calls, self._hooks = [], []
+        self._calls, self._hooks = list[tuple[Any, Any]](), list[Callable[..., object]]()
+
+    def _note(self, _: Optimizer, args: Any, kwargs: Any) -> None:
+        self._calls.append((args, kwargs))
 
 
 def check_step_is_plain(optimizer: Optimizer, algorithm: str, why: str) -> None:

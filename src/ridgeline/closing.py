@@ -1,7 +1,10 @@
 """What holds something until it is closed, and may be used in a `with` block."""
 
 import abc
+from types import TracebackType
 from typing import Self
+
+from ridgeline.errors import RidgelineError, first_line
 
 
 class Closing(abc.ABC):
@@ -14,5 +17,17 @@ class Closing(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close; what closing fails with because of an error that is on its way is a note of that error."""
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except RidgelineError as later:
+            error.add_note(f"closing it ended in {type(later).__name__}: {first_line(later, '')}")

@@ -10,6 +10,7 @@ import training_worker
 
 from asked_workers import Workers
 from ridgeline.plan import Plan, Sync
+from ridgeline.runtime.sync.joining import NO_GRADIENTS
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import handed_bytes
 
@@ -57,6 +58,14 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
             "algorithm"
         ),
     ),
+    "replaced": (
+        {},
+        (
+            "WorkloadError: wanted an optimizer with the step of its class for sync.algorithm='kvstore', whose "
+            "updates are made while gradients come, got SGD with another method in its place; leave it as it "
+            "is, or use another algorithm"
+        ),
+    ),
     "of another": (
         {},
         (
@@ -99,11 +108,12 @@ def workers() -> Iterator[Workers]:
 def test_training_is_that_of_one_process(workers: Workers, optimizer: str, size: int) -> None:
     """To the bit, parameters and whole state, with groups, a schedule, tied, frozen and unused weights.
 
-    So it is to the all-reduce, where this adds up in the same order; else rounding is apart, which optimizers that
+    A hook behind the optimizer's step finds all of it. So it is to the all-reduce, where this adds up in the same order; else rounding is apart, which optimizers that
     divide by the gradient's size make larger.
     """
     told = workers.ask("trained", size, optimizer=optimizer, **TRAINED[optimizer])
     assert all(one["by one"] for one in told)
+    assert all(one["hooked"] for one in told)
     assert told[0]["state"]
     assert all(one["peer"] for one in told) or size > 2
     assert all(one["gap"] < 1e-6 for one in told) or optimizer != "SGD"
@@ -225,7 +235,8 @@ def test_servers_that_add_up_train_as_one_process(workers: Workers) -> None:
     told = workers.ask("trained", 4, optimizer="AdamW", skips="last", store=store)
     assert all(one["by one"] for one in told)
     assert told[0]["state"]
-    told_of_pace, told_of_address = told[0]["notes"]
+    no_gradients, told_of_pace, told_of_address = told[0]["notes"]
+    assert no_gradients == NO_GRADIENTS
     assert told_of_pace == (
         "a worker waits for others that are more than 0 pushes behind, and each has parameters and buffers "
         "of its own between steps; updates are by the mean of their gradients"

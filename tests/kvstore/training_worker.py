@@ -49,6 +49,10 @@ def run(world: World, algorithm: str, case: dict[str, Any]) -> dict[str, Any]:
     """What a training leaves, and what its step shows."""
     setup = Setup(case, world.rank, world.size)
     plan = plan_of(world.size, algorithm, case)
+    hooked: list[torch.Tensor] = []
+    setup.optimizer.register_step_post_hook(
+        lambda *_: hooked.__setitem__(slice(None), setup.parameters())
+    )
     with stepping(world, setup, plan) as step:
         losses = []
         for number in range(case.get("steps", STEPS)):
@@ -60,6 +64,7 @@ def run(world: World, algorithm: str, case: dict[str, Any]) -> dict[str, Any]:
         synchronizer: Any = step.synchronizer
         return {
             "parameters": setup.parameters(),
+            "hooked": same(hooked, setup.parameters()),
             "state": state,
             "losses": losses,
             "frames": [span.name for span in step.timeline().frames],
@@ -81,7 +86,10 @@ def kill_server_beside() -> None:
 def trained(world: World, case: dict[str, Any]) -> dict[str, Any]:
     """A training through a store beside that of one process, and beside an all-reduce."""
     ours = run(world, STORE, case)
-    told = {name: ours[name] for name in ("frames", "sent_bytes", "payloads", "notes", "outages")}
+    told = {
+        name: ours[name]
+        for name in ("frames", "sent_bytes", "payloads", "notes", "outages", "hooked")
+    }
     if case.get("has_reference", True):
         reference = by_one(case, world.size)
         told["by one"] = same(ours["parameters"], reference.parameters())
@@ -251,6 +259,8 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
         optimizer = Wrapped(model.parameters(), lr=0.1)
     if what == "of another":
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    if what == "replaced":
+        optimizer.step = lambda closure=None: None  # type: ignore[method-assign,misc]
     if what == "hook":
         optimizer.register_step_pre_hook(hooked)
     clip = 1.0 if what == "clip" else None

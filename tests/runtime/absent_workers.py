@@ -47,8 +47,8 @@ def make(loss: Callable[[nn.Module, Any], Tensor] = loss_fn, **settings: Any) ->
 
 
 def ends_early(rank: int, wait: Callable[[], None]) -> None:
-    """One loop is shorter, and the worker does something else then."""
-    with make() as step:
+    """One loop is shorter, and the worker does something else then; several exchanges fail."""
+    with make(plan=rl.Plan(workers=2, sync=rl.Sync(bucket_bytes=(256,)))) as step:
         for _ in range(3 if rank else 5):
             step(batch())
         wait()
@@ -87,6 +87,33 @@ def raises(rank: int, wait: Callable[[], None]) -> None:
     wait()
 
 
+def skips(rank: int, wait: Callable[[], None]) -> None:
+    """Its loss raises in the third step, which it leaves out: what it sends is of a step behind."""
+    calls = []
+
+    def losing(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(1)
+        if rank and len(calls) == 3:
+            raise ValueError("boom")
+        return loss_fn(model, batch)
+
+    step = make(losing, plan=rl.Plan(workers=2, sync=rl.Sync(bucket_bytes=(256,))))
+    for _ in range(5):
+        with contextlib.suppress(ValueError):
+            step(batch())
+    wait()
+
+
+def saves_alone(rank: int, wait: Callable[[], None]) -> None:
+    """The first worker asks for the state of parts that all have, while the other is in its next step."""
+    with make(plan=rl.Plan(workers=2, sync=rl.Sync(algorithm="sharded"))) as step:
+        for _ in range(3):
+            step(batch())
+        with contextlib.suppress(AbsentWorkerError if rank else ()):
+            step(batch()) if rank else step.optimizer_state()
+            wait()
+
+
 def hangs(rank: int, wait: Callable[[], None]) -> None:
     """In the forward pass of the third step."""
     calls = []
@@ -120,6 +147,13 @@ def chooses_alone(rank: int, wait: Callable[[], None]) -> None:
     wait() if rank else step(batch())
 
 
+def one_chooses(rank: int, wait: Callable[[], None]) -> None:
+    """The other has a plan, and both begin with an exchange."""
+    settings = {"plan": "auto", "seconds": 20.0, "progress": lambda line: None} if rank else {}
+    with contextlib.suppress(AbsentWorkerError if rank else ()):
+        make(**settings)(batch())
+
+
 def trains_alone(rank: int, wait: Callable[[], None]) -> None:
     wait() if rank else make()
 
@@ -138,9 +172,12 @@ CASES = (
     ends_a_round_early,
     closes_early,
     raises,
+    skips,
+    saves_alone,
     hangs,
     two_steps,
     chooses_alone,
+    one_chooses,
     trains_alone,
     is_killed,
 )

@@ -44,6 +44,15 @@ WANTED = {
         "wanted all 2 workers in all_reduce/0 of step 3, got none from rank 1: it raised ValueError: boom. "
         "Completed: 2 steps on ranks 0 and 1. See the traceback of rank 1"
     ),
+    "skips": (
+        f"wanted all 2 workers in all_reduce/0 of step 5, got none from rank 1: {RUNS}between two steps. "
+        f"Completed: 4 steps on ranks 0 and 1. {BATCHES}{LOOK}"
+    ),
+    "saves_alone": (
+        "wanted all 2 workers in an exchange between all workers of optimizer_state(), got none from rank 1: "
+        f"{RUNS}in step 4, wait. Completed: 3 steps on ranks 0 and 1. Make the same calls in the same order "
+        "on all workers: this one is in optimizer_state()"
+    ),
     "hangs": (
         f"wanted all 2 workers in all_reduce/0 of step 3, got none from rank 1: {RUNS}in step 3, forward. "
         "Completed: 2 steps on ranks 0 and 1. See where it hangs: py-spy dump --pid PID"
@@ -56,6 +65,11 @@ WANTED = {
     "chooses_alone": (
         "wanted all 2 workers in an exchange between all workers of the choice of a plan, got none from rank "
         f"1: {RUNS}before its first step. Completed: no step on ranks 0 and 1. {BATCHES}{LOOK}"
+    ),
+    "one_chooses": (
+        "wanted all workers in one exchange, that of a step with a plan, got others in that of something "
+        "else; make the same calls in the same order on all workers: plan='auto' and optimizer_state() on all "
+        "of them, or on none"
     ),
     "trains_alone": (
         "wanted all 2 workers in an exchange between all workers of step 1, got none from rank 1: it made no "
@@ -264,6 +278,22 @@ def test_who_gave_up_is_told_by_those_that_come_later(
     other._is_waiting = True
     other.publish()
     monkeypatch.setattr(attendance.time, "sleep", lambda seconds: other.close())
+    with (
+        pytest.raises(AbsentWorkerError, match="rank 1: it had waited for other workers until"),
+        mine.meeting("a sum"),
+    ):
+        raise RuntimeError("gloo/transport: Connection closed by peer")
+
+
+def test_who_gave_up_and_is_gone_is_told_though_it_says_nothing_more(
+    both: tuple[Attendance, Attendance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher may end it before it has said that it leaves."""
+    mine, other = both
+    other.call()
+    other._is_waiting = True
+    other.publish()
+    monkeypatch.setattr(mine, "_is_gone", lambda row: row.rank == 1)
     with (
         pytest.raises(AbsentWorkerError, match="rank 1: it had waited for other workers until"),
         mine.meeting("a sum"),

@@ -1,5 +1,8 @@
 """Flat buckets: every gradient in its place, laid out like its parameter, and flags that tell the rest."""
 
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +11,7 @@ from torch import nn
 
 from ridgeline.plan import ALIGNMENT_BYTES
 from ridgeline.runtime.sync.buckets.buckets import Bucket, is_at
+from ridgeline.runtime.sync.buckets.flags import SharedFlags
 
 shapes = st.lists(st.lists(st.integers(1, 5), max_size=4).map(tuple), min_size=1, max_size=6)
 
@@ -70,3 +74,22 @@ def test_views_have_the_strides_of_their_parameters() -> None:
     weight.grad = gradient.clone()
     bucket.store(0, 1.0)
     assert torch.equal(bucket.views[0], gradient)
+
+
+def test_flags_behind_complex_gradients_are_shared_as_numbers() -> None:
+    """Without a word of torch's on what is lost, which is nothing."""
+    parameters = (nn.Parameter(torch.ones(3, dtype=torch.complex64)), nn.Parameter(torch.ones(2)))
+    buckets = [Bucket(n, [(f"p{n}", p)]) for n, p in enumerate(parameters)]
+    for bucket in buckets:
+        bucket.behind.fill_(1)
+    group: Any = None
+
+    def doubled(flags: torch.Tensor, **_: Any) -> None:
+        flags.mul_(2)
+
+    with mock.patch("torch.distributed.all_reduce", doubled):
+        shared = SharedFlags(buckets, group)
+        shared.exchange(waits=False)
+        shared.settle()
+    for bucket in buckets:
+        assert torch.equal(bucket.behind, torch.full_like(bucket.behind, 2))

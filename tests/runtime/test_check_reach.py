@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ridgeline.errors import EquivalenceError
 from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.plan import Plan
+from ridgeline.reach.reach import Reach, contents
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
@@ -79,3 +80,16 @@ def test_parameters_of_a_learned_loss() -> None:
     with pytest.raises(EquivalenceError, match="the change of temperature of a network"):
         checked(LEARNED, move_temperature)
     assert torch.equal(LEARNED.temperature, before)
+
+
+def test_a_loss_that_names_what_is_assigned_later() -> None:
+    """Such as the step that it is given to: its closure holds nothing while the step is made."""
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().mean() * len(step)
+
+    found = Reach(nn.Linear(4, 3), loss_fn)
+    assert loss_fn in found.functions
+    assert contents(loss_fn.__closure__ or ()) == []
+    step = "two"
+    assert contents(loss_fn.__closure__ or ()) == [step]

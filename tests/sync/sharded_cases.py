@@ -257,6 +257,42 @@ def share(state: dict[str, Any], world: World) -> dict[str, Any]:
     return told[0]
 
 
+def hooked(world: World) -> dict[str, Any]:
+    """Averages of the weights that a hook behind the optimizer's steps makes, by either algorithm."""
+    averages: dict[str, list[Tensor]] = {}
+    notes: dict[str, list[str]] = {}
+    for algorithm in (SHARDED, PLAIN):
+        model, optimizer = fresh("SGD")
+        average = averages[algorithm] = [p.detach().clone() for p in model.parameters()]
+
+        def follow(optimizer: Optimizer, *_: Any, average: list[Tensor] = average) -> None:
+            held = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+            torch._foreach_lerp_(average, held, 0.1)
+
+        optimizer.register_step_post_hook(follow)
+        with PlannedStep(model, loss_of(), optimizer, planned(algorithm), device="cpu") as step:
+            for batch in batches(world):
+                step(batch)
+            notes[algorithm] = step.notes
+        assert [*optimizer._optimizer_step_post_hooks.values()] == [follow]  # type: ignore[attr-defined]
+    return {"averages": same(averages[SHARDED], averages[PLAIN]), "notes": notes[SHARDED]}
+
+
+def made_again(world: World) -> bool:
+    """A step that is closed and made again with the same optimizer, given the whole state, is like one."""
+    ends = []
+    for algorithm in (SHARDED, PLAIN):
+        model, optimizer = fresh("AdamW")
+        for part in (batches(world)[:4], batches(world)[4:]):
+            with PlannedStep(model, loss_of(), optimizer, planned(algorithm), device="cpu") as step:
+                for batch in part:
+                    step(batch)
+                whole = share(step.optimizer_state(), world)
+            optimizer.load_state_dict(whole)
+        ends.append([p.detach().clone() for p in model.parameters()])
+    return same(*ends)
+
+
 def of_one_scalar(world: World) -> float:
     """The only parameter of a model, of which the second worker has no part, clipped."""
     model = nn.ParameterList([nn.Parameter(torch.tensor(2.0))])
@@ -293,6 +329,18 @@ def messages(world: World) -> dict[str, str]:
             model.last.weight.data = model.last.weight.data.clone()
             step(data[1])
 
+    def written() -> None:
+        model, optimizer = fresh("SGD")
+        with PlannedStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu") as step:
+            step(data[0])
+            if world.rank:
+                model.last.weight.data.mul_(1.5)
+            step(data[1])
+
+    guarded = fresh("SGD")
+    guarded[1].step = lambda closure=None: None  # type: ignore[method-assign,misc]
+    hooked_before = fresh("SGD")
+    hooked_before[1].register_step_pre_hook(lambda *_: None)
     with PlannedStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu") as step:
         step(data[0])
         while_open = said(optimizer.state_dict)
@@ -301,6 +349,9 @@ def messages(world: World) -> dict[str, str]:
         "not the optimizer's": said(lambda: make(model, partly)),
         "with gaps": said(lambda: make(strided, torch.optim.SGD(strided.parameters(), 0.1))),
         "moved": said(moved),
+        "hook before": said(lambda: make(*hooked_before)),
+        "another step": said(lambda: make(*guarded)),
+        "written by one": said(written),
         "state_dict, open": while_open,
         "state_dict, closed": said(optimizer.state_dict),
         "step, closed": said(optimizer.step),
@@ -331,6 +382,8 @@ def main() -> None:
             "skipped by one": everyones(compared(world, "Adam", skips=world.rank == 1), world),
             "skipped by all": everyones(compared(world, "Adam", skips=True), world),
         },
+        "hooked": hooked(world),
+        "made again": made_again(world),
         "one scalar": of_one_scalar(world),
         "put back": put_back(world),
         "messages": messages(world),

@@ -16,6 +16,7 @@ from ridgeline.optimizer_forms import updates_by_element
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint
 from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.joining import NO_GRADIENTS
 from ridgeline.runtime.sync.sharded.shards import is_shard, make_shards
 from ridgeline.runtime.training.loop import train
 from ridgeline.simulator.frames import step_frames
@@ -49,6 +50,21 @@ REFUSALS = {
     "moved": (
         "WorkloadError: wanted the parameters where they were in memory when the step was made, got one of "
         "shape (5, 37) that was moved; write into it in place, or make the step again"
+    ),
+    "hook before": (
+        "WorkloadError: wanted an optimizer without hooks before its step for sync.algorithm='sharded', which "
+        "would find the gradients of this worker's part of the parameters, got SGD with some; remove them, or "
+        "use another algorithm"
+    ),
+    "another step": (
+        "WorkloadError: wanted an optimizer with the step of its class for sync.algorithm='sharded', which "
+        "would find the gradients of this worker's part of the parameters, got SGD with another method in its "
+        "place; leave it as it is, or use another algorithm"
+    ),
+    "written by one": (
+        "WorkloadError: wanted the same state on all 2 workers after step 2, before which it was written, got "
+        "another parameter last.weight on rank 1 than on rank 0 (1 of 30 tensors and settings differ); load a "
+        "checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
     ),
     **dict.fromkeys(
         ("state_dict, open", "state_dict, closed", "step, closed", "in parts already"), OF_PARTS
@@ -96,6 +112,16 @@ def test_clipping_is_by_the_norm_of_all_parts(found: dict[str, Any]) -> None:
     """Squares are added up in another order; also where a worker has no part of the model."""
     assert all(told["gap"] < 1e-8 for told in found["ways"]["clipped"])
     assert found["one scalar"] == pytest.approx(2.0 - 2 * 0.1 * 0.5)
+
+
+def test_hooks_behind_the_update_find_all_of_it(found: dict[str, Any]) -> None:
+    """An average of the weights is that of a worker that updates all; what parameters lack is a note."""
+    assert found["hooked"] == {"averages": True, "notes": [NO_GRADIENTS]}
+
+
+def test_a_step_is_made_again_with_the_optimizer_of_a_closed_one(found: dict[str, Any]) -> None:
+    """What refused the state of parts does no more, once the whole was loaded."""
+    assert found["made again"]
 
 
 def test_what_is_sent_and_shown_is_what_is_predicted(found: dict[str, Any]) -> None:

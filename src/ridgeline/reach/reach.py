@@ -8,6 +8,7 @@ threads, files, process groups) is left alone.
 
 import array
 import collections
+import contextlib
 import enum
 import functools
 import inspect
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -209,8 +210,9 @@ class Reach:
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
-            content = getattr(cell, "cell_contents", None)
-            self._add_cell(cell, "cell_contents", content, label=name)
+            # A loss may name what is assigned later, such as the step that it is given to.
+            for content in contents([cell]):
+                self._add_cell(cell, "cell_contents", content, label=name)
         self._open += (function.__defaults__, function.__kwdefaults__, vars(function))
         names = _global_names(function.__code__)
         for name in names:
@@ -259,9 +261,17 @@ def _hooks(leaf: Tensor) -> list[Any]:
             # `register_multi_grad_hook` registers functions of torch around the user's, under its name.
             code = getattr(hook, "__code__", None)
             if code is not None and code.co_filename == _HOOKS_OF_MANY:
-                # An empty cell has no contents at all.
-                cells = getattr(hook, "__closure__", None) or ()
-                found += filter(callable, [getattr(cell, "cell_contents", None) for cell in cells])
+                found += filter(callable, contents(getattr(hook, "__closure__", None) or ()))
+    return found
+
+
+def contents(cells: Iterable[types.CellType]) -> list[Any]:
+    """What the cells of a closure hold; those of names that are not assigned yet hold nothing."""
+    found = []
+    for cell in cells:
+        # Python has no other question: an empty cell raises where any other object has an attribute or not.
+        with contextlib.suppress(ValueError):
+            found.append(cell.cell_contents)
     return found
 
 

@@ -6,11 +6,13 @@ in the same order; where one fails because a worker did not come, `AbsentWorkerE
 
 import contextlib
 from collections.abc import Iterator
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline.errors import AbsentWorkerError
 from ridgeline.workers import attendance
 from ridgeline.workers.mesh import Axis
 from ridgeline.workers.world import World
@@ -67,26 +69,37 @@ def gather_bytes(data: bytes, world: World, axis: Axis | None = None) -> list[by
 
     Without an axis, of all that train together.
 
+    Raises:
+        AbsentWorkerError: another worker did not come, or is in an exchange on another occasion.
+
     Cost: Two all-gathers; waits for the device.
     """
     if world.size == 1:
         return [data]
     with attendance.meeting("an exchange between all workers", world):
-        return bytes_of_group(data, world.group(axis), world.device)
+        here = attendance.occasion(world)
+        return bytes_of_group(data, world.group(axis), world.device, occasion=here)
 
 
-def bytes_of_group(data: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+def bytes_of_group(
+    data: bytes, group: dist.ProcessGroup, device: torch.device, *, occasion: str = ""
+) -> list[bytes]:
     """What each worker of a group gave, by position; lengths may differ. `device` is one of the group's.
+
+    Raises:
+        AbsentWorkerError: another worker's exchange is on another occasion.
 
     Cost: Two all-gathers; waits for the device.
     """
-    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
-    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group=group))]
-    dist.all_gather(lengths, length, group=group)
-    sizes = [int(size) for size in lengths]
+    head = torch.tensor([len(data), crc32(occasion.encode())], device=device)
+    heads = [torch.empty_like(head) for _ in range(dist.get_world_size(group=group))]
+    dist.all_gather(heads, head, group=group)
+    sizes, codes = zip(*(one.tolist() for one in heads), strict=True)
+    if len({*codes}) > 1:
+        raise AbsentWorkerError(_apart_text(occasion))
     # Collectives want equal shapes, and none that is empty.
     mine = _to_tensor(data, max(*sizes, 1), device)
-    found = [torch.empty_like(mine) for _ in lengths]
+    found = [torch.empty_like(mine) for _ in heads]
     dist.all_gather(found, mine, group=group)
     return [_to_bytes(part, size) for part, size in zip(found, sizes, strict=True)]
 
@@ -114,6 +127,15 @@ def gather_tensor(
         with attendance.meeting(f"the gathering of {what}", world):
             dist.gather(tensor.view(-1).view(torch.uint8), rows, group=group, group_dst=0)
     return whole
+
+
+def _apart_text(here: str) -> str:
+    """What is said to workers whose exchanges were taken for one, while each read the other's as its own."""
+    return (
+        f"wanted all workers in one exchange, that of {here or 'a step with a plan'}, got others in that of "
+        "something else; make the same calls in the same order on all workers: plan='auto' and "
+        "optimizer_state() on all of them, or on none"
+    )
 
 
 def share_bytes(data: bytes, world: World) -> bytes:

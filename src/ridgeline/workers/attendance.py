@@ -50,7 +50,7 @@ class Attendance:
     """This worker's word, and the others'.
 
     `rank` and `ranks` are of the job; `group` is a name that these have in common, and no others of the job
-    that this worker trains with.
+    that this worker trains with. `phases` are those that it is in, the innermost last.
 
     Cost: A thread that writes some 200 bytes to the store twice a second.
     """
@@ -64,7 +64,7 @@ class Attendance:
         self._completed: dict[str, int] = {}
         self._doing, self._step = "before its first step", ""
         self._recorder: Recorder | None = None
-        self._phases: list[str] = []
+        self.phases: list[str] = []
         self._end, self._has_raised, self._is_waiting = "", False, False
         self._pid, self._host = os.getpid(), socket.gethostname()
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Attendance:
 
     def enroll(self, name: str) -> str:
         """Count the steps of a new `TrainStep`; the name they are counted under, empty for one on trial."""
-        if self._phases:
+        if self.phases:
             return ""
         # Steps of one name would be counted together, and a worker that is behind in one would not be seen.
         taken, number = name, 1
@@ -107,6 +107,9 @@ class Attendance:
 
     def stopped(self, error: BaseException) -> None:
         """An error of this worker's own ends its step; the others are notified at once."""
+        if not self._calls:
+            # Its next step meets the one that others are in, since none of this one's exchanges has begun.
+            self._rounds -= 1
         if not isinstance(error, AbsentWorkerError):
             self._end, self._has_raised = _raised(error), True
             self.publish()
@@ -127,7 +130,7 @@ class Attendance:
         self._calls = 0
         before, self._doing = self._doing, f"in {doing}"
         self._end, self._has_raised = "", False
-        self._phases.append(doing)
+        self.phases.append(doing)
         try:
             with self.meeting("a collective"):
                 yield
@@ -135,7 +138,7 @@ class Attendance:
             self.stopped(error)
             raise
         finally:
-            self._phases.pop()
+            self.phases.pop()
             self._doing = before
 
     @contextlib.contextmanager
@@ -226,8 +229,8 @@ class Attendance:
         self.publish()
 
     def _where(self) -> str:
-        if self._phases:
-            return self._phases[-1]
+        if self.phases:
+            return self.phases[-1]
         number = self._completed.get(self._step, 0) + 1
         return f"step {number}" + (f" of {self._step!r}" if len(self._completed) > 1 else "")
 
@@ -272,13 +275,14 @@ class Attendance:
             told = {r for r, row in rows.items() if row.end or row.is_waiting}
             pending = set(self._ranks) - fresh - told - {self._rank}
             # Sure at once on this host; of other hosts only silence tells.
-            silent = {r: _GONE for r in pending if r in rows and self._is_gone(rows[r])}
-            is_clear = bool(silent) or any(row.has_raised for row in rows.values())
+            asked = pending | {r for r, row in rows.items() if row.is_waiting and not row.end}
+            silent = {r: _GONE for r in asked if r in rows and self._is_gone(rows[r])}
+            is_clear = not pending.isdisjoint(silent) or any(r.has_raised for r in rows.values())
             is_over = time.monotonic() > end_s
             if is_clear or not pending:
                 absences = absent(mine, rows, self._ranks, silent)
                 # Who gave up closes its connections at once, and says only later that it leaves.
-                gave_up = any(row.is_waiting and not row.end for row in rows.values())
+                gave_up = not asked - pending <= silent.keys()
                 if absences or is_over or not gave_up:
                     return rows, absences
             elif is_over:
@@ -347,6 +351,12 @@ def phase(doing: str, world: World) -> contextlib.AbstractContextManager[None]:
     """See `Attendance.phase`; nothing for a worker alone."""
     present = of(world)
     return contextlib.nullcontext() if present is None else present.phase(doing)
+
+
+def occasion(world: World) -> str:
+    """The `phase` that this worker is in; empty outside of any, and for a worker alone."""
+    present = of(world)
+    return present.phases[-1] if present is not None and present.phases else ""
 
 
 def _kind_and_line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ Every worker counts the steps (and other rounds) that it has begun, and the coll
 These are the same on all workers in the same order, so the worker furthest behind is waited for.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 from ridgeline.codec import Value
@@ -39,6 +40,8 @@ class Absence(Value, frozen=True, kw_only=True):
     is_silent: bool = False
 
 
+_INSIDE = "in "
+_STEP = re.compile(r"step \d+")
 _BATCHES = (
     "give every worker as many batches (a DistributedSampler, drop_last=True, or a common number of "
     "steps)"
@@ -73,8 +76,12 @@ def absent(
     places = {r: _place(rows[r]) for r in others if r not in waiting}
     least = min(places.values(), default=_place(mine))
     behind = [r for r, place in places.items() if place == least < _place(mine)]
+    # As many rounds, and of something else: each waits for the other, and both may have given up.
+    elsewhere = [r for r in others if r in rows and _is_elsewhere(rows[r], mine)]
+    if elsewhere and not behind:
+        return [_absence(rank, rows[rank], "", others_are=mine.doing) for rank in elsewhere]
     # Those that gave up come last: whatever they had waited for is the cause, if it is known.
-    behind = behind or [r for r in waiting if rows[r].end]
+    behind = behind or [r for r in waiting if rows[r].end or r in silent]
     return [_absence(rank, rows[rank], "") for rank in behind]
 
 
@@ -113,7 +120,17 @@ def _place(row: Row) -> tuple[int, int]:
     return row.rounds, row.calls
 
 
-def _absence(rank: int, row: Row | None, silence: str) -> Absence:
+def _is_elsewhere(row: Row, mine: Row) -> bool:
+    """Whether both are inside of something in the same round, and not of the same."""
+    if row.rounds != mine.rounds or not (
+        row.doing.startswith(_INSIDE) and mine.doing.startswith(_INSIDE)
+    ):
+        return False
+    # Steps by their name: one that skipped a batch has another number in the same round.
+    return _STEP.sub("step", row.doing.split(",")[0]) != _STEP.sub("step", mine.doing.split(",")[0])
+
+
+def _absence(rank: int, row: Row | None, silence: str, others_are: str = "") -> Absence:
     if row is None:
         what = "it made no TrainStep"
         return Absence(rank=rank, what=what, advice="make the same steps on all workers")
@@ -127,6 +144,10 @@ def _absence(rank: int, row: Row | None, silence: str) -> Absence:
             advice=f"see its log, its exit status, and whether {row.host} ran out of memory",
             is_silent=True,
         )
+    if others_are:
+        what = f"it was {row.doing}" if row.end else f"it runs ({where}), {row.doing}"
+        advice = f"make the same calls in the same order on all workers: this one is {others_are}"
+        return Absence(rank=rank, what=what, advice=advice)
     if row.is_waiting:
         what = "it had waited for other workers until its timeout, and left"
         advice = "see its message, or raise the timeout of the process group"
@@ -134,7 +155,7 @@ def _absence(rank: int, row: Row | None, silence: str) -> Absence:
     if row.end:
         return Absence(rank=rank, what=row.end, advice=_BATCHES)
     what, look = f"it runs ({where}), {row.doing}", f"py-spy dump --pid {row.pid}"
-    if row.doing.startswith("in "):
+    if row.doing.startswith(_INSIDE):
         return Absence(rank=rank, what=what, advice=f"see where it hangs: {look}")
     return Absence(rank=rank, what=what, advice=f"{_BATCHES}, or see what it does: {look}")
 

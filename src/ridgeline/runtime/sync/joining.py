@@ -67,6 +67,11 @@ READ_LATE = (
     "parameters of held buckets are updated when they are first read: call the step's wait() before "
     "optimizer.state[parameter] is read directly"
 )
+NO_GRADIENTS = (
+    "between two steps no parameter has a gradient (parameter.grad is None), and the optimizer shows no "
+    "state of it: step.optimizer_state() has that of all, and a hook on a parameter (register_hook) is given "
+    "its worker's own gradient"
+)
 
 
 class Joined(NamedTuple):
@@ -137,21 +142,40 @@ def join_others(
         transport=transport,
         order=order,
     )
-    synchronizer: Synchronizer = reducer
-    if sparse:
-        exchange = SparseExchange(sparse, world, transport.mean)
-        synchronizer = SparseGradients(model, reducer=reducer, exchange=exchange, world=world)
-        if notes is not None and (note := rows_note(plan, tuple(sparse))):
-            notes.append(note)
+    watch = OutsideWrites(model, optimizer, reducer, world)
     if shards_update(plan.sync):
-        assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
-        synchronizer = ShardedUpdate(optimizer, reducer=reducer, transport=transport, world=world)
+        if notes is not None:
+            notes.append(NO_GRADIENTS)
+        return _sharded(plan.sync.algorithm, optimizer, world, reducer, transport, watch)
     if holds(plan.sync):
         if notes is not None:
             notes.append(READ_LATE)
         held = HeldUpdate(model, optimizer, reducer)
-        return Joined(held, HeldWatch(OutsideWrites(model, optimizer, reducer, world), held))
-    return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
+        return Joined(held, HeldWatch(watch, held))
+    if not sparse:
+        return Joined(reducer, watch)
+    if notes is not None and (note := rows_note(plan, tuple(sparse))):
+        notes.append(note)
+    exchange = SparseExchange(sparse, world, transport.mean)
+    return Joined(SparseGradients(model, reducer=reducer, exchange=exchange, world=world), watch)
+
+
+def _sharded(
+    algorithm: str,
+    optimizer: Optimizer,
+    world: World,
+    reducer: Reducer,
+    transport: Transport,
+    watch: OutsideWrites,
+) -> Joined:
+    """What divides the update among the workers of a reducer."""
+    assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
+    update = ShardedUpdate(
+        optimizer, reducer=reducer, transport=transport, world=world, algorithm=algorithm
+    )
+    # Behind the update all have what the owner of each part has made of it, and nothing differs any more.
+    update.when_exchanged = watch.hear
+    return Joined(update, watch)
 
 
 def _check_update(

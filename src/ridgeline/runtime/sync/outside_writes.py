@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from ridgeline.runtime.layout.same_state import check_same_state, content_bits
 from ridgeline.runtime.sync.buckets.arrangement import NUM_SIGNALS
 from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.buckets.flags import real_of
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.workers.local_writes import LocalWrites
 from ridgeline.workers.world import World
@@ -151,14 +152,14 @@ class OutsideWrites:
     def _say_content(self) -> None:
         """Have the bits that were said depend on all elements, for this step. Does not wait for a GPU."""
         bucket = self._reducer.buckets[0]
-        said = _real(bucket.sent_signals)[-_NUM_BITS:]
+        said = real_of(bucket.sent_signals)[-_NUM_BITS:]
         bits = content_bits([*self._model.parameters()], _NUM_BITS)
         said.copy_((said + bits.to(said)) % 2)
         self._said = (bucket, _UNSAID)  # the next step says the bits of its settings again
 
     def _hear(self) -> list[float] | None:
         """What the workers said; None where that is not looked at, or has not come to the host yet."""
-        signals = _real(self._reducer.buckets[0].signals)
+        signals = real_of(self._reducer.buckets[0].signals)
         if not self._on_device:
             return signals.tolist()
         # Reading the signals waits for the device, so on a GPU it is done seldom, and of long ago.
@@ -177,11 +178,6 @@ class OutsideWrites:
         event = torch.cuda.Event()
         event.record()
         return host, event
-
-
-def _real(signals: Tensor) -> Tensor:
-    """A view of the numbers in signals, which are complex where the parameters of their bucket are."""
-    return signals.real if signals.is_complex() else signals
 
 
 def is_reason(heard: list[float]) -> bool:

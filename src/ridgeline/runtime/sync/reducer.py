@@ -9,6 +9,7 @@ On GPUs a bucket leaves where its gradients are ready, which `departures` knows;
 only the last gradient of a bucket is listened to, until one is not the last (see `hooks`).
 """
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -90,7 +91,7 @@ class Reducer(UpdatesAtOnce):
             blocks=transport.blocks,
             present=self._present,
         )
-        self._is_armed = self.knows_order = False
+        self._is_armed = self.knows_order = self._has_failed = False
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
         self._unused = UnusedParameters(on_device=self._on_device)
@@ -197,6 +198,7 @@ class Reducer(UpdatesAtOnce):
         try:
             self._engine.wait(done)
         except EngineError as error:
+            self._has_failed = True
             if self._present is None:
                 raise
             self._present.explain(name, error)
@@ -210,10 +212,17 @@ class Reducer(UpdatesAtOnce):
         self._transport.load_state_dict(state)
 
     def close(self) -> None:
-        """Remove the hooks, and close the transport and the engine."""
+        """Remove the hooks, and close the transport and the engine.
+
+        Raises:
+            EngineError: a collective failed, and no step has said so.
+        """
         self._hooks.close()
         self._transport.close()
-        self._engine.close()
+        # Behind an exchange that failed, or a backward pass that raised, others may fail for the same cause.
+        is_told = self._has_failed or self._is_armed
+        with contextlib.suppress(EngineError) if is_told else contextlib.nullcontext():
+            self._engine.close()
 
     def _listen_to_each(self) -> None:
         self._skips = False

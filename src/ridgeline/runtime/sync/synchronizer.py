@@ -9,6 +9,9 @@ from torch.optim import Optimizer
 
 from ridgeline.recording.recorder import Recorder
 
+STATE_PHASE = "optimizer_state()"
+"""What workers are in while they put together the state of an optimizer, to who waits for one of them."""
+
 
 class Synchronizer(Protocol):
     """Makes what the workers train one: their gradients in each step, or their parameters now and then.

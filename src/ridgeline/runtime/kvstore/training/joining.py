@@ -7,14 +7,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.engine import Engine
-from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.errors import PlanError
 from ridgeline.plan import Plan
 from ridgeline.runtime.kvstore.serving.joining.members import found
 from ridgeline.runtime.kvstore.training.synchronizer import StoreUpdate
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.sync.buckets.coverage import Coverage
-from ridgeline.runtime.sync.joining import Joined, lanes_for
+from ridgeline.runtime.sync.joining import NO_GRADIENTS, Joined, lanes_for
+from ridgeline.runtime.sync.late_hooks import check_step_is_plain
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.outside_writes import OutsideWrites
 from ridgeline.runtime.sync.reducer import Reducer
@@ -23,6 +24,8 @@ from ridgeline.synchronisation import values_of
 from ridgeline.synchronisation.serving import STALENESS
 from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.world import JOIN, World
+
+_WHILE = "whose updates are made while gradients come"
 
 
 def join_store(
@@ -37,15 +40,16 @@ def join_store(
     """Make what has a store update the parameters; see `sync.joining.join_others`.
 
     Raises:
-        WorkloadError: the optimizer has parameters that are not the model's, or hooks before its step; what
-            it remembers was left in the store of a closed step; or a buffer cannot be sent.
+        WorkloadError: the optimizer has parameters that are not the model's, hooks before its step, or
+            another method in place of it; what it remembers was left in the store of a closed step; or a
+            buffer cannot be sent.
         PlanError: workers do not wait for each other, and are not all of the job; or this worker joins those
             of another plan.
         KVStoreError: a server does not start, the workers are on several hosts without keys, or there is no
             training to join.
     """
     optimizer.state_dict()  # raises where a store has it
-    _check_hooks(optimizer, plan)
+    check_step_is_plain(optimizer, plan.sync.algorithm, _WHILE)
     # All that may refuse comes before a store is started, and before hooks that would stay on parameters.
     Coverage([*model.named_parameters()]).check_groups(optimizer.param_groups)
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
@@ -74,6 +78,8 @@ def join_store(
         sparse=sparse,
         world=world,
     )
+    if notes is not None:
+        notes.append(NO_GRADIENTS)
     if not transport.waits:
         if notes is not None:
             notes += _notes(transport)
@@ -133,20 +139,6 @@ def check_joined(plan: Plan, address: str) -> None:
             f"wanted workers={workers} and sync.options[{STALENESS.name!r}]="
             f"{-1 if staleness is None else staleness} in the plan, as in that of the training at {address}, "
             f"got {plan.workers} and {bound}; give the plan of that training"
-        )
-
-
-def _check_hooks(optimizer: Optimizer, plan: Plan) -> None:
-    """Refuse hooks before the optimizer's step, which would find no gradients.
-
-    Raises:
-        WorkloadError: there are some.
-    """
-    if optimizer._optimizer_step_pre_hooks:  # noqa: SLF001 - what `register_step_pre_hook` fills
-        raise WorkloadError(
-            f"wanted an optimizer without hooks before its step for sync.algorithm={plan.sync.algorithm!r}, "
-            f"whose updates are made while gradients come, got {type(optimizer).__name__} with some; remove "
-            "them, or use another algorithm"
         )
 
 

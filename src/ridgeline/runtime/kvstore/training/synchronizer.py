@@ -32,7 +32,9 @@ from ridgeline.runtime.kvstore.updaters import (
 )
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.coverage import Coverage
+from ridgeline.runtime.sync.late_hooks import LateHooks
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.synchronizer import STATE_PHASE
 from ridgeline.workers import attendance
 from ridgeline.workers.local_writes import LocalWrites
 from ridgeline.workers.world import World
@@ -82,6 +84,7 @@ class StoreUpdate(AroundReducer):
         self._writes = LocalWrites(model, optimizer)
         self._updated: list[tuple[Tensor, Tensor]] = []
         self._settings: SetOptimizer | None = None
+        self._late = LateHooks(optimizer)
         self._is_filled = self._has_states = self._is_shown = self._is_told = False
         self.when_exchanged: Callable[[], None] = lambda: None
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(self._refuse)
@@ -116,7 +119,9 @@ class StoreUpdate(AroundReducer):
             self._take_writes()
         else:
             self._follow_settings()
-        self._updated.clear()  # the last step may have failed in its update
+        # The last step may have failed in its update.
+        self._updated.clear()
+        self._late.drop()
         self._arming_ns = time.perf_counter_ns() - begin
         super().arm(recorder)
 
@@ -137,6 +142,7 @@ class StoreUpdate(AroundReducer):
                 parameter.grad = None
         self._sparse.take()
         self._has_states = True
+        self._late.hold()
         own_ns = time.perf_counter_ns() - begin + self._arming_ns
         self.overhead_ns = self._reducer.overhead_ns + own_ns
 
@@ -160,6 +166,7 @@ class StoreUpdate(AroundReducer):
         if not self._is_told:  # which parameters anybody uses is known then
             self._store.say_it_trains()
             self._is_told = True
+        self._late.call()
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See that the store updates all parameters of an optimizer.
@@ -188,16 +195,18 @@ class StoreUpdate(AroundReducer):
         All workers call this, between two steps. Tensors are on the CPU.
 
         Raises:
+            AbsentWorkerError: another worker did not call it; names it.
             KVStoreError: the optimizer keeps something that is no tensor.
 
         Cost: What is remembered, sent to the first worker.
         """
         if not self._has_states:
             return optimizer.state_dict()
-        self._meet()
-        states = self._store.optimizer_states()
-        if not self._transport.waits:
-            self._store.barrier()  # none pushes before all is read
+        with attendance.phase(STATE_PHASE, self._world):
+            self._meet()
+            states = self._store.optimizer_states()
+            if not self._transport.waits:
+                self._store.barrier()  # none pushes before all is read
         self._is_shown = True
         try:
             told = optimizer.state_dict()
@@ -246,6 +255,7 @@ class StoreUpdate(AroundReducer):
 
     def close(self) -> None:
         """Release what is held. What the store remembers is lost, and the optimizer refuses to continue."""
+        self._late.drop()
         if self._hook is not None and not self._has_states:
             self._hook.remove()
         elif self._hook is not None:

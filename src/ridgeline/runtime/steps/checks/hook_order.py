@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import CaptureError
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.owners import is_machinery
-from ridgeline.reach.reach import Reach
+from ridgeline.reach.reach import Reach, contents
 from ridgeline.reach.undo import Undo, undone
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.tensors.copies import own_copy
@@ -107,8 +107,7 @@ def _hooks_of(tensor: Tensor) -> Iterator[_Hook]:
             file, _ = _code(given)
             own = given
             if file == _OF_SEVERAL:
-                cells = [getattr(cell, "cell_contents", None) for cell in given.__closure__ or ()]
-                own = next((one for one in cells if callable(one)), given)
+                own = next((c for c in contents(given.__closure__ or ()) if callable(c)), given)
             if not is_machinery(_code(own)[0]):
                 yield _Hook(id(tensor), place, key, given, own)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.futures import Future
 
 from ridgeline.errors import PlanError
@@ -20,7 +21,8 @@ class SharedFlags:
     """
 
     def __init__(self, buckets: Sequence[Bucket], group: dist.ProcessGroup) -> None:
-        self._behind = [bucket.behind for bucket in buckets]
+        # Flags behind complex gradients are complex, too; torch warns where such numbers become real ones.
+        self._behind = [real_of(bucket.behind) for bucket in buckets]
         self._group = group
         # Whatever the gradients are of, sums of ones and zeros are exact.
         self._all = torch.cat(self._behind).float()
@@ -39,6 +41,11 @@ class SharedFlags:
     def settle(self) -> None:
         """Put the sums where the buckets show them."""
         torch._foreach_copy_(self._behind, list(self._parts))
+
+
+def real_of(signals: Tensor) -> Tensor:
+    """A view of the numbers in signals, which are complex where the parameters of their bucket are."""
+    return signals.real if signals.is_complex() else signals
 
 
 class UnusedParameters:

@@ -16,7 +16,8 @@ Source: Rajbhandari et al., "ZeRO", SC 2020, stage 1.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,13 +29,22 @@ from ridgeline.errors import WorkloadError
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.collectives import exchange_frame
+from ridgeline.runtime.sync.late_hooks import LateHooks, check_step_is_plain
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.sharded.sharded_state import cut_state, refuse_shards, whole_state
 from ridgeline.runtime.sync.sharded.shards import ParameterShard, check_dense, is_shard, make_shards
+from ridgeline.runtime.sync.synchronizer import STATE_PHASE
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.synchronisation import GATHERING
 from ridgeline.workers import attendance
 from ridgeline.workers.world import World
+
+_PARTS = "which would find the gradients of this worker's part of the parameters"
+
+_left: weakref.WeakKeyDictionary[Optimizer, tuple[RemovableHandle, ...]] = (
+    weakref.WeakKeyDictionary()
+)
+"""What closed steps have left on optimizers to refuse the state of one worker's parts."""
 
 
 class ShardedUpdate(AroundReducer):
@@ -45,18 +55,32 @@ class ShardedUpdate(AroundReducer):
         reducer: Averages gradients by `transport`.
         transport: Gives each worker the mean of its part.
         world: This worker's place; size at least 2.
+        algorithm: Of the plan, for messages.
 
     Attributes:
         overhead_ns: Host time spent since `arm`, without copies and collective calls.
+        when_exchanged: Called when gradients were exchanged, before parameters change.
     """
 
     def __init__(
-        self, optimizer: Optimizer, *, reducer: Reducer, transport: Sharded, world: World
+        self,
+        optimizer: Optimizer,
+        *,
+        reducer: Reducer,
+        transport: Sharded,
+        world: World,
+        algorithm: str,
     ) -> None:
         super().__init__(reducer)
         self._optimizer, self._transport, self._world = optimizer, transport, world
+        self._algorithm = algorithm
         self._shards: dict[nn.Parameter, ParameterShard] = {}
         self._whole: list[list[Any]] = []
+        self._late = LateHooks(optimizer)
+        self.when_exchanged: Callable[[], None] = lambda: None
+        # Its state is whole again, and is to be cut to the parts of this step.
+        for left in _left.pop(optimizer, ()):
+            left.remove()
         # A script's own `optimizer.state_dict()` would save this worker's part as if it were all.
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(refuse_shards)
 
@@ -64,9 +88,11 @@ class ShardedUpdate(AroundReducer):
         """Wait for the means, and have the optimizer find this worker's parts and their gradients.
 
         Raises:
-            WorkloadError: a parameter was moved since the first step; see also `Reducer.finish`.
+            WorkloadError: a parameter was moved since the first step, or the workers hold different state;
+                see also `Reducer.finish`.
         """
         self._reducer.finish()
+        self.when_exchanged()
         begin = time.perf_counter_ns()
         if not self._shards:
             # The first step has measured the order of gradients: from here on buckets are as they are.
@@ -76,6 +102,7 @@ class ShardedUpdate(AroundReducer):
             _take_gradient(shard)
         cut_state(self._optimizer, self._shards)
         self._show_parts()
+        self._late.hold()
         self.overhead_ns = self._reducer.overhead_ns + time.perf_counter_ns() - begin
 
     def after_step(self) -> None:
@@ -92,13 +119,22 @@ class ShardedUpdate(AroundReducer):
         with exchange_frame(self._recorder, GATHERING), torch.no_grad(), together:
             for bucket in self.buckets:
                 self._gather(bucket)
+        self._late.call()
 
     def forget_order(self) -> None:
         """Keeps the order: each worker has its parts of the buckets as they are."""
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """See `Synchronizer`."""
-        self._show_whole()  # the last step may have failed in its update
+        """See `Synchronizer`.
+
+        Raises:
+            WorkloadError: the optimizer has hooks before its step, or another method in place of it; see also
+                `Reducer.check_covers`.
+        """
+        # The last step may have failed in its update.
+        self._show_whole()
+        self._late.drop()
+        check_step_is_plain(self._optimizer, self._algorithm, _PARTS)
         super().check_covers(groups)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -106,18 +142,24 @@ class ShardedUpdate(AroundReducer):
 
         All workers call this, between two steps. Tensors are on the CPU.
 
+        Raises:
+            AbsentWorkerError: another worker did not call it; names it.
+
         Cost: A small exchange, and one gathering to the first worker for each kind of state and bucket, of
             which it holds one at a time on its device. Waits for the device.
         """
-        return whole_state(optimizer, self._shards, self.buckets, self._world)
+        with attendance.phase(STATE_PHASE, self._world):
+            return whole_state(optimizer, self._shards, self.buckets, self._world)
 
     def close(self) -> None:
         """Release what is held. The optimizer's state stays in parts, and it refuses to show or to use it."""
         self._show_whole()
+        self._late.drop()
         if self._hook is not None and not any(map(is_shard, self._optimizer.state)):
             self._hook.remove()
         elif self._hook is not None:
-            self._optimizer.register_step_pre_hook(lambda optimizer, *_: refuse_shards(optimizer))
+            step_hook = self._optimizer.register_step_pre_hook(_refuse_step)
+            _left[self._optimizer] = (self._hook, step_hook)
         self._hook = None
         super().close()
 
@@ -156,6 +198,10 @@ class ShardedUpdate(AroundReducer):
         _copy([(p.detach(), view) for p, view in zip(bucket.parameters, bucket.views, strict=True)])
 
 
+def _refuse_step(optimizer: Optimizer, *_: Any) -> None:
+    refuse_shards(optimizer)
+
+
 def _take_gradient(shard: ParameterShard) -> None:
     """Give a part the mean of its gradient; the parameter itself has none from here on."""
     parameter, part = shard.parameter, shard.part
@@ -189,9 +235,10 @@ def check_can_shard(
 
     Raises:
         WorkloadError: a parameter is not the optimizer's, or has gaps in its memory; or the optimizer has the
-            state of parts from an earlier step.
+            state of parts from an earlier step, hooks before its step, or another method in place of it.
     """
     refuse_shards(optimizer)
+    check_step_is_plain(optimizer, algorithm, _PARTS)
     check_dense(parameters, algorithm)
     known = {p for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in parameters:

@@ -1,7 +1,7 @@
 """Constants of a batch: what is neither a tensor nor a container that torch's trees take apart.
 
-An object that holds tensors (a graph of a library's, a dataclass) looks like a constant, and is none: its text
-may leave elements out, and a captured program reads the tensors of that very object.
+An object that holds tensors (a graph of a library's, a dataclass) looks like a constant, and is none: its
+text may leave elements out, and a captured program reads the tensors of that very object.
 """
 
 import weakref

@@ -243,3 +243,32 @@ def test_a_sparse_tensor_is_put_back_where_it_was(layout: str, replaces: bool) -
     before.restore()
     assert torch.equal(sparse.to_dense(), dense)
     assert [part.data_ptr() for part in parts(sparse)] == places
+
+
+def test_an_ordered_dictionary_gets_its_entries_back_in_order() -> None:
+    """As a cache that forgets what was used long ago: its own order is not that of its memory."""
+    cache = collections.OrderedDict(a=1, b=2)
+    cache.move_to_end("a")
+    with undone(cache):
+        cache["c"] = 3
+    assert [*cache.items()] == [("b", 2), ("a", 1)]
+
+
+def test_containers_whose_classes_refuse_to_be_walked_are_looked_into() -> None:
+    """By what their own kind says: a tuple without a length, a list that shows other elements."""
+
+    class Irreps(tuple[Any, ...]):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    class Hidden(list[Any]):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    tensor, hidden = torch.ones(2), torch.ones(2)
+    with undone(Irreps([tensor]), Hidden([hidden])) as undo:
+        assert undo.has(tensor)
+        tensor.zero_()
+        hidden.zero_()
+    assert torch.equal(tensor, torch.ones(2))
+    assert torch.equal(hidden, torch.ones(2))

@@ -1,5 +1,6 @@
 """Taking back what a step did: every place that its code can name, and tensors that were left without data."""
 
+import abc
 import collections
 import contextlib
 import functools
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ridgeline as rl
 from ridgeline.reach.sparse import parts
 from ridgeline.reach.undo import Undo, undone
+from ridgeline.tensors.batch import signature
 
 COUNTS: collections.Counter[str] = collections.Counter()
 TOTAL = 0
@@ -272,3 +274,22 @@ def test_containers_whose_classes_refuse_to_be_walked_are_looked_into() -> None:
         hidden.zero_()
     assert torch.equal(tensor, torch.ones(2))
     assert torch.equal(hidden, torch.ones(2))
+
+
+def test_objects_of_classes_that_are_called_pythons_own_are_looked_into() -> None:
+    """As batches of torch-geometric are, whose class is made by a metaclass in the module `abc`."""
+
+    class Graph(abc.ABC):  # noqa: B024 - as theirs
+        def __init__(self) -> None:
+            self.x = torch.ones(2)
+
+    kind = abc.ABCMeta("Batch", (Graph,), {"__module__": "abc"})
+    batch = kind()
+    x = batch.x
+    with undone(batch) as undo:
+        assert undo.has(x)
+        batch.x = x / 2.0
+        x.zero_()
+    assert batch.x is x
+    assert torch.equal(x, torch.ones(2))
+    assert repr(signature(batch)[1]) == "(<tensors in a Batch>,)"

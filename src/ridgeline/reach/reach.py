@@ -333,8 +333,14 @@ def _is_open(kind: type) -> bool:
     if package == "torch":
         return rest.startswith(("nn", "optim", "amp", "distributions", "cuda.amp"))
     if package in sys.stdlib_module_names or package in ("numpy", "ridgeline"):
-        return package in _OPEN_LIBRARIES
+        # A class that a metaclass of a library makes is called Python's own, of `abc` say.
+        is_derived = package in sys.stdlib_module_names and not all(map(_is_pythons, kind.__mro__))
+        return package in _OPEN_LIBRARIES or is_derived
     return True
+
+
+def _is_pythons(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 @cache

@@ -319,6 +319,25 @@ def test_another_network_may_be_frozen_for_a_step() -> None:
     assert all(parameter.grad is None for parameter in other.parameters())
 
 
+def test_an_object_that_holds_tensors_is_a_batch() -> None:
+    """As a library's graph: the operators are those of its tensors, and it stays as it was."""
+
+    class Graph:
+        def __init__(self) -> None:
+            self.x, self.y = torch.randn(4, 2), torch.zeros(4, 3)
+
+    def loss_fn(model: nn.Module, graph: Graph) -> torch.Tensor:
+        graph.x = graph.x / 2.0
+        return nn.functional.mse_loss(model(graph.x), graph.y)
+
+    model, graph = nn.Linear(2, 3), Graph()
+    x, values = graph.x, graph.x.clone()
+    workload = rl.trace(model, loss_fn, sgd(model), graph)
+    assert "aten.addmm.default" in {op.name for op in workload.phase("forward")}
+    assert graph.x is x
+    assert torch.equal(x, values)
+
+
 def test_models_optimizers_and_batches_must_fit() -> None:
     """What cannot be a step is refused before anything is traced."""
     model, loss_fn, optimizer, batch = step()
@@ -326,8 +345,8 @@ def test_models_optimizers_and_batches_must_fit() -> None:
         "wanted a model with parameters, got none in ReLU; register what is trained as nn.Parameter"
     )
     assert message_of(model, loss_fn, optimizer, {"x": 3}) == (
-        "wanted a batch of nested tuples, lists or dicts with at least one tensor that has dimensions, "
-        "got dict with none; pass what a data loader yields"
+        "wanted a batch of nested tuples, lists, dicts or objects with at least one tensor that has "
+        "dimensions, got dict with none; pass what a data loader yields"
     )
     assert message_of(model, loss_fn, sgd(nn.Linear(2, 3)), batch) == (
         "wanted an optimizer over parameters of the model, got 2 others, the first of shape (3, 2); make "

@@ -1,5 +1,6 @@
 """Taking back what a step did: every place that its code can name, and tensors that were left without data."""
 
+import abc
 import collections
 import contextlib
 import functools
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ridgeline as rl
 from ridgeline.reach.sparse import parts
 from ridgeline.reach.undo import Undo, undone
+from ridgeline.tensors.batch import signature
 
 COUNTS: collections.Counter[str] = collections.Counter()
 TOTAL = 0
@@ -245,17 +247,49 @@ def test_a_sparse_tensor_is_put_back_where_it_was(layout: str, replaces: bool) -
     assert [part.data_ptr() for part in parts(sparse)] == places
 
 
-class Irreducible(tuple[Any, ...]):
-    """As of e3nn, whose representations are no sequences to count."""
+def test_an_ordered_dictionary_gets_its_entries_back_in_order() -> None:
+    """As a cache that forgets what was used long ago: its own order is not that of its memory."""
+    cache = collections.OrderedDict(a=1, b=2)
+    cache.move_to_end("a")
+    with undone(cache):
+        cache["c"] = 3
+    assert [*cache.items()] == [("b", 2), ("a", 1)]
 
-    __slots__ = ()
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+def test_containers_whose_classes_refuse_to_be_walked_are_looked_into() -> None:
+    """By what their own kind says: a tuple without a length, a list that shows other elements."""
+
+    class Irreps(tuple[Any, ...]):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    class Hidden(list[Any]):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    tensor, hidden = torch.ones(2), torch.ones(2)
+    with undone(Irreps([tensor]), Hidden([hidden])) as undo:
+        assert undo.has(tensor)
+        tensor.zero_()
+        hidden.zero_()
+    assert torch.equal(tensor, torch.ones(2))
+    assert torch.equal(hidden, torch.ones(2))
 
 
-def test_a_tuple_that_has_no_length_is_reached() -> None:
-    held = torch.zeros(2)
-    with undone(types.SimpleNamespace(parts=Irreducible([held]))):
-        held += 1.0
-    assert held.tolist() == [0.0, 0.0]
+def test_objects_of_classes_that_are_called_pythons_own_are_looked_into() -> None:
+    """As batches of torch-geometric are, whose class is made by a metaclass in the module `abc`."""
+
+    class Graph(abc.ABC):  # noqa: B024 - as theirs
+        def __init__(self) -> None:
+            self.x = torch.ones(2)
+
+    kind = abc.ABCMeta("Batch", (Graph,), {"__module__": "abc"})
+    batch = kind()
+    x = batch.x
+    with undone(batch) as undo:
+        assert undo.has(x)
+        batch.x = x / 2.0
+        x.zero_()
+    assert batch.x is x
+    assert torch.equal(x, torch.ones(2))
+    assert repr(signature(batch)[1]) == "(<tensors in a Batch>,)"

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate
+
+from ridgeline.reach.reach import Reach
 
 
 class OwnMemory:
@@ -41,13 +42,28 @@ class OwnMemory:
         """See a batch, as the loader gave it."""
         if self._is_known is not None:
             return
-        places = {address_of(leaf) for leaf in pytree.tree_leaves(batch)} - {0}
+        places = _places_of(batch)
         if self._first is None:
             # With the batch, whose memory would be given to the next one if nobody held it.
             self._first = places, batch
         else:
             self._is_known = self._first[0].isdisjoint(places)
             self._first = None
+
+
+def _places_of(batch: Any) -> set[int]:
+    """Where everything lies that can be written: elements of tensors and arrays, containers, objects.
+
+    A loader may fill one list or one object of its own again and again, also with new tensors.
+    """
+    found = Reach(batch)
+    # What a class holds, and its code names, is the same for all of its objects.
+    classes = Reach(*found.classes)
+    shared = {*classes.seen, *(id(cell.owner) for cell in classes.cells)}
+    held = [*found.stores, *found.buffers, *(cell.owner for cell in found.cells)]
+    places = {id(one) for one in held} - shared
+    places |= {array.ctypes.data for array in found.arrays if array.size}
+    return (places | {*map(address_of, found.tensors)}) - {0}
 
 
 def address_of(leaf: Any) -> int:

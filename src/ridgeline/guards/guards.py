@@ -17,6 +17,7 @@ from ridgeline.programs.watches.conditions import Conditions, reader
 from ridgeline.programs.watches.left_to_python import is_plain_value
 from ridgeline.reach.sparse import is_sparse, strides_of
 from ridgeline.tensors.copies import is_noted
+from ridgeline.tensors.nests import tensors_in
 
 MISSING = (LookupError, AttributeError, TypeError)
 """What an expression raises where something that it names is there no longer."""
@@ -35,7 +36,7 @@ class Guards:
     Args:
         program: A function without a closure whose parameters are the names of the arguments.
         arguments: Their values, as the program is captured with.
-        given: The arguments whose tensors each call brings along.
+        given: The arguments whose tensors each call brings along, in nests of tuples, lists and dictionaries.
         followed: Tensors that the captured program follows to wherever they lie; all others have to stay.
         reading: Of the program, where it was read before and nothing of that is another; see `moved`.
 
@@ -67,14 +68,18 @@ class Guards:
         self._reading = reading = reading or read_program(program, arguments)
         # What a call brings along is another each time, so that its address says nothing.
         brought = tuple(f"L[{name!r}]" for name in given)
-        tensors, expressions = (
-            [text for text in texts if not text.startswith(brought)]
-            for texts in (reading.tensors, reading.expressions)
-        )
-        expressions = [text for text in expressions if _MODES not in text]
-        now, known = dict(arguments), set(map(id, followed))
-        values = reader(tensors, reading.scope)(now)
-        pairs = zip(tensors, values, strict=True)
+        expressions = [
+            text
+            for text in reading.expressions
+            if not text.startswith(brought) and _MODES not in text
+        ]
+        now = dict(arguments)
+        # A tensor inside of an object that a call brings is no input of the captured program, which reads
+        # it where it lay: such have to stay, too.
+        inputs = tensors_in([arguments[name] for name in given])
+        known = {*map(id, followed), *map(id, inputs)}
+        values = reader(reading.tensors, reading.scope)(now)
+        pairs = zip(reading.tensors, values, strict=True)
         read = [text for text, tensor in pairs if id(tensor) not in known]
         self._read = reader(read, reading.scope)
         self._values = reader(expressions, reading.scope)

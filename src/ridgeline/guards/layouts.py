@@ -70,7 +70,9 @@ class LayoutReads:
             return False
         guards = self._read(brought)
         # Both are kept: what came to another program must not be read again in every call.
-        is_same = guards.graph == self.guards[0].graph
+        first = self.guards[0]
+        # With equal operators on other tensors than were captured (inside of an object) it is another.
+        is_same = guards.graph == first.graph and guards.places == first.places
         (self.guards if is_same else self._others).append(guards)
         return is_same
 

@@ -35,6 +35,7 @@ from ridgeline.reach.owners import is_users, is_users_class
 
 CONTAINERS = (dict, list, set, collections.deque)
 """Containers that can be changed."""
+_ORDERED = (collections.OrderedDict,)
 BUFFERS = (array.array, bytearray)
 """Arrays of Python's, of numbers and of bytes."""
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
@@ -138,10 +139,8 @@ class Reach:
         elif isinstance(value, CONTAINERS):
             self.stores.append(value)
             self._add_elements(value)
-        elif isinstance(value, tuple):
-            self._open += tuple.__iter__(value)  # a class of tuples may have no length
-        elif isinstance(value, frozenset):
-            self._open += frozenset.__iter__(value)
+        elif isinstance(value, (tuple, frozenset)):
+            self._open += contents_of(value)
         elif isinstance(value, functools.partial):
             self._open += (value.func, value.args, value.keywords)
         elif isinstance(value, types.MethodType):
@@ -157,10 +156,8 @@ class Reach:
             self._add_object(value)
 
     def _add_elements(self, container: Any) -> None:
-        elements = [*container]
-        if isinstance(container, dict):
-            elements += dict.values(container)
-        self._open += [element for element in elements if not isinstance(element, _ATOMS)]
+        contents = contents_of(container)
+        self._open += [element for element in contents if not isinstance(element, _ATOMS)]
 
     def _add_tensor(self, tensor: Tensor) -> None:
         if is_lazy(tensor):  # it changes its class with its first use
@@ -252,6 +249,21 @@ class Reach:
             self._open.append(value)
 
 
+def contents_of(container: Any) -> list[Any]:
+    """The elements; of a dictionary all keys, then all values in their order.
+
+    As the kind of container has them: a class derived from it may give others, or refuse (`Irreps` of e3nn is
+    a tuple without a length).
+    """
+    kind = next(k for k in (*_ORDERED, *CONTAINERS, tuple, frozenset) if isinstance(container, k))
+    contents = [*kind.__iter__(container)]
+    if isinstance(
+        container, _ORDERED
+    ):  # to `dict.values` its values are in another order than its keys
+        return [*contents, *(dict.__getitem__(container, key) for key in contents)]
+    return [*contents, *dict.values(container)] if isinstance(container, dict) else contents
+
+
 def _hooks(leaf: Tensor) -> list[Any]:
     """What its gradient is given to; what the user's part of torch's own hooks is lies in their closures."""
     found: list[Any] = []
@@ -331,8 +343,14 @@ def _is_open(kind: type) -> bool:
     if package == "torch":
         return rest.startswith(("nn", "optim", "amp", "distributions", "cuda.amp"))
     if package in sys.stdlib_module_names or package in ("numpy", "ridgeline"):
-        return package in _OPEN_LIBRARIES
+        # A class that a metaclass of a library makes is called Python's own, of `abc` say.
+        is_derived = package in sys.stdlib_module_names and not all(map(_is_pythons, kind.__mro__))
+        return package in _OPEN_LIBRARIES or is_derived
     return True
+
+
+def _is_pythons(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 @cache

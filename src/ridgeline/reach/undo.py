@@ -18,7 +18,7 @@ from ridgeline import units
 from ridgeline.reach.context_variables import ContextVariables
 from ridgeline.reach.generators import Generators
 from ridgeline.reach.host_arrays import MOST_COMPARED_BYTES, HostArrays
-from ridgeline.reach.reach import Cell, Reach
+from ridgeline.reach.reach import Cell, Reach, contents_of
 from ridgeline.reach.sparse import is_sparse, parts
 
 _MISSING = object()
@@ -224,9 +224,7 @@ class _Store:
 
     def _content(self) -> list[Any]:
         """The elements; of a dictionary all keys, then all values."""
-        if isinstance(self._store, dict):
-            return [*self._store, *dict.values(self._store)]
-        return [*self._store]
+        return contents_of(self._store)
 
 
 class _Place:

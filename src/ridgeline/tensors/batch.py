@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError
+from ridgeline.tensors.constants import TensorHolder, constant
 from ridgeline.tensors.copies import repeats, strided_copy
 
-Leaf = tuple[torch.Size, torch.dtype] | str
-"""Shape and dtype of a tensor, or the text of a constant."""
+Leaf = tuple[torch.Size, torch.dtype] | str | TensorHolder
+"""Shape and dtype of a tensor, the text of a constant, or an object that holds tensors itself."""
 
 Signature = tuple[pytree.TreeSpec, tuple[Leaf, ...]]
 """Structure of a batch, and its leaves."""
@@ -115,6 +116,6 @@ def signature(batch: Any) -> Signature:
     """What must stay equal for a captured step to be replayed on the batch."""
     flat, structure = pytree.tree_flatten(batch)
     described = tuple(
-        (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf) for leaf in flat
+        (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else constant(leaf) for leaf in flat
     )
     return structure, described

@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ridgeline.tensors.constants import TensorHolder, constant
+
 Match = Callable[[Any, list[Tensor]], bool]
 """Whether a part of a batch is as expected; its tensors are appended to the list."""
 
@@ -47,9 +49,11 @@ def _pattern(example: Any) -> Match:
         return match_sequence
     leaves, structure = pytree.tree_flatten(example)
     if len(leaves) == 1 and leaves[0] is example:
+        expected = constant(example)
+        if isinstance(expected, TensorHolder):
+            return lambda batch, _: expected.is_of(batch)
         # By text, as `signature` does it: `==` may be elementwise, and NaN differs from itself.
-        text = repr(example)
-        return lambda batch, _: type(batch) is kind and repr(batch) == text
+        return lambda batch, _: type(batch) is kind and constant(batch) == expected
     inner = [
         _pattern(leaf) for leaf in leaves
     ]  # a named tuple, or a container registered with pytree

@@ -18,8 +18,8 @@ from ridgeline.capture.mask_looks import spare_looks
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Precision
+from ridgeline.reach.reach import Reach
 from ridgeline.reach.side_effects import refusing_writes
-from ridgeline.tensors.nests import tensors_in
 from ridgeline.tracing.fakes.faking import fake_workload
 from ridgeline.tracing.recorded_step import AUTOCAST, LossFn, Step
 from ridgeline.tracing.refusal import obstacle
@@ -164,8 +164,9 @@ def _check(model: nn.Module, batch: Any, *, may_run: bool) -> None:
             )
     if may_run:
         return
-    if not any(tensor.dim() for tensor in tensors_in(batch)):
+    # Objects of libraries hold tensors, too: a graph, a dataclass.
+    if not any(tensor.dim() for tensor in Reach(batch).tensors):
         raise WorkloadError(
-            "wanted a batch of nested tuples, lists or dicts with at least one tensor that has "
+            "wanted a batch of nested tuples, lists, dicts or objects with at least one tensor that has "
             f"dimensions, got {type(batch).__name__} with none; pass what a data loader yields"
         )

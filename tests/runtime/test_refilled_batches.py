@@ -1,0 +1,94 @@
+"""Loaders that fill one list, object or array of their own again and again: no batch is ahead of the loop."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.feeding.making import feed
+from ridgeline.feeding.own_memory import OwnMemory
+
+NUM_BATCHES = 8
+
+
+class Graph:
+    """A batch as libraries have it."""
+
+    names = ("x",)
+    registry: dict[str, int] = {}
+
+    def __init__(self) -> None:
+        self.x = torch.zeros(2)
+
+
+class Slotted:
+    """The same without a dictionary."""
+
+    __slots__ = ("x",)
+
+    def __init__(self) -> None:
+        self.x = torch.zeros(2)
+
+
+def refilled(make: Callable[[], Any], fill: Callable[[Any, int], object]) -> Iterator[Any]:
+    batch = make()
+    for index in range(NUM_BATCHES):
+        fill(batch, index)
+        yield batch
+
+
+def put(batch: Any, index: int) -> None:
+    batch.x = torch.full((2,), float(index))
+
+
+def write(batch: Any, index: int) -> None:
+    batch.x.fill_(index)
+
+
+def first(batch: Any) -> float:
+    held = batch if isinstance(batch, (Tensor, numpy.ndarray)) else getattr(batch, "x", batch)
+    return float(held[0][0] if isinstance(held, list) else held[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "fill"),
+    [
+        (Graph, put),
+        (Graph, write),
+        (Slotted, put),
+        (lambda: [torch.zeros(1)], lambda batch, i: batch.__setitem__(0, torch.full((1,), i))),
+        (lambda: numpy.zeros(2), lambda batch, i: batch.fill(i)),
+    ],
+)
+def test_each_batch_is_as_the_loader_gave_it(make: Any, fill: Any) -> None:
+    """As a plain loop over the loader has it."""
+    with feed(refilled(make, fill), "cpu") as stream:
+        got = []
+        for batch in stream:
+            torch.zeros(64, 64) @ torch.zeros(64, 64)
+            got.append(first(batch))
+    assert got == [float(index) for index in range(NUM_BATCHES)]
+
+
+@pytest.mark.parametrize("make", [Graph, Slotted, lambda: numpy.zeros(2), lambda: [torch.ones(1)]])
+def test_batches_made_anew_are_loaded_ahead(make: Callable[[], Any]) -> None:
+    """What all objects of a class share is no place of theirs."""
+    memory = OwnMemory([], copies=False)
+    memory.note(make())
+    assert not memory.is_sure
+    memory.note(make())
+    assert memory.is_sure
+
+
+@pytest.mark.parametrize("make", [Graph, Slotted, lambda: numpy.zeros(2), lambda: [torch.ones(1)]])
+def test_one_object_for_all_batches_is_found_out(make: Callable[[], Any]) -> None:
+    """Also where the tensors in it are new ones."""
+    memory, batch = OwnMemory([], copies=False), make()
+    memory.note(batch)
+    if hasattr(batch, "x"):
+        batch.x = torch.ones(2)
+    memory.note(batch)
+    assert not memory.is_sure

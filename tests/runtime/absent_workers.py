@@ -111,7 +111,7 @@ def saves_alone(rank: int, wait: Callable[[], None]) -> None:
             step(batch())
         with contextlib.suppress(AbsentWorkerError if rank else ()):
             step(batch()) if rank else step.optimizer_state()
-            wait()
+        wait()
 
 
 def hangs(rank: int, wait: Callable[[], None]) -> None:

@@ -48,7 +48,7 @@ class KnownCall:
         self._guard = ModelGuard(model)
         self._name = type(model).__name__
         self._structure = structure
-        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._leaves = [None if isinstance(leaf, Tensor) else _own_array(leaf) for leaf in leaves]
         self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._key = _key(leaves)
         self._setting = operator_settings()
@@ -62,7 +62,7 @@ class KnownCall:
             )
         # The caller's own tensors may hold the graph of what computed them.
         copies = [own_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        example = _brought(copies, structure)
+        example = _brought(self._with_own_arrays(copies), structure)
         self._reads = refused_unread(LayoutReads, model_program, {"model": model}, example)
 
     def changed(self) -> str | None:
@@ -83,8 +83,13 @@ class KnownCall:
             and _key(leaves) == self._key
             and operator_settings() == self._setting
             and self._guard.changed() is None
-            and self._reads.fit(_brought(leaves, structure))
+            and self._reads.fit(_brought(self._with_own_arrays(leaves), structure))
         )
+
+    def _with_own_arrays(self, leaves: list[Any]) -> list[Any]:
+        """The arguments with the capture's arrays in the place of equal ones: guards ask where those lie."""
+        pairs = zip(self._leaves, leaves, strict=True)
+        return [own if isinstance(own, numpy.ndarray) else leaf for own, leaf in pairs]
 
     def arguments(self, tensors: tuple[Tensor, ...]) -> Any:
         """Positional arguments and keywords of the model's call."""
@@ -155,6 +160,11 @@ def _filled(template: Any, values: dict[str, Any]) -> Any:
     for name, value in values.items():
         object.__setattr__(made, name, value)
     return made
+
+
+def _own_array(leaf: Any) -> Any:
+    """An array that its caller cannot write into; anything else as it is."""
+    return leaf.copy() if isinstance(leaf, numpy.ndarray) else leaf
 
 
 def _brought(leaves: list[Any], structure: pytree.TreeSpec) -> dict[str, Any]:

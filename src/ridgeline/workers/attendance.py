@@ -66,6 +66,7 @@ class Attendance:
         self._recorder: Recorder | None = None
         self.phases: list[str] = []
         self._end, self._has_raised, self._is_waiting = "", False, False
+        self._lost_in = ""
         self._pid, self._host = os.getpid(), socket.gethostname()
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -166,8 +167,8 @@ class Attendance:
         if isinstance(error, AbsentWorkerError) or not _is_of_collective(error):
             raise error
         # Said before the others are read: of two that lost each other, neither must take the other for the
-        # cause.
-        self._is_waiting = True
+        # cause. Where it lost them stays its place: closing its step must not hide that.
+        self._lost_in, self._is_waiting = self.row().doing, True
         self.publish()
         mine = self.row()
         rows, absences = self._call_roll(mine)
@@ -179,7 +180,7 @@ class Attendance:
 
     def row(self) -> Row:
         """This worker's word now."""
-        doing = self._doing
+        doing = self._lost_in if self._is_waiting else self._doing
         if doing is _IN_STEP:
             frame = self._recorder.frame if self._recorder is not None else ""
             doing = f"in {self._where()}" + (f", {frame}" if frame else "")

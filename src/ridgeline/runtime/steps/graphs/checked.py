@@ -23,9 +23,9 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.equivalence import check_replay
 from ridgeline.runtime.steps.checks.hook_order import check_hook_order, num_hooks
+from ridgeline.runtime.steps.graphs.tensor_types import TensorTypes
 from ridgeline.tensors.batch import leaves, rebuilt
 from ridgeline.tensors.copies import own_copies
-from ridgeline.tensors.tensor_types import TensorTypes
 from ridgeline.workers.world import World
 
 OF_OTHER_CLASSES = "steps on batches with subclasses of Tensor ran as they were written"

@@ -70,17 +70,22 @@ def closes_early(rank: int, wait: Callable[[], None]) -> None:
     wait()
 
 
-def raises(rank: int, wait: Callable[[], None]) -> None:
-    """Its loss raises, in the third step."""
+def losing(rank: int) -> Callable[[nn.Module, Any], Tensor]:
+    """A loss that raises on rank 1, in its third step."""
     calls = []
 
-    def losing(model: nn.Module, batch: Any) -> Tensor:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
         calls.append(1)
         if rank and len(calls) == 3:
             raise ValueError("boom")
         return loss_fn(model, batch)
 
-    step = make(losing)
+    return loss
+
+
+def raises(rank: int, wait: Callable[[], None]) -> None:
+    """Its loss raises, and its loop ends."""
+    step = make(losing(rank))
     with contextlib.suppress(ValueError):
         for _ in range(5):
             step(batch())
@@ -88,16 +93,8 @@ def raises(rank: int, wait: Callable[[], None]) -> None:
 
 
 def skips(rank: int, wait: Callable[[], None]) -> None:
-    """Its loss raises in the third step, which it leaves out: what it sends is of a step behind."""
-    calls = []
-
-    def losing(model: nn.Module, batch: Any) -> Tensor:
-        calls.append(1)
-        if rank and len(calls) == 3:
-            raise ValueError("boom")
-        return loss_fn(model, batch)
-
-    step = make(losing, plan=rl.Plan(workers=2, sync=rl.Sync(bucket_bytes=(256,))))
+    """Its loss raises in a step, which it leaves out: what it sends is of a step behind."""
+    step = make(losing(rank), plan=rl.Plan(workers=2, sync=rl.Sync(bucket_bytes=(256,))))
     for _ in range(5):
         with contextlib.suppress(ValueError):
             step(batch())

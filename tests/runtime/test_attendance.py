@@ -269,15 +269,19 @@ def test_a_collective_behind_the_one_that_timed_out_tells_of_the_absent(
         raise RuntimeError("Application timeout caused pair closure")
 
 
+@pytest.mark.parametrize("is_seen_to_leave", [True, False])
 def test_who_gave_up_is_told_by_those_that_come_later(
-    both: tuple[Attendance, Attendance], monkeypatch: pytest.MonkeyPatch
+    is_seen_to_leave: bool, both: tuple[Attendance, Attendance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connections are closed before it says that it leaves, which is waited for."""
+    """Its connections close before it says that it leaves, which is waited for; a launcher may end it before."""
     mine, other = both
     other.call()
-    other._is_waiting = True
+    other._lost_in = "before its first step"
     other.publish()
-    monkeypatch.setattr(attendance.time, "sleep", lambda seconds: other.close())
+    if is_seen_to_leave:
+        monkeypatch.setattr(attendance.time, "sleep", lambda seconds: other.close())
+    else:
+        monkeypatch.setattr(mine, "_is_gone", lambda row: row.rank == 1)
     with (
         pytest.raises(AbsentWorkerError, match="rank 1: it had waited for other workers until"),
         mine.meeting("a sum"),
@@ -285,20 +289,19 @@ def test_who_gave_up_is_told_by_those_that_come_later(
         raise RuntimeError("gloo/transport: Connection closed by peer")
 
 
-def test_who_gave_up_and_is_gone_is_told_though_it_says_nothing_more(
-    both: tuple[Attendance, Attendance], monkeypatch: pytest.MonkeyPatch
+def test_closing_a_step_does_not_hide_where_others_were_lost(
+    both: tuple[Attendance, Attendance],
 ) -> None:
-    """A launcher may end it before it has said that it leaves."""
-    mine, other = both
-    other.call()
-    other._is_waiting = True
-    other.publish()
-    monkeypatch.setattr(mine, "_is_gone", lambda row: row.rank == 1)
-    with (
-        pytest.raises(AbsentWorkerError, match="rank 1: it had waited for other workers until"),
-        mine.meeting("a sum"),
-    ):
+    """Who comes later must learn that it was elsewhere; the next step is another place."""
+    mine, _ = both
+    mine.begin_step("step", Recorder(HostClock()))
+    with pytest.raises(AbsentWorkerError), mine.meeting("a sum"):
         raise RuntimeError("gloo/transport: Connection closed by peer")
+    mine.closed("step")
+    assert mine.row().doing == "in step 2"
+    assert mine.row().is_waiting
+    mine.begin_step("step", Recorder(HostClock()))
+    assert not mine.row().is_waiting
 
 
 def test_steps_of_one_name_are_counted_apart(both: tuple[Attendance, Attendance]) -> None:

@@ -65,7 +65,8 @@ class Attendance:
         self._doing, self._step = "before its first step", ""
         self._recorder: Recorder | None = None
         self.phases: list[str] = []
-        self._end, self._has_raised, self._is_waiting = "", False, False
+        self._end, self._has_raised = "", False
+        # What this worker did when it lost others; empty while it has lost none.
         self._lost_in = ""
         self._pid, self._host = os.getpid(), socket.gethostname()
         self._lock = threading.Lock()
@@ -94,7 +95,7 @@ class Attendance:
         self._calls = 0
         self._step, self._recorder = name, recorder
         self._doing, self._end = _IN_STEP, ""
-        self._has_raised = self._is_waiting = False
+        self._has_raised, self._lost_in = False, ""
 
     def end_step(self, name: str) -> None:
         """The step is over, as far as the host is concerned."""
@@ -168,19 +169,19 @@ class Attendance:
             raise error
         # Said before the others are read: of two that lost each other, neither must take the other for the
         # cause. Where it lost them stays its place: closing its step must not hide that.
-        self._lost_in, self._is_waiting = self.row().doing, True
+        self._lost_in = self.row().doing
         self.publish()
         mine = self.row()
         rows, absences = self._call_roll(mine)
         if not absences:
-            self._is_waiting = False
+            self._lost_in = ""
             raise error
         text = absence_text(f"{what} of {self._where()}", mine, absences, rows, len(self._ranks))
         raise AbsentWorkerError(text) from error
 
     def row(self) -> Row:
         """This worker's word now."""
-        doing = self._lost_in if self._is_waiting else self._doing
+        doing = self._lost_in or self._doing
         if doing is _IN_STEP:
             frame = self._recorder.frame if self._recorder is not None else ""
             doing = f"in {self._where()}" + (f", {frame}" if frame else "")
@@ -192,7 +193,7 @@ class Attendance:
             doing=doing,
             end=self._end,
             has_raised=self._has_raised,
-            is_waiting=self._is_waiting,
+            is_waiting=bool(self._lost_in),
             serial=self._serial,
             pid=self._pid,
             host=self._host,

@@ -17,6 +17,7 @@ from ridgeline.packages.loaded_programs import ProgramWatch
 from ridgeline.plan import Plan
 from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.planner.preparation import is_compiled
+from ridgeline.probe.groups.group import Group
 from ridgeline.probe.measure import Known
 from strategies import make_machine
 
@@ -151,18 +152,30 @@ def test_encoding_is_timed_where_it_is_allowed(
         assert {*asked} == {bool(allow)}
 
 
-def test_few_seconds_leave_the_machine_unmeasured(
-    lines: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("needed_s", "begins", "ends"),
+    [
+        (10.0, "operators were not timed: ", "they are priced by general rates of this machine"),
+        (11.0, "not measured: ", "rates that were not measured are assumed"),
+    ],
+)
+def test_few_seconds_leave_the_operators_untimed(
+    needed_s: float,
+    begins: str,
+    ends: str,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rates are assumed then, and that is the first warning of the profile."""
+    """General rates are enough then, or assumed ones, and that is the first warning of the profile."""
     asked: list[int] = []
     monkeypatch.setattr(profiling, "measure", lambda **_: asked.append(1) or make_machine())
+    monkeypatch.setattr(Group, "age_s", 4.0)  # of which the processes' start is shorter
+    monkeypatch.setattr(profiling, "seconds_here", lambda *_: needed_s)
     with start(lines, seconds=30.0) as step:
         assert not asked
         assert step.machine is not None
-        assert step.machine.warnings[0].startswith(
-            "not measured: that takes about 20.0 s, for which 10.5 s of the 30.0 s of the choice may be "
-            "used; rates that were not measured are assumed"
+        assert step.machine.warnings[0] == (
+            f"{begins}that takes about 16.0 s, for which 10.5 s of the 30.0 s of the choice may be used; {ends}"
         )
         assert any("s left)" in line for line in lines)
         assert step.machine.warnings[0] in step.notes

@@ -81,6 +81,25 @@ def test_operators_add_up_to_the_step(
         assert after[phase] == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_timings_the_cost_of_any_operator_is_corrected(device: str) -> None:
+    """On a GPU, whose host a whole step shows; rates, and what the host takes elsewhere, stay."""
+    workload = make_workload(device=device)
+    setting = setting_for(workload)
+    machine = make_machine(device=device, settings=[setting], dispatch_s=2e-6, rate=1e12)
+    before = told(machine, workload)
+    seconds = {"forward": 3.0 * before["forward"], "backward": 4.1 * before["backward"]}
+    found = held_against_step(machine, workload, setting, seconds)
+    assert found.ceilings == machine.ceilings
+    if device == "cpu":
+        assert found == machine
+        return
+    assert told(found, workload) == pytest.approx({**before, "forward": seconds["forward"]})
+    (said,) = found.warnings
+    assert "in forward where" in said
+    assert said.count("too far off: left as they are") == 1
+
+
 def test_phases_that_are_missed_are_named() -> None:
     """With what was done about them; one that is near is not."""
     workload = make_workload()

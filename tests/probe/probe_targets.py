@@ -12,12 +12,14 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.machine import Setting
+from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.probe.findings import Findings
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.host import fingerprint
-from ridgeline.probe.measure import measure
+from ridgeline.probe.measure import known_machine, measure
 from ridgeline.probe.operators.operators import time_operators
 from ridgeline.probe.rates import ceilings, codecs, collectives, contention, overlap
+from ridgeline.probe.rates_here import rates_here
 from ridgeline.probe.visits import combined
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, CollectiveTraffic
 from ridgeline.workload import Workload
@@ -121,6 +123,21 @@ def measure_in_place(request: bytes) -> bytes:
     dist.all_gather_object(everyone, (text, lines, has_drawn))
     for hosts in content["hosts"]:
         assert fingerprint.cache_path(machine.fingerprint, hosts).exists()
+    return json.dumps(everyone).encode()
+
+
+def rates_of_both(_: bytes) -> bytes:
+    """What `rates_here` returns on every rank, the second of which begins with rates that nobody measured."""
+    collectives.QUICK_BYTES, overlap.ROUNDS = (1 << 10, 1 << 20), 1
+    ceilings.QUICK_S = ceilings.SLOW_S = 0.002
+    setting = Setting(device="cpu", workers=2, threads=1)
+    rank = dist.get_rank()
+    machine = msgspec.structs.replace(known_machine().machine, fingerprint=f"of {rank}")
+    if rank:
+        machine = with_assumed_rates(machine, setting, "another host's")
+    everyone = [None] * dist.get_world_size()
+    found = rates_here(machine, setting)
+    dist.all_gather_object(everyone, msgspec.json.encode(found).decode())
     return json.dumps(everyone).encode()
 
 

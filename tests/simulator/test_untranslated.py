@@ -47,6 +47,19 @@ def test_what_stops_the_compiler(name: str, module: str, left: set[str]) -> None
         assert not any(path.startswith("layers.1") for path in found)
 
 
+@pytest.mark.parametrize(("dtype", "is_left"), [("bool", True), ("uint8", True), ("int64", False)])
+def test_a_mask_decides_how_many_there_are(dtype: str, is_left: bool) -> None:
+    """As positions do not: those are as many as there are results."""
+    workload = with_op("aten.index.Tensor", module="layers.0")
+    (index,) = (i for i, op in enumerate(workload.ops) if op.name == "aten.index.Tensor")
+    op = workload.ops[index]
+    mask = msgspec.structs.replace(op.inputs[0], dtype=dtype)
+    changed = msgspec.structs.replace(op, inputs=(op.inputs[0], mask))
+    ops = (*workload.ops[:index], changed, *workload.ops[index + 1 :])
+    is_untranslated = untranslated(msgspec.structs.replace(workload, ops=ops))
+    assert is_untranslated(changed) is is_left
+
+
 def test_such_a_step_is_predicted_as_eager() -> None:
     machine = make_machine(device="cuda", dispatch_s=1e-6)
     workload = with_op("aten._cudnn_rnn.default", module="gru")

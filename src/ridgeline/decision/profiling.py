@@ -19,10 +19,12 @@ from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.planner.exchanges.exchanges import may_encode
 from ridgeline.planner.trials import staleness
 from ridgeline.planner.trials.whole_steps import held_against_step, is_long
+from ridgeline.probe.fitting import START_S
 from ridgeline.probe.groups.group import Group
 from ridgeline.probe.groups.worker_error import in_one_line
 from ridgeline.probe.host.load import listen
 from ridgeline.probe.measure import known_machine, marked, measure, missing_seconds, stand_by
+from ridgeline.probe.rates_here import rates_here, seconds_here
 from ridgeline.programs.compiler_import import importing_compiler
 from ridgeline.tracing.opaque import is_opaque
 from ridgeline.workers.agree import share_text
@@ -30,7 +32,7 @@ from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 
 MOST_MEASURING_SHARE = 0.35
-"""Of the seconds that were given; where the least takes more, rates are assumed, and trials decide."""
+"""Of the seconds that were given; where the least takes more there are general rates, and trials decide."""
 MOST_CHECKING_SHARE = 0.1
 """Of the seconds that are left, for the step that the timings of operators are held against."""
 
@@ -135,6 +137,8 @@ class Profiling:
     def _measured(self, workload: Workload, group: Group | None, refresh: bool) -> Machine | None:
         setting = self.world.setting
         wanted_s, limit_s = self._wanted_s(workload, refresh=refresh)
+        if group is not None:  # its processes have been starting while the step was traced
+            wanted_s -= min(group.age_s, START_S[setting.device])
         if wanted_s > limit_s:
             most, given = units.seconds(max(limit_s, 0.0)), units.seconds(self.seconds or 0.0)
             why = (
@@ -142,9 +146,7 @@ class Profiling:
                 "may be used"
             )
             if not refresh:
-                return self._assumed(
-                    setting, f"not measured: {why}; rates that were not measured are assumed"
-                )
+                return self._rated(setting, why, limit_s)
             # What was measured once says more about a machine than what is assumed of any.
             self._tell(f"not measured again: {why}; the rates of that profile are kept")
             return None
@@ -170,6 +172,23 @@ class Profiling:
         if any(entry.setting.device == setting.device for entry in machine.ceilings):
             return machine
         return with_assumed_rates(machine, setting, "rates that were not measured are assumed")
+
+    def _rated(self, setting: Setting, why: str, limit_s: float) -> Machine:
+        """The machine with general rates, measured in this process; assumed where they take too long, too."""
+        known = known_machine().machine
+        # Rank 0 knows what is missing; where caches differ, others would take another way.
+        wanted_s = float(share_text(repr(seconds_here(known, setting)), self.world))
+        machine = None
+        if wanted_s <= limit_s:
+            with self.heartbeat.during("measuring rates", wanted_s):
+                machine = rates_here(known, setting, self.world.process_group)
+        if machine is None:
+            return self._assumed(
+                setting, f"not measured: {why}; rates that were not measured are assumed"
+            )
+        said = f"operators were not timed: {why}; they are priced by general rates of this machine"
+        self._tell(said)
+        return msgspec.structs.replace(machine, warnings=(said, *machine.warnings))
 
     def _wanted_s(self, workload: Workload | None, *, refresh: bool) -> tuple[float, float]:
         """Seconds that measuring takes, and that it may take; the same on all workers."""

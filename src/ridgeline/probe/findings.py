@@ -25,7 +25,8 @@ class Request(Value, frozen=True, kw_only=True):
     """What to measure, and at which settings.
 
     `skip` are keys of operators that are not to be issued; `timed` are the traces whose operators are known;
-    `samples_s` are seconds of samples for each trace, None for the usual number.
+    `samples_s` are seconds of samples for each trace, and `visits` are those to each number; None for the
+    usual number.
     """
 
     quick: bool
@@ -39,6 +40,7 @@ class Request(Value, frozen=True, kw_only=True):
     skip: tuple[str, ...] = ()
     timed: tuple[TraceKey, ...] = ()
     samples_s: float | None = None
+    visits: int | None = None
 
     @property
     def traces(self) -> tuple[Workload, ...]:

@@ -120,7 +120,7 @@ def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None
     groups = {setting: _group_of(setting, everyone) for setting in request.settings}
     parts: defaultdict[tuple[Setting | None, str], list[Findings]] = defaultdict(list)
     # All of it and then all again: a disturbance of seconds meets one visit of many numbers.
-    for visit in range(VISITS):
+    for visit in range(request.visits or VISITS):
         if (request.dispatch or request.links) and rank == 0:
             set_threads(1)
             parts[None, "alone"].append(_alone(request, device))

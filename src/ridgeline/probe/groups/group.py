@@ -66,6 +66,7 @@ class Group:
                 f"workers={workers}, device={device!r}, target={target!r} in run_in_group; correct them"
             )
         self._kind: Kind | None = (target, workers, threads, device, first_gpu)
+        self._begun_s = time.monotonic()
         self._target = target
         self._processes: list[subprocess.Popen[bytes]] = []
         # Until all have started nobody else can end those that did.
@@ -113,6 +114,11 @@ class Group:
                 "leaving the interpreter"
             )
         return reply.read_bytes()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds for which its workers have been starting or have waited for a call; 0 once it is closed."""
+        return 0.0 if self._kind is None else time.monotonic() - self._begun_s
 
     def serves(self, kind: Kind) -> bool:
         """Whether it waits for a call of this kind: target, workers, threads, device and first GPU."""

@@ -7,7 +7,15 @@ from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.workload import Op, Workload
 
 RECURRENT = ("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh", "rnn_relu")
-SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_dim")
+SIZED_BY_VALUES = (
+    "nonzero",
+    "masked_select",
+    "bincount",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+)
+"""Beside an index of booleans."""
 READS_VALUES = ("_local_scalar_dense", "item")
 
 
@@ -39,7 +47,7 @@ def _left_alone(workload: Workload) -> frozenset[str]:
         if name in RECURRENT:
             # The module that calls the layer is what dynamo gives up on, and all beneath it.
             found.add(op.module.rpartition(".")[0])
-        elif name in SIZED_BY_VALUES + READS_VALUES:
+        elif name in SIZED_BY_VALUES + READS_VALUES or (name == "index" and op.waits_for_device):
             found.add(op.module)
     return frozenset(found)
 

@@ -91,5 +91,43 @@ def test_large_parameters_leave_most_of_a_gpu_idle() -> None:
     slow = [piece._replace(work_s=1.0) for piece in pieces]
     taken_s = fused_optimizer(Prices(machine, GPU, "as-is"), slow, workload).work_s
     assert taken_s == pytest.approx(28 * CHUNK / BLOCK_BYTES_PER_S)
-    apart = fused_optimizer(Prices(machine, GPU, "as-is"), pieces, workload).work_s
-    assert apart <= sum(piece.work_s for piece in pieces)
+    # Also where its operators, each with many blocks, would be faster.
+    assert sum(piece.work_s for piece in pieces) < taken_s
+    fast_s = fused_optimizer(Prices(machine, GPU, "as-is"), pieces, workload).work_s
+    assert fast_s == pytest.approx(taken_s)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sizes", "launches"),
+    [
+        (4, [CHUNK] * 36, 1),
+        (4, [CHUNK] * 37, 2),
+        (3, [CHUNK] * 37, 1),
+        (4, [319 * CHUNK, CHUNK, 1], 2),
+        (4, [321 * CHUNK], 2),
+        (4, [640 * CHUNK], 2),
+        (4, [0, 1], 1),
+    ],
+)
+def test_launches_hold_some_parameters_and_blocks(
+    tensors: int, sizes: list[int], launches: int
+) -> None:
+    """Each of them takes what its largest block takes, here a whole chunk or an element."""
+    machine = make_machine(device="cuda", rate=1e18)
+    workload = make_chain((1, 1), device="cuda")
+    some = workload.gradients[0]
+    parameters = tuple(
+        msgspec.structs.replace(some, name=str(n), shape=(size,)) for n, size in enumerate(sizes)
+    )
+    each = 4 * (2 * tensors - 1)
+    workload = msgspec.structs.replace(
+        workload,
+        parameters=parameters,
+        ready_order=tuple(p.name for p in parameters),
+        fused_optimizer_bytes=each * sum(sizes),
+    )
+    pieces = price_step(machine, make_chain((1, 1), device="cuda"), GPU).optimizer
+    taken_s = fused_optimizer(Prices(machine, GPU, "as-is"), pieces, workload).work_s
+    whole = launches - (sizes[-1] == 1)
+    wanted_s = each * (whole * CHUNK + (sizes[-1] == 1)) / BLOCK_BYTES_PER_S
+    assert taken_s == pytest.approx(wanted_s, rel=1e-3)

@@ -129,27 +129,37 @@ class Profiling:
 
     def _profile(self, group: Group | None, refresh: bool) -> Machine | None:
         """This machine, gaps measured by `group`, which ends, or assumed; None without time to refresh."""
-        workload = self._to_measure()
-        with group or contextlib.nullcontext(), importing_compiler(self.world.kind):
-            machine = self._measured(workload, group, refresh)
-        return None if machine is None else self._held_against_step(machine)
-
-    def _measured(self, workload: Workload, group: Group | None, refresh: bool) -> Machine | None:
-        setting = self.world.setting
-        wanted_s, limit_s = self._wanted_s(workload, refresh=refresh)
-        if group is not None:  # its processes have been starting while the step was traced
-            wanted_s -= min(group.age_s, START_S[setting.device])
-        if wanted_s > limit_s:
+        workload, machine = self._to_measure(), None
+        with group or contextlib.nullcontext():
+            wanted_s, limit_s = self._wanted_s(workload, refresh=refresh)
+            if group is not None:  # its processes have been starting while the step was traced
+                wanted_s -= min(group.age_s, START_S[self.world.kind])
+            if wanted_s <= limit_s:
+                with importing_compiler(self.world.kind):
+                    machine = self._measured(workload, group, refresh, wanted_s, limit_s)
+        if machine is None:
             most, given = units.seconds(max(limit_s, 0.0)), units.seconds(self.seconds or 0.0)
             why = (
                 f"that takes about {units.seconds(wanted_s)}, for which {most} of the {given} of the choice "
                 "may be used"
             )
-            if not refresh:
-                return self._rated(setting, why, limit_s)
-            # What was measured once says more about a machine than what is assumed of any.
-            self._tell(f"not measured again: {why}; the rates of that profile are kept")
-            return None
+            if refresh:
+                # What was measured once says more about a machine than what is assumed of any.
+                self._tell(f"not measured again: {why}; the rates of that profile are kept")
+                return None
+            # Behind the import and the processes of the group, which would disturb it.
+            machine = self._rated(why, limit_s)
+        return self._held_against_step(machine)
+
+    def _measured(
+        self,
+        workload: Workload,
+        group: Group | None,
+        refresh: bool,
+        wanted_s: float,
+        limit_s: float,
+    ) -> Machine:
+        setting = self.world.setting
         # What the profile had to say before is no news of this choice.
         before = () if refresh else known_machine().machine.warnings
         try:
@@ -173,9 +183,9 @@ class Profiling:
             return machine
         return with_assumed_rates(machine, setting, "rates that were not measured are assumed")
 
-    def _rated(self, setting: Setting, why: str, limit_s: float) -> Machine:
+    def _rated(self, why: str, limit_s: float) -> Machine:
         """The machine with general rates, measured in this process; assumed where they take too long, too."""
-        known = known_machine().machine
+        known, setting = known_machine().machine, self.world.setting
         # Rank 0 knows what is missing; where caches differ, others would take another way.
         wanted_s = float(share_text(repr(seconds_here(known, setting)), self.world))
         machine = None

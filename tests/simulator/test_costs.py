@@ -1,5 +1,7 @@
 """Costs of operators and collectives: which source is used, and what is said about it."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -60,6 +62,21 @@ def test_a_curve_comes_before_the_roofline() -> None:
     assert cost.source == "curve"
     assert cost.seconds == pytest.approx(1e5 / 1e7)
     assert cost.roofline_s == pytest.approx(1e5 / 1e9)
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 10, 1 << 16, (1 << 24) - 1, 1 << 24, 1 << 30])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_small_copy_takes_as_long_as_any_small_kernel(device: Any, num_bytes: int) -> None:
+    """On a GPU, where the curve of copies begins with large ones; on a CPU dispatch stands for that."""
+    kernels = [(float(1 << 14), 1.6e8), (float(1 << 16), 6.25e8), (float(1 << 24), 1e9)]
+    copies = [(float(1 << 24), 1e9), (float(1 << 30), 2e9)]
+    setting = Setting(device=device, workers=1)
+    ceilings = (*make_ceilings(setting, 4e9, kernels)[:3], *make_ceilings(setting, 4e9, copies)[3:])
+    machine = msgspec.structs.replace(make_machine(device=device), ceilings=ceilings)
+    cost = op_seconds(machine, make_op("forward", num_bytes=num_bytes, family="copy"), setting)
+    is_small = device == "cuda" and num_bytes < 1 << 24
+    rate = interpolate(kernels if is_small else copies, num_bytes)
+    assert cost.seconds == pytest.approx(num_bytes / rate)
 
 
 def test_dispatch_binds_small_operators() -> None:

@@ -5,6 +5,7 @@ then the roofline of the ceilings. What was not measured at the setting is taken
 that was, and says so.
 """
 
+import math
 from collections.abc import Collection
 from typing import Literal
 
@@ -222,7 +223,8 @@ class Prices:
     def _memory(self, op: Op, num_bytes: int) -> tuple[float, float, bool]:
         if not num_bytes or op.family == "view":
             return 0.0, 0.0, False
-        limit, best = self._byte_limit(_LIMITS["copy"] if op.family == "copy" else _BYTE_LIMITS)
+        names = _LIMITS["copy"] if op.family == "copy" else _BYTE_LIMITS
+        limit, best = self._byte_limit(names, num_bytes)
         if op.family in COMPUTE_FAMILIES:
             # The curve of a computing family already contains what small sizes lose.
             return num_bytes / best, num_bytes / best, False
@@ -242,13 +244,20 @@ class Prices:
                     return limit, f"{missing}: assumed as {name} in {candidate}"
         raise self._missing(family, dtype)
 
-    def _byte_limit(self, names: Collection[str]) -> tuple["_Limit", float]:
+    def _byte_limit(
+        self, names: Collection[str], num_bytes: float = math.inf
+    ) -> tuple["_Limit", float]:
         """The ceiling in B/s (any dtype: bytes are bytes) and the best rate of all of them."""
         known = self._ceilings.items()
         found = [limit for name in names for (family, _), limit in known if family == name]
         if not found:
             raise self._missing("elementwise", "float32")
-        return found[0], max(limit.rate for limit in found)
+        best = max(limit.rate for limit in found)
+        if self._on_cpu:
+            return found[0], best
+        # A kernel takes some seconds however small it is, which a curve of large copies does not show.
+        down = (limit for limit in found if limit.least <= num_bytes)
+        return next(down, min(found, key=lambda limit: limit.least)), best
 
     def _missing(self, family: str, dtype: str) -> MachineError:
         try:
@@ -265,12 +274,13 @@ class Prices:
 class _Limit:
     """A ceiling with its curve as plain numbers."""
 
-    __slots__ = ("has_curve", "points", "rate")
+    __slots__ = ("has_curve", "least", "points", "rate")
 
     def __init__(self, ceiling: Ceiling) -> None:
         self.rate = ceiling.rate.value
         self.points: tuple[Point, ...] = tuple((p.work, p.rate) for p in ceiling.curve)
         self.has_curve = bool(self.points)
+        self.least = self.points[0][0] if self.points else 0.0
 
     def at(self, work: float) -> float:
         """Rate reached by one operation of `work`; never above the ceiling."""

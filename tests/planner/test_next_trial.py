@@ -52,6 +52,26 @@ def test_what_cannot_win_is_not_tried(device: str, step_s: float, tried: bool) -
     assert _trials(candidates, device) == ["eager", *(["compiled"] if tried else [])]
 
 
+@pytest.mark.parametrize("failed", [True, False])
+@pytest.mark.parametrize("compiles", [True, False])
+def test_after_a_failure_the_step_as_written_comes_first(failed: bool, compiles: bool) -> None:
+    """It takes a second where what replays the model may take ten, and others are expected by it."""
+    candidates = [
+        make_candidate("graph", 0.2),
+        make_candidate("model-graph", 0.5),
+        make_candidate("eager", 1.0),
+    ]
+    if compiles:
+        candidates.append(make_candidate("compiled", 0.3, 10.0))
+    if failed:
+        candidates[0] = msgspec.structs.replace(
+            candidates[0], failure="wanted no obstacle, got one"
+        )
+    index = next_trial(candidates, Room(tries=9, seconds=30.0), device="cuda")
+    assert index is not None
+    assert candidates[index].plan.execution == ("eager" if failed else "graph")
+
+
 @pytest.mark.parametrize(("execution", "tried"), [("eager", True), ("graph", False)])
 def test_the_host_may_be_the_limit_in_one_precision_only(execution: str, tried: bool) -> None:
     """What it takes to issue a step drifts, so that another precision is tried though expected 40 % slower."""

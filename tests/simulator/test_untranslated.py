@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from chained_workloads import make_chain
 from ridgeline.plan import Plan
+from ridgeline.simulator.compiler.compile_time import compile_seconds
 from ridgeline.simulator.compiler.untranslated import untranslated
 from ridgeline.simulator.step import simulate
 from ridgeline.tracing.capture import trace
@@ -56,8 +57,12 @@ def test_a_mask_decides_how_many_there_are(dtype: str, is_left: bool) -> None:
     mask = msgspec.structs.replace(op.inputs[0], dtype=dtype)
     changed = msgspec.structs.replace(op, inputs=(op.inputs[0], mask))
     ops = (*workload.ops[:index], changed, *workload.ops[index + 1 :])
-    is_untranslated = untranslated(msgspec.structs.replace(workload, ops=ops))
-    assert is_untranslated(changed) is is_left
+    masked = msgspec.structs.replace(workload, ops=ops)
+    assert untranslated(masked)(changed) is is_left
+    # The pieces around it are compiled, which takes as long as in one piece.
+    assert compile_seconds(masked, "compiled") == pytest.approx(
+        compile_seconds(workload, "compiled")
+    )
 
 
 def test_such_a_step_is_predicted_as_eager() -> None:

@@ -129,9 +129,13 @@ def _due(
 
     Once something runs, a plan that compiles nothing waits for one that compiles where that is expected to be
     faster than the plan may be at best: most likely its trial is not needed then. What runs first is then a
-    step as written, which needs no capture.
+    step as written, which needs no capture; so it is where a trial failed and nothing was measured yet.
     """
     tried = [c for c in candidates if c.measured is not None]
+    as_written = [i for i in open_ if _runs_as_written(candidates[i].plan)]
+    # Where something failed before: it takes a second, and corrects what is expected of all others.
+    if not tried and as_written and any(c.failure for c in candidates):
+        return as_written
     certain = room._replace(compile_share=1.0)
     compiled = [
         candidates[i].cost_s(steps)
@@ -143,7 +147,6 @@ def _due(
     if not tried:
         plain = [i for i in open_ if not is_compiled(candidates[i].plan)]
         is_slower = all(candidates[i].cost_s(steps) > min(compiled) for i in plain)
-        as_written = [i for i in plain if not MODES[candidates[i].plan.execution].is_captured]
         # Of limited seconds compiling may take all, and a capture is then the best there is.
         waits = is_slower and math.isinf(room.seconds)
         return as_written if waits and as_written else list(open_)
@@ -153,6 +156,12 @@ def _due(
         if is_compiled(candidates[i].plan)
         or _at_best_s(candidates[i], tried, device, steps) <= min(compiled)
     ]
+
+
+def _runs_as_written(plan: Plan) -> bool:
+    """Whether a step runs operator by operator, with no part of it captured."""
+    mode = MODES[plan.execution]
+    return not (mode.is_compiled or mode.is_captured or mode.replays_model)
 
 
 def could_win(

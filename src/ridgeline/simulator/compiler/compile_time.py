@@ -5,6 +5,7 @@ from collections.abc import Collection
 from ridgeline.execution import MODES
 from ridgeline.plan import Execution
 from ridgeline.simulator.compiler.fusion import blocks_of, parts_of
+from ridgeline.simulator.compiler.untranslated import translated_in_pieces
 from ridgeline.simulator.pricing.kept import kept_by_identity
 from ridgeline.workload import Op, Workload
 
@@ -45,7 +46,13 @@ def compile_seconds(workload: Workload, execution: Execution) -> float:
     """
     form = MODES[execution].form
     part = parts_of(workload, form)
-    ops = [op for op in workload.ops if part(op) is not None]
+    # A step as one program is translated whole or not at all.
+    in_pieces = translated_in_pieces(workload) if form == "compiled" else lambda op: False
+    ops = [
+        op
+        for op in workload.ops
+        if part(op) is not None or (op.phase != "optimizer" and in_pieces(op))
+    ]
     # Equal blocks share a compiled program, so of each kind one counts.
     if form == "regional":
         ops = _of_distinct_blocks(workload)

@@ -1,6 +1,7 @@
 """Parts of a model that torch's compiler leaves as they were written, whatever it is asked."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ridgeline.simulator.pricing.dataflow import operator_name
 from ridgeline.simulator.pricing.kept import kept_by_identity
@@ -30,26 +31,43 @@ def untranslated(workload: Workload) -> Callable[[Op], bool]:
     A mixture of experts, a network with packed sequences and one of convolutions and a GRU took as long
     compiled as eager (one H200).
     """
-    paths = _left_alone(workload)
-    if not paths:
-        return lambda op: False
-    return lambda op: any(_is_beneath(op.module, path) for path in paths)
+    recurrent, decided = _left_alone(workload)
+    return _beneath_any(recurrent | decided)
+
+
+def translated_in_pieces(workload: Workload) -> Callable[[Op], bool]:
+    """Tells which of them are compiled all the same, in pieces between the places where values decide.
+
+    What they take then is about what they take as written, and compiling what it takes of one piece.
+    """
+    _, decided = _left_alone(workload)
+    return _beneath_any(decided)
+
+
+class _Left(NamedTuple):
+    """Paths of modules whose code is not translated as a whole; the empty one is the whole model."""
+
+    recurrent: frozenset[str]
+    decided_by_values: frozenset[str]
 
 
 @kept_by_identity(64)
-def _left_alone(workload: Workload) -> frozenset[str]:
-    """Paths of modules whose code is not translated; the empty one is the whole model."""
-    found = set()
+def _left_alone(workload: Workload) -> _Left:
+    recurrent, decided = set(), set()
     for op in workload.ops:
         if op.phase != "forward" or not op.module:
             continue
         name = operator_name(op)
         if name in RECURRENT:
             # The module that calls the layer is what dynamo gives up on, and all beneath it.
-            found.add(op.module.rpartition(".")[0])
+            recurrent.add(op.module.rpartition(".")[0])
         elif name in SIZED_BY_VALUES + READS_VALUES or (name == "index" and op.waits_for_device):
-            found.add(op.module)
-    return frozenset(found)
+            decided.add(op.module)
+    return _Left(frozenset(recurrent), frozenset(decided))
+
+
+def _beneath_any(paths: frozenset[str]) -> Callable[[Op], bool]:
+    return lambda op: any(_is_beneath(op.module, path) for path in paths)
 
 
 def _is_beneath(module: str, path: str) -> bool:

@@ -76,6 +76,7 @@ def _launches(sizes: Sequence[int], most_tensors: int) -> Iterator[list[int]]:
             blocks += -(-part // CHUNK)
             if blocks == MOST_BLOCKS or len(held) == most_tensors:
                 yield held
-                held, blocks = [], 0
+                held = []
+                blocks = 0
     if held:
         yield held

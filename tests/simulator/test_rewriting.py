@@ -5,9 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chained_workloads import Builder, tensor
 from ridgeline.machine import Setting
+from ridgeline.plan import Plan
 from ridgeline.simulator.compiler.rewriting import ALIGNED, rewritten_seconds, writes_loop
 from ridgeline.simulator.pricing.costs import Prices
+from ridgeline.simulator.step import simulate
 from ridgeline.workload import Op, TensorSpec
 from strategies import make_machine
 
@@ -103,3 +106,21 @@ def test_backward_products_run_as_autocast_has_it(
     wanted_s = PRICES.by_curve(narrow) if is_narrow else eager_s
     assert rewritten_seconds(PRICES, product, eager_s, precision) == wanted_s
     assert rewritten_seconds(PRICES, product, 1e-12, precision) == 1e-12
+
+
+@pytest.mark.parametrize("more_s", [0.0, 5e-3])
+def test_elements_that_lie_anywhere_are_read_no_faster_within_a_kernel(more_s: float) -> None:
+    """What taking them was timed to take over the seconds of its bytes stays, whatever it is joined with."""
+    b = Builder(1000)
+    index = TensorSpec(shape=(1000,), stride=(1,), dtype="int64", role="batch")
+    table, wide = tensor(4000, "parameter"), tensor(1000)
+    b.op("forward", "gather", more=(table, index), output=wide, name="aten.index.Tensor")
+    b.op("forward", "elementwise", (0,), output=wide)
+    workload, plan = b.workload(device="cuda"), Plan(execution="compiled+graph")
+    taking = workload.ops[0]
+    timed = {
+        taking.key: taking.bytes_moved * 1e-9 + more_s
+    }  # of a machine that moves a gigabyte a second
+    untimed_ns = simulate(make_machine(device="cuda"), workload, plan).step_ns
+    timed_ns = simulate(make_machine(device="cuda", timings=timed), workload, plan).step_ns
+    assert timed_ns - untimed_ns == pytest.approx(more_s * 1e9, abs=2)

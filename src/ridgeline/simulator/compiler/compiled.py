@@ -28,7 +28,7 @@ from ridgeline.simulator.compiler.layout import conversion_bytes, lays_out
 from ridgeline.simulator.compiler.library_inputs import copied_bytes
 from ridgeline.simulator.compiler.made import KERNEL_RATE, price_made
 from ridgeline.simulator.compiler.replaying import with_replayed_model
-from ridgeline.simulator.compiler.rewriting import rewritten_seconds
+from ridgeline.simulator.compiler.rewriting import rewritten_seconds, takes_by_index
 from ridgeline.simulator.compiler.second_stages import second_stages
 from ridgeline.simulator.pricing.costs import Prices, prices
 from ridgeline.simulator.pricing.kept import kept_by_identity
@@ -280,7 +280,9 @@ class _Compiled:
             copied_s = self._list.copy_seconds(run.num_bytes) / KERNEL_RATE
             # What the smallest kernel takes: a second stage reduces a few numbers.
             smallest_s = self._list.copy_seconds(1) / KERNEL_RATE
-            taken_s = max(least_s, min(copied_s, apart_s)) + stages * smallest_s
+            # Elements that lie anywhere are read no faster within a larger kernel.
+            strewn_s = sum(self._strewn_s(by_op[index]) for index in run.ops)
+            taken_s = max(least_s, min(copied_s + strewn_s, apart_s)) + stages * smallest_s
         return members[0]._replace(
             name=_name(members),
             work_s=taken_s,
@@ -292,6 +294,13 @@ class _Compiled:
             num_bytes=run.num_bytes,
             has_kernel=True,
         )
+
+    def _strewn_s(self, piece: Piece) -> float:
+        """What taking elements by index was timed to take over the seconds of its bytes."""
+        op = self._ops[piece.op]
+        if piece.source != "timing" or not takes_by_index(op):
+            return 0.0
+        return max(0.0, piece.work_s - self._list.copy_seconds(op.bytes_moved))
 
     def _alone(self, piece: Piece, op: Op) -> Piece:
         """A kernel of one operator: a library's, or the compiler's where it writes such loops itself."""

@@ -28,9 +28,12 @@ class Tries:
         return msgspec.structs.replace(timeline, origin="measured")
 
 
-def chosen(failures, **more):
+def chosen(failures, named=None, **more):
     machine = make_machine(device="cuda", dispatch_s=1e-3, launch_s=1e-3, rate=1e11)
     workload = make_chain((30, 30), device="cuda", elements=1 << 12)
+    if named is not None:
+        first = msgspec.structs.replace(workload.ops[0], **named)
+        workload = msgspec.structs.replace(workload, ops=(first, *workload.ops[1:]))
     trial = Tries(machine, workload, failures)
     return choose(machine, workload, world_size=1, trial=trial, **more), trial.executions
 
@@ -47,6 +50,17 @@ def test_an_obstacle_in_the_step_has_the_model_replayed() -> None:
     assert MODES[ranking.best.plan.execution].replays_model
     whole = [c for c in ranking.candidates if MODES[c.plan.execution].is_replayed_on("cuda")]
     assert all(c.failure for c in whole)
+
+
+@pytest.mark.parametrize(("module", "is_tried"), [("layers.0", False), ("", True)])
+def test_sizes_that_depend_on_values_within_the_model_are_an_obstacle(
+    module: str, is_tried: bool
+) -> None:
+    """No graph holds them, so that no child spends seconds to find out; the loss is outside of a model's graph."""
+    obstacle = {"graph": ObstacleError("wanted a model without nonzero()")}
+    ranking, tried = chosen(obstacle, {"name": "aten.nonzero.default", "module": module})
+    assert ("model-graph" in tried) is is_tried
+    assert is_tried or not {c.plan.execution for c in ranking.candidates} & set(MODEL_GRAPHS)
 
 
 def test_an_obstacle_in_the_model_leaves_eager_and_compiled() -> None:

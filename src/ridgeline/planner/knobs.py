@@ -34,6 +34,7 @@ from ridgeline.planner.exchanges.pruning import Pruned, fitting
 from ridgeline.planner.exchanges.ways import exchanging_plans, with_first_way
 from ridgeline.planner.request import PlanRequest
 from ridgeline.simulator.compiler.fusion import blocks_of
+from ridgeline.simulator.compiler.untranslated import has_sizes_by_values
 from ridgeline.simulator.model import setting_of, workers_in_host
 from ridgeline.synchronisation import DEFAULT_BUCKET_BYTES
 from ridgeline.workload import Workload
@@ -168,8 +169,13 @@ def _is_told(one: Pruned, known: Pruned) -> bool:
 
 
 def enumerate_model_graphs(request: PlanRequest) -> list[Plan]:
-    """Plans that replay the model alone; none where the user fixed another mode, or several workers train."""
+    """Plans that replay the model alone; none where the user fixed another mode, or several workers train.
+
+    Nor where sizes within the model depend on values: a trial of seconds would find that obstacle again.
+    """
     if request.device != "cuda" or "execution" in request.fixed or 1 not in request.workloads:
+        return []
+    if has_sizes_by_values(request.workloads[1]):
         return []
     alone = request._replace(workloads={1: request.workloads[1]})
     found: list[Plan] = []

@@ -44,6 +44,18 @@ def translated_in_pieces(workload: Workload) -> Callable[[Op], bool]:
     return _beneath_any(decided)
 
 
+def has_sizes_by_values(workload: Workload) -> bool:
+    """Whether values decide about shapes within a module of the model, so that no graph can hold it."""
+    return any(
+        op.phase == "forward" and op.module and _is_sized_by_values(op) for op in workload.ops
+    )
+
+
+def _is_sized_by_values(op: Op) -> bool:
+    name = operator_name(op)
+    return name in SIZED_BY_VALUES or (name == "index" and op.waits_for_device)
+
+
 class _Left(NamedTuple):
     """Paths of modules whose code is not translated as a whole; the empty one is the whole model."""
 
@@ -61,7 +73,7 @@ def _left_alone(workload: Workload) -> _Left:
         if name in RECURRENT:
             # The module that calls the layer is what dynamo gives up on, and all beneath it.
             recurrent.add(op.module.rpartition(".")[0])
-        elif name in SIZED_BY_VALUES + READS_VALUES or (name == "index" and op.waits_for_device):
+        elif name in READS_VALUES or _is_sized_by_values(op):
             decided.add(op.module)
     return _Left(frozenset(recurrent), frozenset(decided))
 

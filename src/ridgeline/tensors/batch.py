@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import BatchError
 from ridgeline.tensors.constants import TensorHolder, constant
 from ridgeline.tensors.copies import repeats, strided_copy
+from ridgeline.tensors.moving import is_elsewhere, move_nest, moves_itself
 
 Leaf = tuple[torch.Size, torch.dtype] | str | TensorHolder
 """Shape and dtype of a tensor, the text of a constant, or an object that holds tensors itself."""
@@ -27,7 +28,11 @@ def leaves(batch: Any) -> list[Any]:
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with all tensors on `device`; a batch that is there already is returned as it is.
 
-    Cost: Copies are asynchronous where the source is pinned.
+    Objects that hold tensors go with them, see `moved`; on the CPU, where a loop of plain torch moves nothing
+    either, they are as they come.
+
+    Cost: Copies are asynchronous where the source is pinned. An object that is no tensor is walked through
+        in every call, 30 us and more, unless the device is the CPU.
     """
     kind = type(batch)
     if kind is tuple or kind is list or kind is dict:
@@ -36,13 +41,16 @@ def to_device(batch: Any, device: torch.device) -> Any:
                 break
         else:
             return batch  # the usual cases, without the cost of walking a nest
-    if all(leaf.device == device for leaf in leaves(batch) if isinstance(leaf, Tensor)):
+    flat = pytree.tree_leaves(batch, is_leaf=moves_itself)
+    if all(_is_there(device, leaf) for leaf in flat):
         return batch
-    return pytree.tree_map(partial(_to, device), batch)
+    return move_nest(device, batch)
 
 
-def _to(device: torch.device, leaf: Any) -> Any:
-    return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
+def _is_there(device: torch.device, leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return leaf.device == device
+    return device.type == "cpu" or not is_elsewhere(device, leaf)
 
 
 def apart(batch: Any) -> Any:

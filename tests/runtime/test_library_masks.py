@@ -24,7 +24,7 @@ from ridgeline.runtime.steps.step import PlannedStep
 pytestmark = pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 EXECUTIONS: tuple[Execution, ...] = ("compiled", "step-graph", "graph")
 NAMES = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
-SOURCE = '''
+SOURCE = """
 import torch
 
 def is_torchdynamo_compiling():
@@ -42,7 +42,7 @@ def _prepare_4d_attention_mask_for_sdpa(mask, dtype):
 
 def _unmask(mask):
     return not is_torchdynamo_compiling()
-'''
+"""
 
 
 @pytest.fixture(autouse=True)

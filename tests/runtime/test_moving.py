@@ -74,7 +74,9 @@ def test_a_dataclass_is_moved_field_by_field() -> None:
     """Frozen or not; what is no tensor stays."""
     pair = Pair(torch.zeros(1), {"y": torch.zeros(1)})
     there = to_device([pair], META)[0]
-    assert devices(there.x, there.others["y"], pair.x, pair.others["y"]) == ["meta"] * 2 + ["cpu"] * 2
+    assert (
+        devices(there.x, there.others["y"], pair.x, pair.others["y"]) == ["meta"] * 2 + ["cpu"] * 2
+    )
     assert (type(there), there.name) == (Pair, "pair")
 
 

@@ -132,6 +132,6 @@ def test_what_a_channel_copies_is_ahead_from_the_first_batch_on() -> None:
     stream = FeedStream(loader(), torch.device("cpu"), 2, HostChannel(), fixed_addresses=False)
     with stream:
         taken = next(stream)
-        stream._engine.wait_all()  # type: ignore[union-attr]  # noqa: SLF001
+        stream._engine.wait_all()  # type: ignore[union-attr]
         assert made == 3
         assert taken["x"].tolist() == [1.0, 1.0]

@@ -269,7 +269,9 @@ class RemoteShelf(Shelf):
             whole = torch.empty(self._held[key].shape, dtype=self._held[key].dtype, device="meta")
             for part in parts:
                 if part.place:
-                    body = wire.Know(ValueSlot(key, part.start), wire.shape_of(part_of(whole, part)))
+                    body = wire.Know(
+                        ValueSlot(key, part.start), wire.shape_of(part_of(whole, part))
+                    )
                     asked.append(Asked(body, place=part.place))
         self._servers.ask(asked)
 

@@ -116,7 +116,8 @@ def test_a_feed_moves_objects_when_it_hands_them_over() -> None:
     slot, graph = Slot(), Graph()
     packed = pack_sequence([torch.ones(2, 2)])
     left = carrier.pack(slot, (graph, packed, torch.zeros(1)))
-    assert left[0] is graph and left[1] is packed
+    assert left[0] is graph
+    assert left[1] is packed
     given = carrier.receive(slot)
     assert devices(given[0].x, given[1].data, given[2]) == ["meta"] * 3
     assert graph.x.device == CPU

@@ -22,14 +22,14 @@ _LIBRARY = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils
 _QUESTION = "is_torchdynamo_compiling"
 """What these modules ask before a look."""
 _LOOKERS = {"_ignore_causal_mask_sdpa", "_prepare_4d_attention_mask_for_sdpa"}
-"""Their functions that look if they are told no; another one that asks computes otherwise where it is told yes."""
+"""Their functions that look if they are told no; others that ask compute otherwise if they are told yes."""
 _MASKS = ("attention_mask", "padding_mask", "mask")
 _is_spared = False
 _is_read = False
 
 
 def spare_looks() -> None:
-    """Have the transformers of this process, as far as they are imported, look at masks only where a host can.
+    """Have transformers of this process, as far as they are imported, look at masks only where a host can.
 
     Not in captures, traces and what is compiled inside of `sparing` or `reading`; all else is as it was.
 

@@ -38,7 +38,7 @@ class OwnMemory:
         return self._is_known is True
 
     def note(self, parts: Sequence[Any]) -> None:
-        """See what of a batch is handed on as the loader gave it, and not copied before the next one comes."""
+        """See what of a batch is handed on as the loader gave it, not copied before the next one comes."""
         if self._is_known is not None:
             return
         places = _places_of(parts)

@@ -1,7 +1,7 @@
 """Sizes in the Python modules that torch's compiler writes: numbers, or names that stand for numbers.
 
-A program whose sizes may vary, or whose operators take the state of a generator (checkpoints with dropout), has
-names for some: `s20 = state_size[0]` behind `state_size = state.size()`.
+A program whose sizes may vary, or whose operators take the state of a generator (checkpoints with dropout),
+has names for some: `s20 = state_size[0]` behind `state_size = state.size()`.
 """
 
 import ast

@@ -1,11 +1,13 @@
 """Moving batches: tensors, and objects that hold tensors, as a loop of plain torch would move them.
 
-Libraries have batches of their own classes, with a method `to`; `torch.nn.utils.rnn.PackedSequence` is a tuple
-that must not be moved element by element, since its lengths stay on the host.
+Libraries have batches of their own classes, with a method `to`; `torch.nn.utils.rnn.PackedSequence` is a
+tuple that must not be moved element by element, since its lengths stay on the host.
 """
 
 import copy
 import dataclasses
+from collections import UserDict
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -27,8 +29,8 @@ def moved(device: torch.device, part: Any) -> Any:
     """A tensor or object on `device`; itself where it is there, or has nothing to move.
 
     An object is copied (its attributes, not what they hold) and the copy moved: by its method `to(device)`,
-    else, of a dataclass, field by field, and of a class derived from dict or list, entry by entry. Another one
-    without a `to` stays where it is: a loss that takes it moves its tensors itself.
+    else, of a dataclass, field by field, and of a class derived from dict or list, entry by entry. Another
+    one without a `to` stays where it is: a loss that takes it moves its tensors itself.
 
     Cost: Copies of tensors are asynchronous where their source is pinned, those of objects as their `to` has
         them. Walking through an object takes 30 us and more.
@@ -44,9 +46,10 @@ def moved(device: torch.device, part: Any) -> Any:
         there = copy.copy(part)
         given = there.to(device)
         return there if given is None else given
-    if dataclasses.is_dataclass(part) or isinstance(part, (dict, list)):
-        return _moved_inside(device, part)
-    return part
+    entries = entries_of(part)
+    if entries is None:
+        return part
+    return with_entries(part, {key: move_nest(device, entry) for key, entry in entries.items()})
 
 
 def is_elsewhere(device: torch.device, part: Any) -> bool:
@@ -61,17 +64,31 @@ def move_nest(device: torch.device, nest: Any) -> Any:
     return pytree.tree_map(partial(moved, device), nest, is_leaf=moves_itself)
 
 
-def _moved_inside(device: torch.device, part: Any) -> Any:
-    there = copy.copy(part)
+def entries_of(part: Any) -> dict[Any, Any] | None:
+    """What a dataclass, or a class derived from dict or list, holds by field, key or place; else None."""
+    if isinstance(part, UserDict):
+        return dict(part.data)
     if isinstance(part, dict):
-        for key, value in dict.items(part):
-            dict.__setitem__(there, key, move_nest(device, value))
-    elif isinstance(part, list):
-        list.__setitem__(there, slice(None), [move_nest(device, value) for value in part])
-    if dataclasses.is_dataclass(part):
-        for field in dataclasses.fields(part):
-            if hasattr(part, field.name):
-                # Past the class's own assignment, which a frozen dataclass refuses.
-                value = move_nest(device, getattr(part, field.name))
-                object.__setattr__(there, field.name, value)
-    return there
+        return dict(dict.items(part))
+    if isinstance(part, list):
+        return dict(enumerate(list.__iter__(part)))
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        names = [field.name for field in dataclasses.fields(part)]
+        return {name: getattr(part, name) for name in names if hasattr(part, name)}
+    return None
+
+
+def with_entries(part: Any, entries: Mapping[Any, Any]) -> Any:
+    """A copy of an object that has `entries_of`, with others in their places; the rest is shared."""
+    new = copy.copy(part)
+    for key, value in entries.items():
+        if isinstance(part, UserDict):
+            new.data[key] = value
+        elif isinstance(part, dict):
+            dict.__setitem__(new, key, value)
+        elif isinstance(part, list):
+            list.__setitem__(new, key, value)
+        else:
+            # Past the class's own assignment, which a frozen dataclass refuses.
+            object.__setattr__(new, key, value)
+    return new

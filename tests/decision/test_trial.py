@@ -208,6 +208,23 @@ def test_no_step_is_begun_that_would_not_end_in_time(
     assert 1 <= len(measured.steps_ns) <= len(attempt(unlimited).steps_ns)
 
 
+@pytest.mark.parametrize(("given_s", "num_warm"), [(1.0, 3), (0.75, 2), (4.0, 4)])
+def test_warming_up_leaves_the_time_of_a_measured_step(given_s: float, num_warm: int) -> None:
+    """A trial that only warms up tells nothing, and no signal stops several workers."""
+    step = Step(Plan(), lambda number: 0.25)
+    assert len(attempt(step, given_s).steps_ns) == min(8, int(given_s / 0.25) - num_warm)
+    assert step.now_s <= given_s
+
+
+def test_first_steps_end_where_time_is_up() -> None:
+    """Of several workers, too: all ask for the time between two steps."""
+    step = Step(Plan(execution="step-graph"), lambda number: 4.0)
+    assert first_steps(step.plan) == 3
+    with pytest.raises(OutOfTimeError, match=r"got 0 s left where one takes 4\.00 s"):
+        attempt(step, 6.0)
+    assert step.num_steps == 2
+
+
 def test_a_plan_of_which_no_step_was_measured_was_not_tried() -> None:
     """The error says what a step takes, and what was left."""
     step = Step(Plan(), lambda number: 4.0)

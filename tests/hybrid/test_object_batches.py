@@ -17,6 +17,7 @@ from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.tensors.batch import signature
 from ridgeline.tensors.batch_pattern import BatchPattern
+from ridgeline.tensors.usual_shapes import UsualShapes
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Your compiler for AOTAutograd is returning a function"
@@ -91,6 +92,31 @@ def test_another_object_is_another_batch(execution: Execution, make: Callable[[i
     """Even one with the same text; also where each is gone when the next one comes."""
     check(execution, lambda: iter([make(index) for index in range(9)]))
     check(execution, lambda: map(make, range(9)))
+
+
+@pytest.mark.parametrize(
+    ("execution", "said"),
+    [
+        ("step-graph", "batches that hold another Graph than the compiled one ran eagerly"),
+        ("graph", "batches that hold another Graph than the captured one ran without a graph"),
+    ],
+)
+def test_a_note_says_that_objects_are_others(execution: Execution, said: str) -> None:
+    """Not that shapes are, which they may not be; where they are, it says that."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with PlannedStep(model, loss_of, optimizer, Plan(execution=execution), device="cpu") as step:
+        for index in range(6):
+            step(Graph(index))
+        assert (
+            f"{said}: programs read the tensors of the very object that they were made with; put the "
+            "tensors themselves into the batch" in step.notes
+        )
+    shapes, graph = UsualShapes(), Graph(0)
+    assert shapes.is_usual((graph, torch.ones(2)))
+    for other in ((graph, torch.ones(3)), (Graph(0), torch.ones(3)), graph, (Graph(0), None)):
+        assert shapes.why_other(other, "batches of other shapes") == "batches of other shapes"
 
 
 @pytest.mark.parametrize("execution", CAPTURED)

@@ -76,9 +76,39 @@ def test_a_backward_program_of_a_gpu() -> None:
     assert [kernel.parts for kernel in read_program(both).calls] == [1, 2, 1, 1, 1]
 
 
+SIZED = """# AOT ID: ['0_backward']
+def call(args):
+    state, x = args
+    args.clear()
+    state_size = state.size()
+    s20 = state_size[0]
+    assert_size_stride(state, (s20, ), (1, ), 'input')
+    buf0 = empty_strided_cpu((s20 // 8, 2*s20), (-(-2)*s20, 1), torch.float32)
+    buf1 = extern_kernels.mm(buf0.view(s20, u0), x.view(2, s20), out=buf0)
+    assert_size_stride(buf1, (u0, ), (1, ))
+    buf2 = torch.ops.aten.relu.default(x.view(torch.int32))
+    u0 = buf2.item()
+def get_args():
+    state = rand_strided((16, ), (1, ), device='cpu', dtype=torch.uint8)
+    x = rand_strided((32, ), (1, ), device='cpu', dtype=torch.float32)
+"""
+
+
+def test_names_of_sizes_are_followed() -> None:
+    """Of the state of a generator, say; what only the running program knows changes nothing known."""
+    product, relu = read_program(SIZED).calls
+    assert product.shapes == ((2, 32), (2, 16))
+    assert (product.bytes_read, product.bytes_written) == (4 * (64 + 32), 4 * 64)
+    assert relu.shapes == ((32,),)
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
+        (
+            SIZED.replace("s20 // 8", "u0 + 1"),
+            "wanted a size that is known before it runs, got u0",
+        ),
         ("import triton", "wanted a module that names its graph in the first line, got none"),
         (
             FORWARD.replace("run(buf1, primals_2", "run(buf1, primals_9"),
@@ -86,7 +116,7 @@ def test_a_backward_program_of_a_gpu() -> None:
         ),
         (FORWARD.replace("class Runner:", "class Runner"), "expected ':'"),
     ],
-    ids=["no program", "unknown tensor", "not Python"],
+    ids=["unknown size", "no program", "unknown tensor", "not Python"],
 )
 def test_what_is_not_understood_is_an_error(source: str, reason: str) -> None:
     """No bytes are made up for it."""

@@ -140,6 +140,29 @@ def test_what_the_compiler_cannot_read_is_refused_with_its_line() -> None:
         pair.train(4, {})
 
 
+def test_a_batch_for_which_the_code_cannot_be_read_runs_as_written() -> None:
+    """Training goes on: what the compiler has read so far serves the others."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        if not batch["x"].is_contiguous():
+            torch._dynamo.graph_break()
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+    with pair_of(loss=lambda: loss) as pair:
+        pair.train(4, {})
+        for index in range(12):
+            batch = batch_of(index, 8)
+            if index % 2:
+                batch["x"] = batch["x"].t().contiguous().t()
+            losses = []
+            for step in pair:
+                torch.manual_seed(index)
+                losses.append(step(batch))
+            torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
+        assert pair.counters()["eager_steps"] == 6
+        assert "recaptures" not in pair.counters()
+
+
 class Passing(TorchFunctionMode):
     """Calls each function as it is."""
 

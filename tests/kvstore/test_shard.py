@@ -243,6 +243,24 @@ def test_a_round_that_cannot_be_worked_in_is_told_to_all(leaves: bool) -> None:
     assert other.answers[push.number].answer.error == failed.answer.error
 
 
+def test_a_barrier_tells_of_a_round_that_failed_before() -> None:
+    """All who pushed to it, also those whose push had come before it was complete; no others."""
+    register_updater("fail for a", failing_for_a)
+    network = Network(2, 0, "fail for a")
+    shape = wire.Shape("int64", (1,))
+    for worker in network.workers:
+        network.deliver(worker.ask(wire.Push(SLOTS[0], shape)))
+    barriers = [worker.ask(wire.Barrier()) for worker in network.workers]
+    for barrier in barriers:
+        network.deliver(barrier)
+    for worker, barrier in zip(network.workers, barriers, strict=True):
+        told = worker.answers[barrier.number].answer.error
+        assert told.startswith(
+            "wanted a value of key 'a' with all rounds worked in, got one that failed"
+        )
+    network.shard.slots.check_rounds(7)
+
+
 REFUSED: dict[str, tuple[Body, list[memoryview], str]] = {
     "unknown": (
         wire.Pull(ValueSlot("c", 0)),

@@ -1,9 +1,15 @@
 """Batches: any nest of tensors, split exactly."""
 
+import dataclasses
+from collections import UserDict
+from collections.abc import Callable
+
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_sequence
 
 from ridgeline.errors import BatchError
 from ridgeline.tensors import batch as batches
@@ -29,3 +35,50 @@ def test_samples_must_share_dimension_0() -> None:
     """Tensors with other leading sizes are refused by name of the sizes."""
     with pytest.raises(BatchError, match=r"share their leading dimension, got sizes \[4, 3\]"):
         batches.num_samples((torch.zeros(4), torch.zeros(3, 2)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Tensors by name, and one inside of another object."""
+
+    x: torch.Tensor
+    rest: UserDict[str, torch.Tensor]
+    rate: float = 0.5
+
+
+class Graph:
+    """Holds tensors of nodes and of edges."""
+
+    def __init__(self) -> None:
+        self.nodes, self.edges = torch.zeros(5, 2), torch.zeros(7, 2)
+
+
+def test_objects_with_entries_are_divided_like_nests() -> None:
+    """Each part is an object of the same class; the batch stays whole."""
+    pair = Pair(torch.arange(5.0), UserDict(y=torch.arange(5) * 10))
+    (first, _), (second, share) = batches.split((pair, numpy.arange(5)), 2)
+    assert isinstance(first[0], Pair)
+    assert isinstance(second[0].rest, UserDict)
+    assert (first[0].x.tolist(), second[0].x.tolist()) == ([0.0, 1.0], [2.0, 3.0, 4.0])
+    assert second[0].rest["y"].tolist() == [20, 30, 40]
+    assert (second[1].tolist(), second[0].rate, share) == ([2, 3, 4], 0.5, 0.6)
+    assert len(pair.x) == len(pair.rest["y"]) == 5
+
+
+@pytest.mark.parametrize(
+    "make", [Graph, lambda: pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])]
+)
+def test_objects_that_hold_tensors_otherwise_are_not_divided(make: Callable[[], object]) -> None:
+    """Each part would have all of it beside its share of the labels."""
+    held = make()
+    name = type(held).__name__
+    message = (
+        f"wanted tensors to divide into accumulate=2 micro-batches, got a {name} that holds tensors itself, "
+        "of which nobody knows which belong to a sample; put the tensors into the batch, or use "
+        "accumulate=1 with smaller batches"
+    )
+    for batch in ((held, torch.zeros(5)), held):
+        with pytest.raises(BatchError) as caught:
+            batches.split(batch, 2)
+        assert str(caught.value) == message
+    assert batches.split(held, 1)[0][0] is held

@@ -6,8 +6,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from simulated_channel import SimulatedChannel
 from torch import Tensor
 
+from ridgeline.feeding.batches import FeedStream
+from ridgeline.feeding.channel import Channel, HostChannel
 from ridgeline.feeding.making import feed
 from ridgeline.feeding.own_memory import OwnMemory
 
@@ -76,19 +79,59 @@ def test_each_batch_is_as_the_loader_gave_it(make: Any, fill: Any) -> None:
 @pytest.mark.parametrize("make", [Graph, Slotted, lambda: numpy.zeros(2), lambda: [torch.ones(1)]])
 def test_batches_made_anew_are_loaded_ahead(make: Callable[[], Any]) -> None:
     """What all objects of a class share is no place of theirs."""
-    memory = OwnMemory([], copies=False)
-    memory.note(make())
+    memory = OwnMemory([])
+    memory.note([make()])
     assert not memory.is_sure
-    memory.note(make())
+    memory.note([make()])
     assert memory.is_sure
 
 
 @pytest.mark.parametrize("make", [Graph, Slotted, lambda: numpy.zeros(2), lambda: [torch.ones(1)]])
 def test_one_object_for_all_batches_is_found_out(make: Callable[[], Any]) -> None:
     """Also where the tensors in it are new ones."""
-    memory, batch = OwnMemory([], copies=False), make()
-    memory.note(batch)
+    memory, batch = OwnMemory([]), make()
+    memory.note([batch])
     if hasattr(batch, "x"):
         batch.x = torch.ones(2)
-    memory.note(batch)
+    memory.note([batch])
     assert not memory.is_sure
+
+
+@pytest.mark.parametrize("make_channel", [lambda: SimulatedChannel(3), HostChannel])
+@pytest.mark.parametrize("fill", [put, write])
+def test_channels_copy_tensors_and_load_no_object_ahead(
+    make_channel: Callable[[], Channel], fill: Callable[[Any, int], object]
+) -> None:
+    """An object's tensors are moved when it is handed over: what is refilled must not be ahead until then."""
+    stream = FeedStream(
+        refilled(Graph, fill),
+        torch.device("cpu"),
+        2,
+        make_channel(),
+        fixed_addresses=True,
+    )
+    with stream:
+        got = []
+        for batch in stream:
+            torch.zeros(64, 64) @ torch.zeros(64, 64)
+            got.append(first(batch))
+    assert got == [float(index) for index in range(NUM_BATCHES)]
+
+
+def test_what_a_channel_copies_is_ahead_from_the_first_batch_on() -> None:
+    """A tensor that is refilled is copied before the loader goes on; numbers and texts have no memory."""
+    batch = {"x": torch.zeros(2), "index": 3, "name": "first", "none": None}
+    made = 0
+
+    def loader() -> Iterator[Any]:
+        nonlocal made
+        for made in range(1, NUM_BATCHES + 1):
+            batch["x"].fill_(made)
+            yield batch
+
+    stream = FeedStream(loader(), torch.device("cpu"), 2, HostChannel(), fixed_addresses=False)
+    with stream:
+        taken = next(stream)
+        stream._engine.wait_all()  # type: ignore[union-attr]
+        assert made == 3
+        assert taken["x"].tolist() == [1.0, 1.0]

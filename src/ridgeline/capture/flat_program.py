@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ridgeline.capture.casts import fresh_casts
+from ridgeline.capture.mask_looks import spare_looks
 from ridgeline.capture.stand_ins import (
     Memory,
     StandIns,
@@ -94,6 +95,7 @@ def flatten_program(
         CaptureError: an input is no tensor, an output is neither tensor nor plain constant, tensors are on
             several devices, the function depends on the values of tensors or writes `.grad` of one.
     """
+    spare_looks()
     leaves, input_tree = pytree.tree_flatten(as_arguments(example_inputs))
     _check_tensors(leaves)
     # Copies: a tensor given twice, or also closed over, must become inputs of their own.

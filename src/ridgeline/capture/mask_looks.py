@@ -1,13 +1,16 @@
-"""Torch's transformers look at the values of a mask, to see if it is causal: not where no host can look.
+"""Transformers look at the values of a mask, to see if it is needed: not where no host can look.
 
 `nn.TransformerEncoder`, `nn.TransformerDecoder` and `nn.Transformer` do so in every step, unless the caller
-says `is_causal`. What they find is a hint only, which saves attention half of its work: with the mask itself,
+says `is_causal`, and so do those of the library `transformers` (before its release 5) that are given an
+`attention_mask`. What they find is a hint only, which saves attention half of its work: with the mask itself,
 whatever is in it, the results are the same but for rounding. A step with a look in it cannot be captured, and
 torch's compiler parts it in two.
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import sys
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -15,18 +18,28 @@ from torch._guards import detect_fake_mode
 from torch.nn.modules import transformer
 
 _LOOK = transformer._detect_is_causal_mask  # noqa: SLF001 - there is no public name
+_LIBRARY = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
+_QUESTION = "is_torchdynamo_compiling"
+"""What these modules ask before a look."""
+_LOOKERS = {"_ignore_causal_mask_sdpa", "_prepare_4d_attention_mask_for_sdpa"}
+"""Their functions that look if they are told no; others that ask compute otherwise if they are told yes."""
+_MASKS = ("attention_mask", "padding_mask", "mask")
 _is_spared = False
 _is_read = False
 
 
 def spare_looks() -> None:
-    """Have torch's transformers of this process look at masks only where a host can.
+    """Have transformers of this process, as far as they are imported, look at masks only where a host can.
 
     Not in captures, traces and what is compiled inside of `sparing` or `reading`; all else is as it was.
 
     Done again, it changes nothing. It is never taken back: guards of what is compiled name the function.
     """
     transformer._detect_is_causal_mask = _detect_is_causal_mask  # noqa: SLF001
+    for module in filter(None, map(sys.modules.get, _LIBRARY)):
+        asked = getattr(module, _QUESTION, None)
+        if asked is not None and not hasattr(asked, "asks_of_masks"):
+            setattr(module, _QUESTION, _asking(asked))
 
 
 @contextlib.contextmanager
@@ -60,6 +73,24 @@ def _detect_is_causal_mask(
         if is_causal is None and mask is not None and _is_held(mask):
             return False
     return _LOOK(mask, is_causal, size)
+
+
+def _asking(is_compiling: Callable[[], bool]) -> Callable[[], bool]:
+    """The library's question, which is answered with yes also where the mask of who asks is held."""
+
+    @functools.wraps(is_compiling)
+    def is_torchdynamo_compiling() -> bool:
+        if torch.compiler.is_compiling() or is_compiling():
+            return True
+        # The question is the same everywhere in the library: who asks is seen in its frame alone.
+        asker = sys._getframe(1)  # noqa: SLF001
+        if asker.f_code.co_name not in _LOOKERS:
+            return False
+        masks = map(asker.f_locals.get, _MASKS)
+        return any(isinstance(mask, Tensor) and _is_held(mask) for mask in masks)
+
+    is_torchdynamo_compiling.asks_of_masks = True  # type: ignore[attr-defined]
+    return is_torchdynamo_compiling
 
 
 def _is_held(mask: Tensor) -> bool:

@@ -316,11 +316,10 @@ class PlanChoice:
             raise
 
     def _tried(self, plan: Plan, *, reads_programs: bool) -> Timeline:
-        if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
-            # Compiling on one of several workers keeps all others waiting, so it must end by itself.
-            self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
+        self._limit_compiling()
         watch = ProgramWatch() if reads_programs else None
         rehearsed_s = self._rehearse(plan, self._examples[0])
+        self._limit_compiling()  # of what the rehearsal has left
         begin = time.monotonic()
         try:
             measured = run_trial(
@@ -346,6 +345,11 @@ class PlanChoice:
         prepared_s = measured.counters.get("compile_s", 0.0) + rehearsed_s
         counters = {**measured.counters, "compile_s": prepared_s}
         return msgspec.structs.replace(measured, counters=counters)
+
+    def _limit_compiling(self) -> None:
+        """Compiling on one of several workers keeps all others waiting, so it must end by itself."""
+        if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
+            self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
 
     def _left(self) -> float:
         return self._budget.left()

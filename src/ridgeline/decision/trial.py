@@ -184,7 +184,7 @@ def _run(
     if is_held:
         step.hold_exchanges()
     with _programs_tried_first(step, world):
-        step_s = _warmed_up(step, batches, world, is_limited, least, hopeless_s)
+        step_s = _warmed_up(step, batches, world, left if is_limited else None, least, hopeless_s)
     if world.size == 1 and not is_limited:
         # Not with limited seconds, of which waiting would take some; several workers would wait for one host.
         step_s = _at_usual_speed(step, batches, world, step_s)
@@ -217,11 +217,15 @@ def _run(
                 raise
             break
     if not step.recorder.num_steps:
-        raise OutOfTimeError(
-            f"wanted a measured step of {label(step.plan)}, got {units.seconds(max(0.0, left()))} left where "
-            f"one takes {units.seconds(step_s)}; allow more seconds"
-        )
+        raise OutOfTimeError(_no_time(step, left(), step_s))
     return PeriodParts(alone, share) if alone else None
+
+
+def _no_time(step: PlannedStep, left_s: float, step_s: float) -> str:
+    return (
+        f"wanted a measured step of {label(step.plan)}, got {units.seconds(max(0.0, left_s))} left where "
+        f"one takes {units.seconds(step_s)}; allow more seconds"
+    )
 
 
 def _programs_tried_first(
@@ -237,19 +241,30 @@ def _warmed_up(
     step: PlannedStep,
     batches: Iterator[Any],
     world: World,
-    is_limited: bool,
+    left: Callable[[], float] | None,
     least: int,
     hopeless_s: float,
 ) -> float:
-    """Run `least` steps and on until they settle, or time or hope says enough; seconds of the last one."""
+    """Run `least` steps and on until they settle, or time or hope says enough; seconds of the last one.
+
+    `left`, if any, gives the seconds that are left: several workers, whom nothing else stops, end here.
+
+    Raises:
+        OutOfTimeError: time is up before the first step that could be measured.
+    """
     step_s = spent_s = 0.0
     for number in range(1, max(MOST_WARM_STEPS, least) + 1):
         before_s, step_s = step_s, _timed(step, next(batches), world)
+        left_s = math.inf if left is None else left()
         if number >= least:
             spent_s += step_s
             is_settled = 0.0 < SETTLED * before_s <= step_s
-            if spent_s >= WARM_S and (is_limited or is_settled or step_s > hopeless_s):
+            is_enough = left is not None or is_settled or step_s > hopeless_s
+            # Before the last of the time: a step is measured then, else all was in vain.
+            if (spent_s >= WARM_S and is_enough) or left_s < 2 * step_s:
                 break
+        elif left_s <= 0.0:
+            raise OutOfTimeError(_no_time(step, left_s, step_s))
     return step_s
 
 

@@ -4,7 +4,7 @@ A loop that asks for one batch at a time does not see the difference. Loaded ahe
 the one that the loop has, or waits for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,43 +20,44 @@ class OwnMemory:
 
     Args:
         loader: Not asked where its batches are known to be made anew.
-        copies: Each batch is copied before the next one is asked for.
 
     Attributes:
         makes_new: Whether each batch is known to be made anew, whatever the loader's own code does.
     """
 
-    def __init__(self, loader: Iterable[Any], *, copies: bool) -> None:
+    def __init__(self, loader: Iterable[Any]) -> None:
         self.makes_new = isinstance(loader, DataLoader) and (
             loader.num_workers > 0 or loader.collate_fn is default_collate
         )
-        self._is_known: bool | None = True if copies or self.makes_new else None
-        self._first: tuple[set[int], Any] | None = None
+        self._is_known: bool | None = True if self.makes_new else None
+        self._first: tuple[set[int], Sequence[Any]] | None = None
 
     @property
     def is_sure(self) -> bool:
         """Batches were seen to have memory of their own, or are known to."""
         return self._is_known is True
 
-    def note(self, batch: Any) -> None:
-        """See a batch, as the loader gave it."""
+    def note(self, parts: Sequence[Any]) -> None:
+        """See what of a batch is handed on as the loader gave it, not copied before the next one comes."""
         if self._is_known is not None:
             return
-        places = _places_of(batch)
-        if self._first is None:
-            # With the batch, whose memory would be given to the next one if nobody held it.
-            self._first = places, batch
+        places = _places_of(parts)
+        if not places:
+            self._is_known, self._first = True, None
+        elif self._first is None:
+            # With the parts, whose memory would be given to the next batch if nobody held it.
+            self._first = places, parts
         else:
             self._is_known = self._first[0].isdisjoint(places)
             self._first = None
 
 
-def _places_of(batch: Any) -> set[int]:
+def _places_of(parts: Sequence[Any]) -> set[int]:
     """Where everything lies that can be written: elements of tensors and arrays, containers, objects.
 
     A loader may fill one list or one object of its own again and again, also with new tensors.
     """
-    found = Reach(batch)
+    found = Reach(*parts)
     # What a class holds, and its code names, is the same for all of its objects.
     classes = Reach(*found.classes)
     shared = {*classes.seen, *(id(cell.owner) for cell in classes.cells)}

@@ -16,6 +16,7 @@ from ridgeline.engine import Variable
 from ridgeline.feeding.buffers import Buffer, is_plain, layout_of
 from ridgeline.feeding.channel import Channel, Moment
 from ridgeline.feeding.meter import Meter, Trace
+from ridgeline.tensors.moving import moved, moves_itself
 
 Place = tuple[int, torch.dtype]
 """Position of a leaf in its batch, and its dtype: what shares one buffer from round to round."""
@@ -62,9 +63,9 @@ class Carrier:
         self._largest: dict[Place, int] = {}
         self._lent_by_loader: Moment | None = None
 
-    def pack(self, slot: Slot, batch: Any) -> None:
-        """Enqueue the copy of a batch into the slot's device memory."""
-        leaves, structure = pytree.tree_flatten(batch)
+    def pack(self, slot: Slot, batch: Any) -> list[Any]:
+        """Enqueue the copy of a batch into the slot's device memory; what of it was not copied."""
+        leaves, structure = pytree.tree_flatten(batch, is_leaf=moves_itself)
         pairs: list[tuple[Tensor, Tensor]] = []
         placed = [self._place(slot, i, leaf, pairs) for i, leaf in enumerate(leaves)]
         slot.content = (placed, structure)
@@ -77,6 +78,7 @@ class Carrier:
         # What the loader made on a device itself is ordered by its own thread's stream.
         is_made_there = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
         slot.made = self.channel.now() if is_made_there else None
+        return [leaf for leaf, put in zip(leaves, placed, strict=True) if put is leaf]
 
     def wait_for_host_memory(self, slot: Slot) -> None:
         """Wait until the slot's last copy has read its pinned memory; a ring ago, usually over."""
@@ -146,12 +148,12 @@ class Carrier:
     def _arrive(self, slot: Slot, leaf: Any) -> Any:
         """What the ring could not carry travels now, on the consumer's stream."""
         if not isinstance(leaf, Tensor):
-            return leaf
+            return leaf if self.channel.device.type == "cpu" else moved(self.channel.device, leaf)
         if leaf.device == self.channel.device:
             if slot.made is not None and leaf.layout is torch.strided:
                 self.channel.give_away(leaf, slot.stream)
             return leaf
-        return leaf.to(self.channel.device, non_blocking=True)
+        return moved(self.channel.device, leaf)
 
     def _give_away(self, slot: Slot, buffer: Buffer) -> None:
         if buffer.memory is not None:

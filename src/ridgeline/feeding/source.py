@@ -19,7 +19,7 @@ class Source:
     def __init__(self, loader: Iterable[Any], carrier: Carrier | None) -> None:
         self.loader = loader
         self._carrier = carrier
-        self.own_memory = OwnMemory(loader, copies=carrier is not None)
+        self.own_memory = OwnMemory(loader)
         self._iterator: Iterator[Any] | None = None
         self.is_over = False
         self.is_one_shot = False
@@ -45,14 +45,14 @@ class Source:
             if self._carrier is None:
                 begin = time.perf_counter()
                 slot.content = next(self._iterator)
-                self.own_memory.note(slot.content)
+                self.own_memory.note([slot.content])
             else:
                 with self._carrier.channel.active():
                     self._carrier.wait_for_host_memory(slot)
                     if not self.own_memory.makes_new:
                         self._carrier.wait_for_loader_memory()
                     begin = time.perf_counter()
-                    self._carrier.pack(slot, next(self._iterator))
+                    self.own_memory.note(self._carrier.pack(slot, next(self._iterator)))
             self.loading_s += time.perf_counter() - begin
         except BaseException as error:  # noqa: BLE001 - StopIteration too: it ends the feed
             self.is_over = True

@@ -50,6 +50,7 @@ class LayoutReads:
         self._followed = followed
         self.guards = [self._read(self._example)]
         self._others: list[Guards] = []
+        self._num_unread = 0
         self._captured = {**self._fixed, **self._example}
         # Asked before every step, where a method around it would count.
         self.still_hold: Callable[[], bool] = partial(self.guards[0].holds, self._captured)
@@ -64,11 +65,18 @@ class LayoutReads:
         if any(guards.holds(arguments) for guards in self.guards):
             return True
         # Where something else changed, a new reading would be of another program than was captured.
-        if self.broken() is not None or len(self.guards) + len(self._others) >= MOST_LAYOUTS:
+        num_read = len(self.guards) + len(self._others) + self._num_unread
+        if self.broken() is not None or num_read >= MOST_LAYOUTS:
             return False
         if any(guards.holds(arguments) for guards in self._others):
             return False
-        guards = self._read(brought)
+        try:
+            guards = self._read(brought)
+        except UnreadableError:
+            # Code that takes another way for this layout: such a call is none of the program's. Nothing says
+            # which further calls are like it, so that these are read, too, as often as that may be.
+            self._num_unread += 1
+            return False
         # Both are kept: what came to another program must not be read again in every call.
         first = self.guards[0]
         # With equal operators on other tensors than were captured (inside of an object) it is another.

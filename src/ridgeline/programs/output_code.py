@@ -19,6 +19,7 @@ from ridgeline.programs.loop_traffic import (
     triton_arguments,
     triton_traffic,
 )
+from ridgeline.programs.output_sizes import Sizes
 
 HEAD = re.compile(r"# AOT ID: \['\d+_(\w+)'\]")
 """First line of a module with a program; other modules hold single kernels."""
@@ -92,6 +93,7 @@ class _Reader:
         self.calls: list[CompilerKernel] = []
         self._lines = source.splitlines()
         self._known: dict[str, _Tensor] = {}
+        self._sizes = Sizes()
         module = ast.parse(source)
         self._loops = dict(_loops(module))
         functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
@@ -111,9 +113,12 @@ class _Reader:
             elif isinstance(statement, ast.Expr):
                 self._value(statement.value)
             elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                tensor = self._value(statement.value)
+                name, tensor = statement.targets[0].id, self._value(statement.value)
                 if tensor is not None:
-                    self._known[statement.targets[0].id] = tensor
+                    self._known[name] = tensor
+                    self._sizes.shapes[name] = tensor.shape
+                else:
+                    self._sizes.note(name, statement.value)
 
     def _value(self, node: ast.expr) -> _Tensor | None:
         """The tensor that an expression stands for, if any; the calls in it are noted."""
@@ -137,19 +142,25 @@ class _Reader:
         if name.startswith("empty_strided") or name == "rand_strided":
             words = [_dotted(value) for value in (*node.args[2:], *_named(node, "dtype"))]
             (dtype,) = (word for word in words if word.startswith("torch."))
-            return _Tensor(_shape(node.args[0]), _shape(node.args[1]), dtype.removeprefix("torch."))
+            shape, stride = map(self._sizes.shape, node.args[:2])
+            return _Tensor(shape, stride, dtype.removeprefix("torch."))
         if name in ("reinterpret_tensor", "assert_size_stride"):
             before = self._value(node.args[0])
             dtype = before.dtype if before is not None else ""
-            tensor = _Tensor(_shape(node.args[1]), _shape(node.args[2]), dtype)
+            if name == "assert_size_stride" and not all(map(self._sizes.is_known, node.args[1:3])):
+                return before  # it says no more than is known
+            shape, stride = map(self._sizes.shape, node.args[1:3])
+            tensor = _Tensor(shape, stride, dtype)
             # It says what a library's operator really gave, of which only a guess was known.
             if name == "assert_size_stride" and isinstance(node.args[0], ast.Name):
                 self._known[node.args[0].id] = tensor
+                self._sizes.shapes[node.args[0].id] = tensor.shape
             return tensor
         if name == "view" and isinstance(node.func, ast.Attribute):
             before = self._value(node.func.value)
-            shape = tuple(ast.literal_eval(size) for size in node.args)
-            return None if before is None else _Tensor(shape, (), before.dtype)
+            if before is None or not all(map(self._sizes.is_known, node.args)):
+                return before  # of as many elements, or as another type
+            return _Tensor(tuple(map(self._sizes.number, node.args)), (), before.dtype)
         if name == "sum" and isinstance(node.func, ast.Attribute):
             # Partial sums of a loop's workspace are added by an operator of eager torch.
             before = self._value(node.func.value)
@@ -268,10 +279,6 @@ def _parts(node: ast.Call) -> int:
 
 def _named(node: ast.Call, name: str) -> list[ast.expr]:
     return [keyword.value for keyword in node.keywords if keyword.arg == name]
-
-
-def _shape(node: ast.expr) -> Shape:
-    return tuple(int(size) for size in ast.literal_eval(node))
 
 
 def _dotted(node: ast.expr) -> str:

@@ -21,10 +21,13 @@ class TensorHolder:
 
     Args:
         held: It is not kept: a batch that was looked at once must not hold its memory.
+
+    Attributes:
+        kind: The class of the object.
     """
 
     def __init__(self, held: Any) -> None:
-        self._kind = type(held)
+        self.kind = type(held)
         try:
             self._object = cast("Any", weakref.ref(held))
         except TypeError:  # it has slots, and no place for weak references
@@ -38,10 +41,10 @@ class TensorHolder:
         return isinstance(other, TensorHolder) and other.is_of(self._object())
 
     def __hash__(self) -> int:
-        return hash(self._kind)
+        return hash(self.kind)
 
     def __repr__(self) -> str:
-        return f"<tensors in a {self._kind.__name__}>"
+        return f"<tensors in a {self.kind.__name__}>"
 
 
 def constant(leaf: Any) -> str | TensorHolder:

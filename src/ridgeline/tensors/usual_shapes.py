@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from ridgeline.tensors.batch import Signature, signature
+from ridgeline.tensors.constants import TensorHolder
 
 MOST_SHAPES = 2
 """Programs: for the usual shape, and for the last batch of an epoch if it comes again."""
@@ -40,6 +41,27 @@ class UsualShapes:
         self._others.clear()
         return True
 
+    def why_other(self, batch: Any, otherwise: str) -> str:
+        """What to say of a batch that is not the usual one: of its objects where those alone are others.
+
+        Args:
+            batch: Given to `is_usual` before.
+            otherwise: What is said of other shapes, `batches of other shapes than ...`.
+        """
+        (structure, usual), (own_structure, own) = self._usual or signature(batch), signature(batch)
+        if structure != own_structure:
+            return otherwise
+        differing = [(a, b) for a, b in zip(usual, own, strict=True) if a != b]
+        kinds = {_kind_of(a) for a, _ in differing} | {_kind_of(b) for _, b in differing}
+        if len(kinds) != 1 or None in kinds:
+            return otherwise
+        (kind,) = kinds
+        name = getattr(kind, "__name__", "")
+        return (
+            f"{otherwise.replace('of other shapes', f'that hold another {name}')}: programs read the tensors "
+            "of the very object that they were made with; put the tensors themselves into the batch"
+        )
+
     def is_worth_another(self, found: Signature, num_programs: int) -> bool:
         """Whether a further program is to be made for such batches, by a worker alone.
 
@@ -48,3 +70,7 @@ class UsualShapes:
         self._others[found] += 1
         is_repeated = self._others[found] > 1 and len(self._others) <= MOST_OTHERS
         return is_repeated and num_programs < MOST_SHAPES
+
+
+def _kind_of(leaf: Any) -> type | None:
+    return leaf.kind if isinstance(leaf, TensorHolder) else None

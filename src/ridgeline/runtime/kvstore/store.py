@@ -312,6 +312,7 @@ class KVStore:
 
         Raises:
             EngineError: one of these pushes has failed.
+            KVStoreError: one was taken, and the round that it was in has failed later (`staleness=0`).
         """
         self._settle()
         self._shelf.barrier()

@@ -194,7 +194,10 @@ class Shard:
                 raise KVStoreError(
                     f"wanted the call again that was call {call.number} of this connection, got a barrier"
                 )
-            return all(self._barriers.get(other, 0) >= mine for other in self.slots.present)
+            if any(self._barriers.get(other, 0) < mine for other in self.slots.present):
+                return False
+            # Who pushed before others was told only that its sum had come.
+            self.slots.check_rounds(call.worker)
         return True
 
     def _is_known(self, slot: ValueSlot) -> bool:

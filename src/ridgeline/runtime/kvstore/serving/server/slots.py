@@ -211,6 +211,16 @@ class Slots:
         check_numbers(slot, rows, one.held)
         return one.value[rows], dict(one.rounds)
 
+    def check_rounds(self, worker: int) -> None:
+        """Refuse where a round has failed to which a worker has pushed.
+
+        Raises:
+            KVStoreError: names the first such slice, and why.
+        """
+        for slot, one in self.slices.items():
+            if one.failure and one.taken.get(worker):
+                self._of(slot)
+
     def join(self, worker: int) -> None:
         """A worker is there; one that is back continues where it was, and others wait for it again."""
         self.present.add(worker)

@@ -255,8 +255,25 @@ class RemoteShelf(Shelf):
             self._servers.ask([Asked(wire.LoadStates(len(packed)), (packed,), place=place)])
 
     def barrier(self) -> None:
-        """Return once all workers that are there have called this."""
+        """Return once all workers that are there have called this.
+
+        Raises:
+            KVStoreError: a round has failed to which this worker has pushed.
+        """
         self._servers.ask([Asked(wire.Barrier())])
+        if self._members is None or self._members.record.staleness != 0:
+            return
+        # The first server tells of its own slices: of those elsewhere each is asked for.
+        asked: list[Asked] = []
+        for key, parts in self._parts.items():
+            whole = torch.empty(self._held[key].shape, dtype=self._held[key].dtype, device="meta")
+            for part in parts:
+                if part.place:
+                    body = wire.Know(
+                        ValueSlot(key, part.start), wire.shape_of(part_of(whole, part))
+                    )
+                    asked.append(Asked(body, place=part.place))
+        self._servers.ask(asked)
 
     def outages(self) -> tuple[Outage, ...]:
         """When servers were not heard of by this worker, or others took their place; in order."""

@@ -85,7 +85,8 @@ def _agreed_order(
     if world.rank == 0:
         try:
             claim = claimed(args.task, args.output, resume=args.resume)
-            start = _Start(order=order_from(args, stack.enter_context(claim), say))
+            run_dir = stack.enter_context(claim)
+            start = _Start(order=order_from(args, run_dir, say, workers=world.size))
         # As text, so that all workers end with the same words and none waits for the order.
         except (RidgelineError, OSError) as error:
             start = _Start(error=str(error))

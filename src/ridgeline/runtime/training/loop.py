@@ -191,7 +191,9 @@ class _Run:
 
     def _take_up(self) -> Resumed | None:
         """Resume from the newest intact checkpoint, if there is one."""
-        resumed = training_state.load(self.directory, self.trained, self.identity, self.world)
+        resumed = training_state.load(
+            self.directory, self.trained, self.identity, self.plan, self.world
+        )
         if resumed is None:
             return None
         self.journal.take_up(resumed.course)

@@ -44,6 +44,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
         RidgelineError: see `ridgeline.cli.train`; of several workers, each reports it and ends at once.
     """
     from ridgeline.runtime.training.launch import check_plan
+    from ridgeline.runtime.training.sampler import check_batch_size
     from ridgeline.workers.world import World
 
     wishes = wishes_from(args)
@@ -56,6 +57,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
         if wishes.plan is not None:
             check_plan(wishes.plan, world.device.type)
         task = order.job.load(order.seed)
+        check_batch_size(task.batch_size, world.size)  # before minutes of measuring
         decision = order.decided or decide_in_group(
             task,
             world,

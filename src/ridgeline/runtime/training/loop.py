@@ -185,6 +185,8 @@ class _Run:
         if synchronizer is not None and resumed is not None:
             if synchronizer.trains_apart:  # the step has given all workers what the first one has
                 take_own(resumed.own, resumed.own_tensors, model, optimizer)
+            if resumed.order:
+                synchronizer.take_order(resumed.order)
             if resumed.remembered:
                 synchronizer.load_state_dict(resumed.remembered)
         self.round = Round(self.step, self.reader, self.box, scheduler)

@@ -98,10 +98,11 @@ class Resumed(NamedTuple):
     Attributes:
         course: As it was saved.
         found: On rank 0 what was found in the run's directory.
-        remembered: For this worker's synchronizer; see `shared_out` where the checkpoint is of another number of
-            workers. Nothing where one of the plans exchanges parameters and the other gradients.
+        remembered: For this worker's synchronizer; see `shared_out` where the checkpoint is of another
+            number of workers. Nothing where one of the plans exchanges parameters and the other gradients.
         own: The JSON form of what else was this worker's own, for `take_own`; None: nothing, or the same.
         own_tensors: The tensors of it.
+        order: Of the parameters in the buckets; empty where none was measured, or by another plan.
     """
 
     course: Course
@@ -109,6 +110,7 @@ class Resumed(NamedTuple):
     remembered: dict[str, Tensor]
     own: Any
     own_tensors: dict[str, Tensor]
+    order: tuple[str, ...]
 
 
 def save(
@@ -150,6 +152,8 @@ def save(
             state = _tree(trained, optimizer, course, identity, plan, tensors)
             if own.trees:
                 state["own"] = own.trees
+            if synchronizer is not None:
+                state["order"] = list(synchronizer.order())
             saver.save(
                 course.position,
                 workers=world.size,
@@ -263,17 +267,20 @@ def _take_up(
     is_apart = trains_apart(plan.sync)
     if is_apart != (trees is not None):
         # What was left out of parameters is nothing that a gradient lacks.
-        return Resumed(course, found, {}, None, {})
+        return Resumed(course, found, {}, None, {}, ())
     same_workers = f"random.{world.size - 1}" in tensors and f"random.{world.size}" not in tensors
     if not same_workers:
         # Workers that train alone all continue from the first one's parameters, as from new ones.
-        return Resumed(course, found, {} if is_apart else shared_out(tensors), None, {})
+        return Resumed(course, found, {} if is_apart else shared_out(tensors), None, {}, ())
+    # Of another plan, gradients may come in another order, which its first step measures.
+    is_same_plan = header.state["plan"] == msgspec.json.decode(msgspec.json.encode(plan.settings))
     return Resumed(
         course,
         found,
         of_worker(tensors, world.rank),
         None if trees is None else trees[world.rank],
         of_worker(tensors, world.rank, OWN),
+        tuple(header.state.get("order", ())) if is_same_plan else (),
     )
 
 

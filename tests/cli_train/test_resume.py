@@ -123,9 +123,7 @@ def test_a_run_is_resumed_by_other_workers(home: Path) -> None:
     assert order.planned == msgspec.structs.replace(plan, threads=2)
 
 
-def test_a_run_is_resumed_with_another_plan(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_resumed_with_another_plan(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Which is predicted anew, and is that of the run from then on."""
     file = home / "a_task.py"
     file.write_text(file.read_text().replace("T_max=steps", "T_max=8"))

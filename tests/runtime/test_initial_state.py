@@ -25,13 +25,17 @@ def swapped() -> nn.Module:
     [
         (
             frozen(),
-            "0.bias as float32 (3,) frozen on rank 1, float32 (3,) on rank 0 (1 of 7 parameters and buffers "
-            "differ on ranks 1, 2)",
+            (
+                "0.bias as float32 (3,) frozen on rank 1, float32 (3,) on rank 0 (1 of 7 parameters and buffers "
+                "differ on ranks 1, 2)"
+            ),
         ),
         (
             nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False)),
-            "1.running_mean as nothing on rank 1, buffer of float32 (3,) on rank 0 (3 of 7 parameters and "
-            "buffers differ on ranks 1, 2)",
+            (
+                "1.running_mean as nothing on rank 1, buffer of float32 (3,) on rank 0 (3 of 7 parameters and "
+                "buffers differ on ranks 1, 2)"
+            ),
         ),
     ],
 )

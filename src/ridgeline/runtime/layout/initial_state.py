@@ -48,7 +48,9 @@ def check_same_model(model: nn.Module, world: World) -> None:
         digests = gather_bytes(digest, world, axis)
         others = [r for r, other in zip(ranks, digests, strict=True) if other != digests[0]]
         if others:  # all know it, so that all come to this
-            told = [msgspec.json.decode(c, type=Described) for c in gather_bytes(coded, world, axis)]
+            told = [
+                msgspec.json.decode(c, type=Described) for c in gather_bytes(coded, world, axis)
+            ]
             by_rank = dict(zip(ranks, told, strict=True))
             raise WorkloadError(
                 f"wanted the same model on all {len(ranks)} workers, got "

@@ -164,7 +164,7 @@ def _judged(
     gain = 1.0 - row.step_s / plainest.step_s
     if row is plainest:
         words.append("the default")
-    # Before the plain comparison: such a gain is real, and not taken but where a longer interval gains enough.
+    # Before the plain comparison: such a gain is real, and taken only where a longer interval gains enough.
     elif row.every > 1 and not is_chosen and max(error, 0.0) < gain < LEAST_GAIN:
         words.append(
             f"gains {gain:.1%}, less than the {LEAST_GAIN:.0%} that training alone must gain"

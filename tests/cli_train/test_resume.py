@@ -4,12 +4,15 @@ import argparse
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from ridgeline.cli.arguments.wishes import Wishes
 from ridgeline.cli.main import main
-from ridgeline.cli.training.order import order_from
+from ridgeline.cli.train import TrainCommand
+from ridgeline.cli.training.order import Order, order_from, resumed_wishes
 from ridgeline.cli.training.worker import TrainRequest
-from ridgeline.plan import Plan
+from ridgeline.plan import Layout, Plan, Sync
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
 from strategies import make_machine
@@ -77,6 +80,63 @@ def test_other_data_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -
     )
     assert main([*words, "--data", "other/../data"]) == 1
     assert "wanted epochs left to train, got all 1 done" in capsys.readouterr().err
+
+
+def resumed(home: Path, *words: str, workers: int | None = None) -> tuple[Order, list[str]]:
+    """What a resumed run is asked for, and what is said of it."""
+    parser = argparse.ArgumentParser()
+    TrainCommand().prepare_parser(parser)
+    args = parser.parse_args(["a_task.py", "--resume", "--epochs", "2", *words])
+    said: list[str] = []
+    return order_from(args, home / "run", said.append, workers=workers), said
+
+
+def with_plan(home: Path, plan: Plan) -> None:
+    """Have the run in a directory be one of another plan."""
+    path = home / "run" / "request.json"
+    msgspec.structs.replace(TrainRequest.load(path), plan=plan).save(path)
+
+
+def test_a_resumed_run_keeps_its_plan(home: Path) -> None:
+    """With all that it decided, also where the same numbers are given again."""
+    for words in ((), ("--workers", "1"), ("--plan", "given.json")):
+        order, said = resumed(home, *words)
+        assert order.decided is not None
+        assert order.planned == Plan(workers=1, threads=1)
+        assert [line.split()[:2] for line in said] == [["going", "on"]]
+
+
+def test_a_run_is_resumed_by_other_workers(home: Path) -> None:
+    """With its plan, but for words that name each of the workers; nothing is searched."""
+    rings = Sync(algorithm="rings", options={"orders": "0,1,2:1;0,2,1:1", "pieces": 2}, every=2)
+    plan = Plan(workers=3, threads=1, layout=Layout(data=3), sync=rings)
+    with_plan(home, plan)
+    kept = Sync(algorithm="rings", options={"pieces": 2}, every=2)
+    for order, said in (resumed(home, "--workers", "2"), resumed(home, workers=2)):
+        assert order.decided is None
+        assert order.planned == Plan(workers=2, threads=1, sync=kept)
+        assert resumed_wishes(Wishes(), order).plan == order.planned
+        _, line = said
+        assert line.startswith("continuing with 2 workers x 1 thread, ")
+        assert f", where the run in {home / 'run'} had 3 workers x 1 thread, " in line
+    order, _ = resumed(home, "--threads", "2")
+    assert order.planned == msgspec.structs.replace(plan, threads=2)
+
+
+def test_a_run_is_resumed_with_another_plan(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which is predicted anew, and is that of the run from then on."""
+    file = home / "a_task.py"
+    file.write_text(file.read_text().replace("T_max=steps", "T_max=8"))
+    shutil.rmtree(home / "run" / "checkpoints")
+    Plan(workers=1, threads=1, accumulate=2).save(home / "other.json")
+    words = ["train", "a_task.py", "--resume", "-o", "run", "--machine", "profile.json"]
+    assert main([*words, "--plan", "other.json"]) == 0
+    assert "continuing with 1 worker x 1 thread, " in capsys.readouterr().err
+    for name in ("plan.json", "request.json"):
+        kind = Plan if name == "plan.json" else TrainRequest
+        found = kind.load(home / "run" / name)
+        plan = found if isinstance(found, Plan) else found.plan
+        assert plan.settings == Plan(workers=1, threads=1, accumulate=2)
 
 
 def test_a_plan_needs_no_permissions(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,15 +12,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ridgeline import units
 from ridgeline.cli.main import main
+from ridgeline.cli.training.worker import TrainRequest
 from ridgeline.history import History
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.labels import label
 from ridgeline.runtime.checkpoints import checkpoint, checkpoint_directory
 from ridgeline.simulator.replay import replayed
+from ridgeline.synchronisation import without_named_workers
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
 from ridgeline.workers.blackbox import read_moment
@@ -205,19 +208,32 @@ def test_full_disk_ends_with_its_reason(tmp_path: Path, machine_file: Path) -> N
 
 
 def test_under_torchrun(tmp_path: Path, machine_file: Path) -> None:
-    """Under torchrun the same command trains in the group that is there, and rank 0 writes."""
+    """Under torchrun the same command trains in the group that is there, and rank 0 writes.
+
+    A group of another size continues such a run, with its plan for so many workers.
+    """
     run_dir = tmp_path / "run"
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", "127.0.0.1:0", "-m", "ridgeline",
-        *arguments(run_dir, machine_file, "--epochs", "1", "--json"),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def run_in_group(workers: int, *words: str) -> "subprocess.CompletedProcess[str]":
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers),
+            "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "ridgeline",
+            *arguments(run_dir, machine_file, *words, "--json"),
+        ]  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = run_in_group(2, "--epochs", "1")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["run_dir"] == str(run_dir)
     assert sorted(path.name for path in run_dir.iterdir()) == sorted(set(FILES) - {"logs"})
     moments = [read_moment(run_dir / "blackbox" / f"rank-{rank}.bin") for rank in range(2)]
     assert all(moment is not None for moment in moments)
+    before = Plan.load(run_dir / "plan.json").settings
+    done = run_in_group(1, "--workers", "1", "--epochs", "2", "--resume")
+    assert done.returncode == 0, done.stderr
+    alone = msgspec.structs.replace(before, workers=1, sync=without_named_workers(before.sync))
+    assert Plan.load(run_dir / "plan.json").settings == alone
+    assert TrainRequest.load(run_dir / "request.json").plan == alone
 
 
 @pytest.mark.parametrize(

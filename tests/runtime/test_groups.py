@@ -148,8 +148,9 @@ def test_other_models_and_states_are_told_by_ranks_of_the_job(four: list[dict[st
     for told in four[2:]:
         assert told["differing"] == {
             "model": (
-                "WorkloadError: wanted the same model on all 2 workers, got other parameters or buffers on "
-                "rank 3 than on rank 2 (here 2 tensors); build the same model on every worker"
+                "WorkloadError: wanted the same model on all 2 workers, got weight as float32 (3, 3) on rank "
+                "3, float32 (2, 3) on rank 2 (2 of 2 parameters and buffers differ); build the same model on "
+                "every worker"
             ),
             "state": (
                 "WorkloadError: wanted the same state on all 2 workers after step 2, before which it was "

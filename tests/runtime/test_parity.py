@@ -148,8 +148,9 @@ def test_what_cannot_be_synchronised_is_refused(listens: str, two_workers: dict[
             "rank 0; give every worker the same plan and clip_norm"
         ),
         "other_strides": (
-            "wanted the same model on all 2 workers, got other parameters or buffers on rank 1 than on rank "
-            "0 (here 2 tensors); build the same model on every worker"
+            "wanted the same model on all 2 workers, got weight as float32 (2, 2, 2, 2) with strides (8, 1, "
+            "4, 2) on rank 1, float32 (2, 2, 2, 2) on rank 0 (1 of 2 parameters and buffers differ); build the "
+            "same model on every worker"
         ),
         "unfrozen": (
             "wanted the parameters to require gradients as when the step was made, got 0.weight that does "

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import msgspec
 import torch
 import torch.distributed as dist
-from seam_cases import Net, resumed
+from seam_cases import Net, Shuffled, resumed
 from test_codec_laws import CODECS
 from torch import Tensor, nn
 
@@ -120,7 +120,7 @@ def main() -> None:
             cases["group"] = trained(planned(name, options, 2), pair)
         if world.size == 2 and (name, options) in RESUMED:
             folder = output.parent / f"{name}-{len(found)}"
-            cases["resumed"] = resumed(world, folder, planned(name, options, 2))
+            cases["resumed"] = resumed(world, folder, planned(name, options, 2), Shuffled)
         found[f"{name} {options}"] = cases
     if world.rank == 0:
         output.write_text(json.dumps(found))

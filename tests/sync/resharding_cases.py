@@ -6,6 +6,8 @@ Gradients are whole numbers that three workers divide without rounding, whatever
 all runs take the same steps to the bit, and differ only in who holds what.
 """
 
+import contextlib
+import dataclasses
 import json
 import shutil
 import sys
@@ -40,6 +42,9 @@ class Way(NamedTuple):
 
 
 WAYS = (Way(1, "all_reduce"), *(Way(n, a) for n in (2, 3) for a in ("all_reduce", "sharded")))
+
+CHANGES = ((3, 2), (2, 3), (2, 2))
+"""Numbers of workers that begin a run with compressed gradients, and of those that continue it."""
 
 
 class Weighted(nn.Module):
@@ -78,6 +83,51 @@ def task_that_stops(at: int = 0) -> Task:
         metric=lambda model, batch: (model(batch[0]) > 0).sum(),
         batch_size=DIVISIBLE,
     )
+
+
+def linear_task(at: int = 0) -> Task:
+    """As `task_that_stops`, of gradients that depend on nothing but the samples, and plain steps."""
+    task = task_that_stops(at)
+    x = torch.randn(48, 3, generator=torch.Generator().manual_seed(7))
+    return dataclasses.replace(
+        task,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), 1.0),
+        train_data=TensorDataset(x),
+    )
+
+
+def left_behind(begun: int, then: int, run_dir: Path, worlds: dict[int, World]) -> dict[str, Any]:
+    """How far a compressed run that others continue ends from a plain one, beside what was left out."""
+    sync = Sync(compression="topk", options={"density": 0.1}, bucket_bytes=(300,))
+    options: dict[str, Any] = {"epochs": 2, "seed": 5, "checkpoint_every": 1}
+    for workers, at in ((begun, STOP_AT), (then, 0)):
+        if workers in worlds:
+            plan = Plan(workers=workers, threads=1, sync=sync)
+            with contextlib.suppress(StopHereError):
+                train(
+                    linear_task(at),
+                    plan,
+                    worlds[workers],
+                    run_dir=run_dir,
+                    resume=not at,
+                    **options,
+                )
+        dist.barrier()
+    if 1 in worlds:
+        train(linear_task(), Plan(threads=1), worlds[1], run_dir=run_dir / "plain", **options)
+    dist.barrier()
+    if 1 not in worlds:
+        return {}
+    ends = [checkpoint.content(last_checkpoint(folder)) for folder in (run_dir, run_dir / "plain")]
+    (model, training, _), (plain, _, _) = ends
+    gaps, residuals = [], []
+    for name in ("wide", "some", "one"):
+        left = [training[f"sync.{rank}.residual.{name}"].double() for rank in range(then)]
+        residual = sum(left, torch.zeros(())) / then
+        ahead = model[name].double() - plain[name].double()
+        gaps.append(float((ahead - residual).abs().max()))
+        residuals.append(float(residual.abs().max()))
+    return {"gap": max(gaps), "left": max(residuals)}
 
 
 def trained(
@@ -134,11 +184,16 @@ def main() -> None:
                 trained(way, run_dir, worlds[way.workers], resume=True)
             dist.barrier()
             found[run_dir.name] = str(run_dir)
+    left = {
+        f"{begun}, then {then}": left_behind(begun, then, folder / f"left {begun} {then}", worlds)
+        for begun, then in CHANGES
+    }
     if rank == 0:
         wanted = content(folder / f"whole {WAYS[0]}")
         ends = {name: content(Path(path)) for name, path in found.items()}
         ends |= {f"whole {way}": content(folder / f"whole {way}") for way in WAYS}
         told = {
+            "left": left,
             "names": sorted(wanted),
             "begun": {str(w): last_checkpoint(folder / f"stopped {w}").name for w in WAYS},
             "differing": {

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 seam_cases.py OUTPUT
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,16 @@ class Net(nn.Module):
     def forward(self, x: Tensor, *, deep: bool = True) -> Tensor:
         hidden = self.first(x).relu()
         return self.last(self.second(hidden).relu() if deep else hidden)
+
+
+class Shuffled(Net):
+    """Of layers that are not used in the order in which they are made, nor in the opposite one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first = self.first
+        del self.first
+        self.first = first
 
 
 def planned(**sync: Any) -> Plan:
@@ -93,13 +104,15 @@ def fed_back(world: World, model: nn.Module, plan: Plan) -> dict[str, Any]:
     return {"gap": max(gaps), "early": max(largest[:100]), "late": max(largest[-100:])}
 
 
-def resumed(world: World, folder: Path, plan: Plan) -> dict[str, Any]:
+def resumed(
+    world: World, folder: Path, plan: Plan, net: Callable[[], nn.Module] = Net
+) -> dict[str, Any]:
     """Whether a run that was stopped and taken up again ends with the bits of one that was not."""
     found = stopped_runs.resumed(
         world,
         folder,
         plan,
-        Net,
+        net,
         lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
         stops=(8,),
         checkpoint_every=2,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resharding_cases import STOP_AT, WAYS, Way
+from resharding_cases import CHANGES, STOP_AT, WAYS, Way
 
 from torchrun import torchrun
 
@@ -43,3 +43,13 @@ def test_what_is_compared(told: dict[str, Any]) -> None:
 def test_any_run_goes_on_in_any_way(told: dict[str, Any], begun: Way, then: Way) -> None:
     """Stopped in the middle of an epoch, with buckets cut elsewhere since: it ends with the bits of one never stopped."""
     assert told["differing"][f"{begun}, then {then}"] == []
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_what_was_left_out_is_sent_by_any_number_of_workers(
+    told: dict[str, Any], change: tuple[int, int]
+) -> None:
+    """What arrived of the mean gradients, and the mean of what is left, is the sum of all of them."""
+    found = told["left"][f"{change[0]}, then {change[1]}"]
+    assert found["left"] > 0.05
+    assert found["gap"] < 1e-5

@@ -51,8 +51,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other layers": (
         {"differs": True},
         (
-            "WorkloadError: wanted the same model on all 2 workers, got other parameters or buffers on rank 3 "
-            "than on rank 1 (here 3 tensors); build the same model on every worker"
+            "WorkloadError: wanted the same model on all 2 workers, got words.weight as float32 (30, 4) on rank "
+            "3, float32 (30, 4) with sparse gradients on rank 1 (1 of 3 parameters and buffers differ); build "
+            "the same model on every worker"
         ),
     ),
     "written by forward passes": (

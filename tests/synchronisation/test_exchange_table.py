@@ -2,6 +2,7 @@
 
 import io
 
+import msgspec
 import pytest
 from toy_entries import MIB, MS, planned
 
@@ -9,6 +10,7 @@ from layer_chains import chain
 from ridgeline.errors import PlanError
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.exchanges.exchange_table import UNKNOWN_LOSS, ExchangeRow, exchange_table
+from ridgeline.planner.exchanges.rhythms import known_rhythms
 from ridgeline.reporting.plan_grids import exchanges_grid
 from ridgeline.reporting.terminal.text import console, grid_text
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, RHYTHMS
@@ -131,6 +133,13 @@ def test_a_gain_that_is_not_worth_another_algorithm_is_told_as_that() -> None:
     (verdict,) = [row.verdict for row in rows if row.every == 8]
     assert verdict.startswith("gains ")
     assert verdict.endswith(f", less than the 20% that training alone must gain; {UNKNOWN_LOSS}")
+    # A search takes it all the same where a longer interval, of which it is not far, gains enough.
+    mildest = min(known_rhythms(workload), key=lambda sync: sync.every)
+    taken = msgspec.structs.replace(planned(), sync=mildest)
+    rows = exchange_table(machine, {2: workload}, taken, allow=("local-steps",), error=0.02)
+    (verdict,) = [row.verdict for row in rows if row.every == 8]
+    assert verdict.startswith("chosen; ")
+    assert verdict.endswith(f"% faster than the default; {UNKNOWN_LOSS}")
 
 
 def test_a_divided_update_says_what_it_saves() -> None:

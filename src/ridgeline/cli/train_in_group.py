@@ -44,6 +44,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
         RidgelineError: see `ridgeline.cli.train`; of several workers, each reports it and ends at once.
     """
     from ridgeline.runtime.training.launch import check_plan
+    from ridgeline.runtime.training.sampler import check_batch_size
     from ridgeline.workers.world import World
 
     wishes = wishes_from(args)
@@ -56,6 +57,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
         if wishes.plan is not None:
             check_plan(wishes.plan, world.device.type)
         task = order.job.load(order.seed)
+        check_batch_size(task.batch_size, world.size)  # before minutes of measuring
         decision = order.decided or decide_in_group(
             task,
             world,
@@ -85,7 +87,8 @@ def _agreed_order(
     if world.rank == 0:
         try:
             claim = claimed(args.task, args.output, resume=args.resume)
-            start = _Start(order=order_from(args, stack.enter_context(claim), say))
+            run_dir = stack.enter_context(claim)
+            start = _Start(order=order_from(args, run_dir, say, workers=world.size))
         # As text, so that all workers end with the same words and none waits for the order.
         except (RidgelineError, OSError) as error:
             start = _Start(error=str(error))

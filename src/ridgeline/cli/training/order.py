@@ -17,6 +17,8 @@ from ridgeline.decision.heartbeat import Say
 from ridgeline.errors import CheckpointError, PlanError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
+from ridgeline.planner.labels import label
+from ridgeline.synchronisation import without_named_workers
 from ridgeline.timeline import Timeline
 from ridgeline.workload import Workload
 
@@ -27,8 +29,8 @@ class Order(RunTerms, frozen=True, kw_only=True):
     """What is to be trained; the paths of its job are absolute.
 
     Attributes:
-        planned: The plan of the run that is resumed.
-        decided: All that it decided; None where it lost a part of that.
+        planned: The plan with which a run is resumed.
+        decided: All that it decided; None where it lost a part of that, or had another plan.
     """
 
     planned: Plan | None = None
@@ -40,13 +42,16 @@ class Order(RunTerms, frozen=True, kw_only=True):
         return TrainRequest(plan=plan.settings, device=device, **terms)
 
 
-def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
+def order_from(
+    args: argparse.Namespace, run_dir: Path, say: Say, *, workers: int | None = None
+) -> Order:
     """The arguments; a resumed run keeps its own wherever one was left out.
 
     Args:
         args: Of `ridgeline train`.
         run_dir: Claimed for this run.
         say: Called with what a resumed run continues from.
+        workers: That torchrun has started; None where they are still to be started.
 
     Raises:
         RidgelineError: the run directory holds a run of another task.
@@ -54,7 +59,7 @@ def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
             run than that which is resumed.
     """
     if args.resume:
-        return _resumed(args, run_dir, say)
+        return _resumed(args, run_dir, say, args.workers or workers)
     task = _task_place(args.task)
     return Order(
         run_dir=str(run_dir),
@@ -68,7 +73,7 @@ def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
     )
 
 
-def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
+def _resumed(args: argparse.Namespace, run_dir: Path, say: Say, workers: int | None) -> Order:
     before = TrainRequest.load(run_dir / run_directory.REQUEST)
     task = _task_place(args.task)
     if not _is_same_place(before.job.task, task):
@@ -90,6 +95,10 @@ def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
         say(
             f"{task} has changed since the run in {run_dir} was last started: continuing with it as it is now"
         )
+    plan = _plan_now(args, before.plan, workers)
+    is_same_plan = plan == before.plan.settings
+    if not is_same_plan:
+        say(f"continuing with {label(plan)}, where the run in {run_dir} had {label(before.plan)}")
     return Order(
         run_dir=str(run_dir),
         job=job,
@@ -100,10 +109,27 @@ def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
         task_digest=digest,
         # Once and for all: no single text has made such a run.
         is_task_changed=before.is_task_changed or is_changed,
-        planned=before.plan,
-        decided=_decided_before(run_dir, say),
+        planned=plan,
+        decided=_decided_before(run_dir, say) if is_same_plan else None,
         allow=before.allow,
     )
+
+
+def _plan_now(args: argparse.Namespace, before: Plan, workers: int | None) -> Plan:
+    """The plan with which a run is resumed: the given one, or its own with as many workers and threads.
+
+    Checkpoints are whole, so that any plan can continue; a search would change what the run was asked for.
+    """
+    if args.plan is not None:
+        return Plan.load(args.plan).settings
+    plan = before.settings
+    if args.threads is not None:
+        plan = msgspec.structs.replace(plan, threads=args.threads)
+    if workers in (None, plan.workers):
+        return plan
+    # Rings through other workers, and a layout of them, are none of these.
+    sync = without_named_workers(plan.sync)
+    return msgspec.structs.replace(plan, workers=workers, layout=None, sync=sync)
 
 
 def _task_place(task: str) -> str:
@@ -136,13 +162,8 @@ def _digest(task: str) -> str | None:
 
 
 def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Path) -> None:
-    """A resumed run keeps its plan, seed, batch size and data; others are refused, not left out silently."""
-    plan = before.plan
-    wanted: list[tuple[str, object, object]] = [
-        ("--seed", args.seed, before.seed),
-        ("--workers", args.workers, plan.workers),
-        ("--threads", args.threads, plan.threads),
-    ]
+    """A resumed run keeps its seed, batch size and data; others are refused, not left out silently."""
+    wanted: list[tuple[str, object, object]] = [("--seed", args.seed, before.seed)]
     # Asked by itself, as nothing allowed is an empty list and not None.
     if args.allow:
         own_words = ", ".join(before.allow) or "nothing"
@@ -151,8 +172,6 @@ def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Pa
         # Only a loaded task knows its own batch size.
         own = before.job.batch_size or before.job.load(before.seed).batch_size
         wanted.append(("--batch-size", args.batch_size, own))
-    if args.plan is not None:
-        wanted.append(("--plan", repr(Plan.load(args.plan).settings), repr(plan.settings)))
     data_dir = before.job.data_dir
     if args.data is not None and not (data_dir and _is_same_place(args.data, data_dir)):
         wanted.append(
@@ -202,7 +221,7 @@ def _sorted(allow: Collection[str]) -> tuple[str, ...]:
 
 
 def resumed_wishes(wishes: Wishes, order: Order) -> Wishes:
-    """The wishes; a resumed run that lost a part of its decision keeps its plan all the same."""
+    """The wishes; what a resumed run has of its decision, if anything, its plan is not searched."""
     if order.decided is not None or order.planned is None:
         return wishes
     return dataclasses.replace(wishes, plan=order.planned)

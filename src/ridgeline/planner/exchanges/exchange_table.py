@@ -158,13 +158,14 @@ def _judged(
     if row.step_s is None or plainest.step_s is None:
         return row
     words = []
-    if _is_of(row, plan.sync):
+    is_chosen = _is_of(row, plan.sync)
+    if is_chosen:
         words.append("chosen")
     gain = 1.0 - row.step_s / plainest.step_s
     if row is plainest:
         words.append("the default")
-    # Before the plain comparison: such a gain is real, and still not taken.
-    elif row.every > 1 and max(error, 0.0) < gain < LEAST_GAIN:
+    # Before the plain comparison: such a gain is real, and taken only where a longer interval gains enough.
+    elif row.every > 1 and not is_chosen and max(error, 0.0) < gain < LEAST_GAIN:
         words.append(
             f"gains {gain:.1%}, less than the {LEAST_GAIN:.0%} that training alone must gain"
         )

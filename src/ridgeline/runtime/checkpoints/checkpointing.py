@@ -4,7 +4,7 @@ This is the state of its synchronizer and, where workers train alone between two
 parameters, buffers and optimizer state. Those of the first worker are in the checkpoint itself.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -134,6 +134,33 @@ def of_worker(tensors: Mapping[str, Tensor], rank: int, prefix: str = PREFIX) ->
     """The entries of one worker out of those gathered."""
     own = f"{prefix}{rank}."
     return {n.removeprefix(own): tensor for n, tensor in tensors.items() if n.startswith(own)}
+
+
+def shared_out(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What each of another number of workers is to remember: the mean of what all had.
+
+    What n workers left out of their gradients was to change the mean by an n-th of its sum. Where each of m
+    has an n-th of that sum, their mean changes by as much. What is the same on all workers stays what it is.
+
+    Args:
+        tensors: Those gathered, by `gathered`, of workers that remember tensors of the same names and shapes.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(PREFIX):
+            found.setdefault(name.removeprefix(PREFIX).partition(".")[2], []).append(tensor)
+    return {name: _mean(parts) for name, parts in found.items()}
+
+
+def _mean(parts: Sequence[Tensor]) -> Tensor:
+    first = parts[0]
+    # Equal bits stay equal, which the mean of three need not be.
+    if not first.is_floating_point() or all(torch.equal(first, part) for part in parts[1:]):
+        return first
+    total = torch.zeros_like(first, dtype=torch.float64)
+    for part in parts:
+        total += part
+    return total.div_(len(parts)).to(first.dtype)
 
 
 def _gathered(take: Callable[[dict[str, Tensor]], Any], world: World, prefix: str) -> OwnState:

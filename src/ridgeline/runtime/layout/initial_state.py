@@ -7,10 +7,12 @@ have already is not sent once more.
 """
 
 import hashlib
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from ridgeline.errors import WorkloadError
 from ridgeline.optimizer_forms import sparse_modules
@@ -22,6 +24,9 @@ from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.mesh import Axis
 from ridgeline.workers.world import World
 
+Described = list[tuple[str, str]]
+"""(name, what it is) of all parameters and buffers of a model, in their order."""
+
 
 def check_same_model(model: nn.Module, world: World) -> None:
     """Every worker must have the same parameters (names, shapes, strides, dtypes, trainability) and buffers.
@@ -31,27 +36,66 @@ def check_same_model(model: nn.Module, world: World) -> None:
     Those along an axis on which the model is replicated are compared; see `layout.ownership`.
 
     Raises:
-        WorkloadError: on all workers, naming those that differ from the first one.
+        WorkloadError: on all workers, naming those that differ from the first one, and in what.
 
-    Cost: Two small all-gathers.
+    Cost: Two small all-gathers, and two more before the error.
     """
-    by_rows = {f"{name}.weight".lstrip(".") for name in sparse_modules(model)}
-    entries: list[tuple[object, ...]] = [
-        (n, tuple(p.shape), p.stride(), str(p.dtype), p.requires_grad, n in by_rows)
-        for n, p in model.named_parameters()
-    ]
-    entries += [(n, tuple(b.shape), (), str(b.dtype), False) for n, b in model.named_buffers()]
-    digest = hashlib.sha256(repr(entries).encode()).digest()
+    mine = describe(model)
+    coded = msgspec.json.encode(mine)
+    digest = hashlib.sha256(coded).digest()
     for axis in replicated_axes(world):
         ranks = world.ranks(axis)
         digests = gather_bytes(digest, world, axis)
         others = [r for r, other in zip(ranks, digests, strict=True) if other != digests[0]]
-        if others:
+        if others:  # all know it, so that all come to this
+            told = [
+                msgspec.json.decode(c, type=Described) for c in gather_bytes(coded, world, axis)
+            ]
+            by_rank = dict(zip(ranks, told, strict=True))
             raise WorkloadError(
-                f"wanted the same model on all {len(ranks)} workers, got other parameters or buffers on rank "
-                f"{', '.join(map(str, others))} than on rank {ranks[0]} (here {len(entries)} tensors); build "
-                "the same model on every worker"
+                f"wanted the same model on all {len(ranks)} workers, got "
+                f"{difference(by_rank, ranks[0], others)}; build the same model on every worker"
             )
+
+
+def describe(model: nn.Module) -> Described:
+    """What workers have to have alike: names, types, shapes, strides, what is trained and how."""
+    by_rows = {f"{name}.weight".lstrip(".") for name in sparse_modules(model)}
+    found = []
+    for name, parameter in model.named_parameters():
+        said = [_kind(parameter)]
+        # Workers lay gradients out as their parameters are.
+        if not parameter.is_contiguous():
+            said.append(f"with strides {tuple(parameter.stride())}")
+        said += ["frozen"] * (not parameter.requires_grad)
+        said += ["with sparse gradients"] * (name in by_rows)
+        found.append((name, " ".join(said)))
+    return found + [(name, f"buffer of {_kind(buffer)}") for name, buffer in model.named_buffers()]
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def difference(by_rank: Mapping[int, Described], first: int, others: Sequence[int]) -> str:
+    """The first thing that differs between two workers, and how much does, for messages.
+
+    Args:
+        by_rank: What each of the workers has.
+        first: With which the others are compared.
+        others: That differ from it; the first of them is looked at.
+    """
+    other = others[0]
+    one, two = dict(by_rank[first]), dict(by_rank[other])
+    names = [name for name in {**one, **two} if one.get(name) != two.get(name)]
+    where = f" on ranks {', '.join(map(str, others))}" if len(others) > 1 else ""
+    if not names:
+        return f"its parameters and buffers in another order on rank {other} than on rank {first}"
+    name = names[0]
+    return (
+        f"{name} as {two.get(name, 'nothing')} on rank {other}, {one.get(name, 'nothing')} on rank {first} "
+        f"({len(names)} of {len({**one, **two})} parameters and buffers differ{where})"
+    )
 
 
 def take_initial_state(model: nn.Module, world: World) -> None:

@@ -39,6 +39,14 @@ class AroundReducer(UpdatesAtOnce):
         """See `Reducer`."""
         self._reducer.forget_order()
 
+    def order(self) -> tuple[str, ...]:
+        """See `Synchronizer`."""
+        return self._reducer.order()
+
+    def take_order(self, names: Sequence[str]) -> None:
+        """See `Synchronizer`."""
+        self._reducer.take_order(names)
+
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See `Synchronizer`."""
         self._reducer.check_covers(groups)

@@ -145,6 +145,14 @@ class HeldUpdate:
         """See `Synchronizer`."""
         self._reducer.forget_order()
 
+    def order(self) -> tuple[str, ...]:
+        """See `Synchronizer`."""
+        return self._reducer.order()
+
+    def take_order(self, names: Sequence[str]) -> None:
+        """See `Synchronizer`."""
+        self._reducer.take_order(names)
+
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See `Synchronizer`."""
         self._show_whole()  # the last step may have failed in its update

@@ -91,7 +91,7 @@ class Reducer(UpdatesAtOnce):
             blocks=transport.blocks,
             present=self._present,
         )
-        self._is_armed = self.knows_order = self._has_failed = False
+        self._is_armed = self.knows_order = self._has_failed = self._keeps_order = False
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
         self._unused = UnusedParameters(on_device=self._on_device)
@@ -343,8 +343,17 @@ class Reducer(UpdatesAtOnce):
 
     def forget_order(self) -> None:
         """The next backward pass is that of another form of the step: its order is measured."""
-        self.knows_order = False
+        self.knows_order = self._keeps_order = False
         self._listen_to_each()
+
+    def order(self) -> tuple[str, ...]:
+        """See `Synchronizer`."""
+        return tuple(self._parameters[i][0] for i in self._layout.order) if self.knows_order else ()
+
+    def take_order(self, names: Sequence[str]) -> None:
+        """See `Synchronizer`."""
+        self._keeps_order = True
+        self._arrange(expected_order(self._parameters, names))
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See `Synchronizer`."""
@@ -356,12 +365,13 @@ class Reducer(UpdatesAtOnce):
         Gradients that say when they are ready come first, then the others as they arrived. One broadcast.
         """
         self.knows_order = True
-        arrived = by_readiness(self._arrivals)
-        seen = set(arrived)
-        order = [*arrived, *(i for i in self._layout.order if i not in seen)]
-        order = agree_on_order(order, self._world)
-        if order != list(self._layout.order):
-            self._arrange(order)
+        if not self._keeps_order:
+            arrived = by_readiness(self._arrivals)
+            seen = set(arrived)
+            order = [*arrived, *(i for i in self._layout.order if i not in seen)]
+            order = agree_on_order(order, self._world)
+            if order != list(self._layout.order):
+                self._arrange(order)
         if self._may_skip:
             self._listen_to_last()
 

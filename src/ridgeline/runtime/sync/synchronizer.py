@@ -44,6 +44,12 @@ class Synchronizer(Protocol):
     def forget_order(self) -> None:
         """The step has another form from now on, whose gradients may come in another order."""
 
+    def order(self) -> tuple[str, ...]:
+        """Parameters in the order of the buckets; empty where there is none, or none was measured yet."""
+
+    def take_order(self, names: Sequence[str]) -> None:
+        """Cut buckets in this order of another run, whose codecs would round otherwise; before any step."""
+
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See that all parameters of an optimizer (its `param_groups`) are synchronised.
 
@@ -78,6 +84,13 @@ class UpdatesAtOnce:
 
     def wait(self) -> None:
         """See `Synchronizer`; nothing is due."""
+
+    def order(self) -> tuple[str, ...]:
+        """See `Synchronizer`; none is measured."""
+        return ()
+
+    def take_order(self, names: Sequence[str]) -> None:
+        """See `Synchronizer`; none is kept."""
 
     def clearing(self) -> AbstractContextManager[None]:
         """See `Synchronizer`; these gradients are no longer needed."""

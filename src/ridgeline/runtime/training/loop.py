@@ -185,13 +185,17 @@ class _Run:
         if synchronizer is not None and resumed is not None:
             if synchronizer.trains_apart:  # the step has given all workers what the first one has
                 take_own(resumed.own, resumed.own_tensors, model, optimizer)
+            if resumed.order:
+                synchronizer.take_order(resumed.order)
             if resumed.remembered:
                 synchronizer.load_state_dict(resumed.remembered)
         self.round = Round(self.step, self.reader, self.box, scheduler)
 
     def _take_up(self) -> Resumed | None:
         """Resume from the newest intact checkpoint, if there is one."""
-        resumed = training_state.load(self.directory, self.trained, self.identity, self.world)
+        resumed = training_state.load(
+            self.directory, self.trained, self.identity, self.plan, self.world
+        )
         if resumed is None:
             return None
         self.journal.take_up(resumed.course)

@@ -24,12 +24,20 @@ from ridgeline.history import EpochPoint, Outage, StepPoint
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint, resuming
 from ridgeline.runtime.checkpoints.as_made import AsMade, check_dtypes, check_same
-from ridgeline.runtime.checkpoints.checkpointing import OWN, gathered, gathered_own, of_worker, told
+from ridgeline.runtime.checkpoints.checkpointing import (
+    OWN,
+    gathered,
+    gathered_own,
+    of_worker,
+    shared_out,
+    told,
+)
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.training import schedule
 from ridgeline.runtime.training.saver import MODEL, Saver
 from ridgeline.state import random_state
+from ridgeline.synchronisation import trains_apart
 from ridgeline.workers.agree import gather_bytes, share_bytes, share_tensors, share_text
 from ridgeline.workers.world import World
 
@@ -90,9 +98,11 @@ class Resumed(NamedTuple):
     Attributes:
         course: As it was saved.
         found: On rank 0 what was found in the run's directory.
-        remembered: For this worker's synchronizer; nothing where the checkpoint is of other workers.
+        remembered: For this worker's synchronizer; see `shared_out` where the checkpoint is of another
+            number of workers. Nothing where one of the plans exchanges parameters and the other gradients.
         own: The JSON form of what else was this worker's own, for `take_own`; None: nothing, or the same.
         own_tensors: The tensors of it.
+        order: Of the parameters in the buckets; empty where none was measured, or by another plan.
     """
 
     course: Course
@@ -100,6 +110,7 @@ class Resumed(NamedTuple):
     remembered: dict[str, Tensor]
     own: Any
     own_tensors: dict[str, Tensor]
+    order: tuple[str, ...]
 
 
 def save(
@@ -141,6 +152,8 @@ def save(
             state = _tree(trained, optimizer, course, identity, plan, tensors)
             if own.trees:
                 state["own"] = own.trees
+            if synchronizer is not None:
+                state["order"] = list(synchronizer.order())
             saver.save(
                 course.position,
                 workers=world.size,
@@ -177,13 +190,16 @@ def _tree(
     return state
 
 
-def load(directory: Path, trained: Trained, identity: Identity, world: World) -> Resumed | None:
+def load(
+    directory: Path, trained: Trained, identity: Identity, plan: Plan, world: World
+) -> Resumed | None:
     """Put the newest whole checkpoint into the model, optimizer, scheduler and generators of every worker.
 
     Args:
         directory: Of the run's checkpoints; looked at on rank 0, which chooses and reads for all.
         trained: On the worker's device.
         identity: Of the run that continues.
+        plan: By which it continues, which may be another one than that of the checkpoint.
         world: This worker's place; the number of workers may differ from that of the checkpoint.
 
     Returns:
@@ -198,7 +214,7 @@ def load(directory: Path, trained: Trained, identity: Identity, world: World) ->
         return None
     path = Path(header.path)
     try:
-        return _take_up(header, tensors, found, trained, identity, world)
+        return _take_up(header, tensors, found, trained, identity, plan, world)
     except _UNFIT as error:
         text = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
         raise CheckpointError(
@@ -213,6 +229,7 @@ def _take_up(
     found: resuming.Found | None,
     trained: Trained,
     identity: Identity,
+    plan: Plan,
     world: World,
 ) -> Resumed:
     """Put what was read into the objects of this worker; see `load`."""
@@ -246,17 +263,24 @@ def _take_up(
         random_state.apply(own.numpy().tobytes(), world)
     else:  # the checkpoint is of fewer workers
         random_state.seed_worker(identity.seed, world.rank, step=course.position.step)
-    # What one of another number of workers remembers of its gradients fits none of these.
+    trees = header.state.get("own")  # of workers that trained alone between two exchanges
+    is_apart = trains_apart(plan.sync)
+    if is_apart != (trees is not None):
+        # What was left out of parameters is nothing that a gradient lacks.
+        return Resumed(course, found, {}, None, {}, ())
     same_workers = f"random.{world.size - 1}" in tensors and f"random.{world.size}" not in tensors
     if not same_workers:
-        return Resumed(course, found, {}, None, {})
-    trees = header.state.get("own")
+        # Workers that train alone all continue from the first one's parameters, as from new ones.
+        return Resumed(course, found, {} if is_apart else shared_out(tensors), None, {}, ())
+    # Of another plan, gradients may come in another order, which its first step measures.
+    is_same_plan = header.state["plan"] == msgspec.json.decode(msgspec.json.encode(plan.settings))
     return Resumed(
         course,
         found,
         of_worker(tensors, world.rank),
         None if trees is None else trees[world.rank],
         of_worker(tensors, world.rank, OWN),
+        tuple(header.state.get("order", ())) if is_same_plan else (),
     )
 
 

@@ -120,10 +120,12 @@ class PowerSGD(Codec):
         return {f"{_PREFIX}{name}": right for name, right in self._rights.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Start from these; parameters that are missing start again."""
+        """Start from these; parameters that are missing, or were sent in another rank, start again."""
         for name, right in self._rights.items():
             saved = state.get(f"{_PREFIX}{name}")
-            right.copy_(_first(name, *right.shape) if saved is None else saved)
+            if saved is None or saved.shape != right.shape:
+                saved = _first(name, *right.shape)
+            right.copy_(saved)
 
 
 def _first(name: str, columns: int, rank: int) -> Tensor:

@@ -33,7 +33,7 @@ def test_what_a_task_prints_is_no_part_of_the_json(run, machine_file, task_file)
 
 
 def test_measure_passes_its_flags_on(run, monkeypatch, machine_file, tmp_path) -> None:
-    """`--full` and `--refresh` reach the probe; the profile is written and printed."""
+    """`--full`, `--quick` and `--refresh` reach the probe; the profile is written and printed."""
     machine = Machine.load(machine_file)
     asked = []
 
@@ -50,7 +50,8 @@ def test_measure_passes_its_flags_on(run, monkeypatch, machine_file, tmp_path) -
     assert ran.err == f"probing\nwrote {tmp_path / 'out.json'}\n"
     assert Machine.load(tmp_path / "out.json") == machine
     ran = run("measure", "-q", "--json")
-    assert asked[1] == {"quick": True, "refresh": False}
+    assert run("measure", "--quick", "-q", "--json").out
+    assert asked[1] == asked[2] == {"quick": True, "refresh": False}
     assert ran.err == ""
     assert decode(Machine, ran.out.encode(), where="stdout") == machine
 

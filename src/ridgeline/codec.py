@@ -136,6 +136,24 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with _named(path):
+        yield from _replaced(path)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of the system name the file that was wanted: a full disk's name none, others the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        at = error.filename
+        if at is None or Path(os.fsdecode(at)).name.startswith(f".{path.name}."):
+            error.filename = str(path)
+        raise
+
+
+def _replaced(path: Path) -> Iterator[IO[bytes]]:
+    """The file of `written_atomically`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same directory: a rename across file systems is a copy, which is not atomic.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")

@@ -21,6 +21,7 @@ from ridgeline.decision.memory import compile_times
 from ridgeline.errors import MachineError
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
+from ridgeline.machine.host_load import HostLoad
 from ridgeline.plan import Execution, Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.labels import label
@@ -207,6 +208,20 @@ def test_silence_while_compiling_is_announced(
     ]
     assert decision.predicted.counters.get("compile_s", 0.0) == pytest.approx(seconds)
     assert learned(cache) == [("tiny", 2.0)], "nothing was tried"
+
+
+def test_a_given_profile_that_was_disturbed_is_doubted(
+    task_file: str, machine_file: str, cache: Path, tmp_path: Path
+) -> None:
+    """Before anything is chosen by it: nothing measures it again."""
+    load = HostLoad(others=0.5)
+    machine = msgspec.structs.replace(Machine.load(machine_file), host_load=load)
+    file = machine.save(tmp_path / "disturbed.json")
+    said: list[str] = []
+    chosen(task_file, said, workers=1, machine_file=file, tries=0)
+    assert said[1] == (
+        f"{file}: the profile was measured while {load}: what is predicted from it may be far off"
+    )
 
 
 def test_images_are_traced_in_channels_last_memory(

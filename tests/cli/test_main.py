@@ -15,7 +15,7 @@ OUTPUT = {"--help", "--json", "--quiet"}
 TASK = {"TASK", "--data", "--batch-size"}
 # Adding a flag is a decision: a plan is a file, and most settings belong there.
 FLAGS = {
-    "measure": OUTPUT | {"--full", "--refresh", "--output"},
+    "measure": OUTPUT | {"--quick", "--full", "--refresh", "--output"},
     "trace": OUTPUT | TASK | {"--workers", "--machine", "--output"},
     "plan": OUTPUT
     | TASK
@@ -116,6 +116,7 @@ def test_verify_and_report_need_no_torch(run_dir) -> None:
         ["verify", "a", "b", "--tolerance", "-1"],
         ["report", "a", "b"],
         ["measure", "--colour"],
+        ["measure", "--quick", "--full"],
     ],
 )
 def test_wrong_usage_exits_with_2(run, words: list[str]) -> None:

@@ -1,6 +1,7 @@
 """A result that cannot be written is refused before anything is measured."""
 
 import argparse
+import errno
 import os
 import re
 from pathlib import Path
@@ -93,3 +94,20 @@ def test_a_directory_that_was_made_meanwhile_stays(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError, match=re.escape(f"Is a directory: '{place}'")):
         write_atomically(place, b"{}")
     assert list(tmp_path.iterdir()) == [place]
+
+
+@pytest.mark.parametrize("at", [None, "of the temporary file"])
+def test_errors_name_the_file_that_was_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str | None
+) -> None:
+    """A full disk says of no file that it is full, and nobody knows the temporary one."""
+
+    def full(handle: int) -> None:
+        name = None if at is None else str(next(tmp_path.glob(".new.json.*")))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+
+    monkeypatch.setattr(os, "fsync", full)
+    place = tmp_path / "new.json"
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{place}'")):
+        write_atomically(place, b"{}")
+    assert list(tmp_path.iterdir()) == []

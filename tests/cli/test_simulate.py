@@ -4,11 +4,14 @@ import argparse
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from ridgeline import units
 from ridgeline.cli.arguments import inputs
 from ridgeline.cli.curves import scaling_curve
+from ridgeline.machine import Machine
+from ridgeline.machine.host_load import HostLoad
 from ridgeline.plan import Sync
 
 
@@ -233,3 +236,39 @@ def test_between_hosts_gradients_are_all_reduced(
         {"workers": 2, "algorithm": exchanged},
         {"workers": 8, "algorithm": exchanged},
     ]
+
+
+def test_a_given_profile_is_doubted_where_it_is_used(run, task_file, machine_file, tmp_path) -> None:
+    """As this machine's own one is; it cannot be measured again here, so that is all that is said."""
+    disturbed = msgspec.structs.replace(
+        Machine.load(machine_file), host_load=HostLoad(others=0.5), suspect="a trial took twice as long"
+    ).save(tmp_path / "disturbed.json")
+    words = (
+        f"{disturbed}: the profile was measured while other programs used 50.0 % of the processors: what is "
+        f"predicted from it may be far off {disturbed}: a trial took twice as long"
+    )
+
+    def said(*words: object) -> str:
+        return " ".join(run(*words).err.split())
+
+    for verb in ("simulate", "plan", "trace"):
+        assert words in said(verb, task_file, "--machine", disturbed)
+        assert "far off" not in said(verb, task_file, "--machine", machine_file)
+    for more in (("--devices", "1,2"), ("--intensity",)):
+        assert words in said("simulate", task_file, "--machine", disturbed, *more)
+
+
+def test_more_work_than_workers_is_explained(run, task_file, machine_file, tmp_path) -> None:
+    """An efficiency of 741 % comes from settings whose rates differ; the page says so, and so does the terminal."""
+    machine = Machine.load(machine_file)
+    slow = tuple(
+        msgspec.structs.replace(ceiling, rate=ceiling.rate.times(1e-3), curve=())
+        if ceiling.setting.workers == 1
+        else ceiling
+        for ceiling in machine.ceilings
+    )
+    file = msgspec.structs.replace(machine, ceilings=slow).save(tmp_path / "slow.json")
+    for devices in ("2", "1,2"):
+        told = " ".join(run("simulate", task_file, "--machine", file, "--devices", devices).out.split())
+        assert "! 2 workers are predicted to do" in told
+        assert "more than there are workers: with other threads, or a smaller batch" in told

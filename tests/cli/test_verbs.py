@@ -1,6 +1,7 @@
 """The verbs: what they write, what they print, as text and as JSON."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def test_what_a_task_prints_is_no_part_of_the_json(run, machine_file, task_file)
 
 
 def test_measure_passes_its_flags_on(run, monkeypatch, machine_file, tmp_path) -> None:
-    """`--full` and `--refresh` reach the probe; the profile is written and printed."""
+    """`--full`, `--quick` and `--refresh` reach the probe; the profile is written and printed."""
     machine = Machine.load(machine_file)
     asked = []
 
@@ -49,7 +50,8 @@ def test_measure_passes_its_flags_on(run, monkeypatch, machine_file, tmp_path) -
     assert ran.err == f"probing\nwrote {tmp_path / 'out.json'}\n"
     assert Machine.load(tmp_path / "out.json") == machine
     ran = run("measure", "-q", "--json")
-    assert asked[1] == {"quick": True, "refresh": False}
+    assert run("measure", "--quick", "-q", "--json").out
+    assert asked[1] == asked[2] == {"quick": True, "refresh": False}
     assert ran.err == ""
     assert decode(Machine, ran.out.encode(), where="stdout") == machine
 
@@ -202,6 +204,14 @@ def test_verify_says_what_the_causes_lack(run, run_dir: Path, machine_file: str)
     )
 
 
+def test_verify_says_what_a_run_lacks(run, run_dir: Path, machine_file: str) -> None:
+    """Nobody gave an option there: the file that is missing is named."""
+    shutil.copy(machine_file, run_dir / "machine.json")
+    assert run("verify", run_dir).err == (
+        f"! no causes without a workload.json in {run_dir}: only the steps are compared\n"
+    )
+
+
 @pytest.mark.parametrize("step_ns", [None, 1_089_000])
 def test_verify_judges_a_run(run, run_dir: Path, step_ns: int | None) -> None:
     """By what was expected when training began; the directories of earlier releases hold no such file."""
@@ -230,6 +240,24 @@ def test_verify_wants_two_files_or_a_directory(run, run_dir: Path) -> None:
     assert run("verify", file).err == (
         f"ridgeline: wanted two timeline files or the directory of a run, got {file} alone; name the "
         "measured timeline as well\n"
+    )
+    assert run("verify", run_dir, run_dir).err == (
+        f"ridgeline: wanted two timeline files, got the directory {run_dir}; name the measured.json or "
+        "predicted.json in it, or one directory alone to judge that run\n"
+    )
+    assert run("verify", run_dir / "nothing").err == (
+        f"ridgeline: wanted two timeline files or the directory of a run, got {run_dir / 'nothing'}, which "
+        "does not exist; check the path\n"
+    )
+
+
+def test_verify_wants_a_finished_run(run, run_dir: Path) -> None:
+    """Of one that was interrupted there is no measurement yet."""
+    file = run_dir / "measured.json"
+    file.unlink()
+    assert run("verify", run_dir).err == (
+        f"ridgeline: wanted the directory of a finished run, got no measured.json in {run_dir}; name "
+        "another, or finish that run with `ridgeline train --resume`\n"
     )
 
 

@@ -164,6 +164,28 @@ def test_prefetching_hides_the_shorter_side() -> None:
     assert laws.prefetched_step_seconds(0.1, 0.4, depth=0) == 0.5
 
 
+@given(
+    loaders=st.integers(1, 5),
+    depth=st.integers(1, 6),
+    load_s=st.floats(0.1, 10.0),
+    step_s=st.floats(0.1, 10.0),
+)
+def test_loaders_beyond_the_depth_wait(
+    loaders: int, depth: int, load_s: float, step_s: float
+) -> None:
+    """As steps that take batches in turn, of which no more than `depth` are prepared or under way."""
+    free, taken, now = [0.0] * loaders, [], 0.0
+    for batch in range(400):
+        loader = min(range(loaders), key=free.__getitem__)
+        begin = max(free[loader], taken[batch - depth] if batch >= depth else 0.0)
+        free[loader] = begin + load_s
+        taken.append(max(now, free[loader]))
+        now = taken[-1] + step_s
+    period_s = (taken[-1] - taken[199]) / 200
+    wanted_s = laws.prefetched_step_seconds(load_s, step_s, loaders=loaders, depth=depth)
+    assert period_s == pytest.approx(wanted_s, rel=0.05)
+
+
 def test_ring_all_reduce() -> None:
     """2 (n-1)/n S / B + alpha; a worker alone pays nothing."""
     assert laws.ring_all_reduce_seconds(8e6, 4, 1e9, latency_s=1e-3) == pytest.approx(0.013)

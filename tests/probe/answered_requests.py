@@ -69,7 +69,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(attempts, "run_in_group", answer)
     monkeypatch.setattr(probe, "counters", lambda: QUIET)
-    monkeypatch.setattr(probe, "_completed", lambda machine, say: machine)
+    monkeypatch.setattr(probe, "completed", lambda machine, keep, say: machine)
     return requests
 
 

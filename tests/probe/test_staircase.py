@@ -109,7 +109,7 @@ def test_a_full_measurement_walks_and_times_files_and_a_quick_one_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """After everything else; nothing else is missing here."""
-    from ridgeline.probe import measure
+    from ridgeline.probe import full_parts, measure
 
     asked: list[Machine] = []
     timed: list[tuple[Stair, ...]] = []
@@ -124,12 +124,12 @@ def test_a_full_measurement_walks_and_times_files_and_a_quick_one_does_not(
         return msgspec.structs.replace(machine, microarchitecture=known)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measure, "with_stairs", with_stairs)
-    monkeypatch.setattr(measure, "with_microarchitecture", with_nodes)
+    monkeypatch.setattr(full_parts, "with_stairs", with_stairs)
+    monkeypatch.setattr(full_parts, "with_microarchitecture", with_nodes)
     for name in ("with_operator_dispatch", "with_contention", "with_gpu_levels"):
-        monkeypatch.setattr(measure, name, lambda one, keep, say: one)
+        monkeypatch.setattr(full_parts, name, lambda one, keep, say: one)
     monkeypatch.setattr(
-        measure, "with_storage", lambda one, keep, say: (timed.append(one.stairs), one)[1]
+        full_parts, "with_storage", lambda one, keep, say: (timed.append(one.stairs), one)[1]
     )
     assert measure.measure(settings=()).stairs == ()
     assert asked == timed == []

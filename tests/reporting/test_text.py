@@ -1,6 +1,7 @@
 """Text for the terminal: plain when piped, complete, and true to the data."""
 
 import io
+import os
 
 import msgspec
 import pytest
@@ -12,8 +13,8 @@ from ridgeline.reporting.labels import numbers_grid
 from ridgeline.reporting.operators import times_from_timeline
 from ridgeline.reporting.page.sections import grid_table
 from ridgeline.reporting.scaling_grids import points_grid
+from ridgeline.reporting.terminal.fitted import bar
 from ridgeline.reporting.terminal.text import (
-    bar,
     console,
     grid_text,
     machine_text,
@@ -159,6 +160,55 @@ def test_cells_are_shown_as_they_are() -> None:
 def test_bars_show_anything_that_is_there(fraction: float, length: int) -> None:
     """A bar has at least one character when there is anything, and never more than its width."""
     assert bar(fraction, 10) == "█" * length
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_bars_take_the_room_that_columns_leave(width: int) -> None:
+    """A row with a bar is one line on a terminal of any width that holds its numbers."""
+    rows = (("one", "1.00 ms"), ("two", "2.00 ms"))
+    grid = Grid("Steps", ("What", "Takes a step of this long"), rows, bars=(0.5, 1.0))
+    lines = as_text(grid_text(grid), width=width).splitlines()
+    drawn = [line.count("█") for line in lines if line.startswith(("one", "two"))]
+    assert len(lines) == 6  # a blank line, the heading, the head, a rule below it, and rows
+    assert drawn[1] == min(24, width - len("What   Takes a step of this long   "))
+    assert drawn[0] == max(1, round(drawn[1] / 2))
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80])
+def test_numbers_are_whole_on_any_terminal(width: int) -> None:
+    """Where a table does not fit a row is a sentence: what is left of a number is another number."""
+    head = ("Workers", "Samples each", "Step", "Samples/s", "")
+    rows = (("1", "64.0", "8.12 ms", "7890", ""), ("2", "32.0", "548 us", "117000", "fast"))
+    lines = as_text(grid_text(Grid("Scaling", head, rows, bars=(1.0, 1.0))), width=width)
+    told = " ".join(lines.split())
+    assert ("117000" in told, "7890" in told, "8.12 ms" in told) == (True, True, True)
+    in_words = "Workers 2: Samples each 32.0, Step 548 us, Samples/s 117000, fast"
+    assert (in_words in told) == (width < 60)
+
+
+def test_lanes_take_the_room_that_their_names_leave(predicted) -> None:
+    """On a narrow terminal a lane is one line as well."""
+    lines = as_text(timeline_text([predicted]), width=80).splitlines()
+    rows = [line for line in lines if line.strip().startswith(("compute", "communication"))]
+    assert {len(row) for row in rows} == {80}
+
+
+def test_bars_without_unicode_are_number_signs() -> None:
+    """Where blocks cannot be written a bar still shows how long it is."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console(stream).print(grid_text(Grid("Steps", ("What",), (("one",),), bars=(0.5,))))
+    stream.flush()
+    assert b"one  | ############\n" in stream.buffer.getvalue()
+
+
+def test_readers_that_went_away_are_no_end_of_the_process() -> None:
+    """`ridgeline ... | head` is told by its own error, of which the command line makes an exit status."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = io.TextIOWrapper(io.FileIO(writing, "w"), write_through=True)
+    with pytest.raises(BrokenPipeError):
+        console(stream).print("a line")
+    stream.close()
 
 
 def test_scaling_lists_efficiency() -> None:

@@ -118,6 +118,9 @@ def _edited(noun: Noun, path: tuple[Any, ...], value: Any) -> bytes:
         (("dispatch", 0, "seconds", "value"), -1, "Expected `float` >= 0.0"),
         (("dispatch", 0, "seconds", "value"), 1e300, r"Expected `float` <= 1e+30"),
         (("ceilings", 0, "setting", "workers"), 0, "Expected `int` >= 1"),
+        (("ceilings", 0, "rate", "n"), -4, "Expected `int` >= 0"),
+        (("ceilings", 0, "rate", "high"), 1e300, "Expected `float` <= 1e+30"),
+        (("devices", 0, "memory_bytes"), -1, "Expected `int` >= 0"),
     ],
 )
 def test_profiles_out_of_range(path: tuple[Any, ...], value: Any, message: str) -> None:
@@ -129,6 +132,31 @@ def test_profiles_out_of_range(path: tuple[Any, ...], value: Any, message: str) 
     assert text.endswith("; the file is damaged or was edited, make it again")
     assert message in text
     assert f"`$.{path[0]}[0]" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "unit", "wanted"),
+    [
+        (("ceilings", 0, "rate"), "TFLOP/s", "the rate of matmul in FLOP/s"),
+        (("ceilings", -1, "rate"), "FLOP/s", "the rate of memory in B/s"),
+        (("dispatch", 0, "seconds"), "us", "the dispatch of forward in s"),
+        (("collectives", 0, "table", 0, "seconds"), "ms", "the time of a transfer in s"),
+        (("overlaps", 0, "compute_slowdown"), "%", "the slowdown of computing in x"),
+    ],
+)
+def test_numbers_in_other_units(path: tuple[Any, ...], unit: str, wanted: str) -> None:
+    """112 TFLOP/s are no 112 FLOP/s, of which a step of 48 hours would be made."""
+    with pytest.raises(FileFormatError) as error:
+        decode(Machine, _edited(CURVED, (*path, "unit"), unit), where="m.json")
+    assert f"wanted {wanted}, got " in str(error.value)
+    assert f" in '{unit}'; give the number in that unit - at `$.{path[0]}[" in str(error.value)
+
+
+@pytest.mark.parametrize("cores", [0, -2])
+def test_hosts_without_cores(cores: int) -> None:
+    """A host has one core at least."""
+    with pytest.raises(FileFormatError, match=r"Expected `int` >= 1 - at `\$.host.cores`"):
+        decode(Machine, _edited(CURVED, ("host", "cores"), cores), where="m.json")
 
 
 @pytest.mark.parametrize(

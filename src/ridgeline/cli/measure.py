@@ -17,7 +17,11 @@ class MeasureCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of this verb."""
-        parser.add_argument(
+        effort = parser.add_mutually_exclusive_group()
+        effort.add_argument(
+            "--quick", action="store_true", help="rates and costs alone, in seconds (the default)"
+        )
+        effort.add_argument(
             "--full",
             action="store_true",
             help="more sizes and samples, a walk through memory, and a file in the current directory "

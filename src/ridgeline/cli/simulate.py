@@ -41,6 +41,7 @@ from ridgeline.simulator.layers.intensity import Intensities, intensities
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
+from ridgeline.verdict.predicted_scaling import superlinear
 
 
 class SimulateCommand:
@@ -155,7 +156,8 @@ class SimulateCommand:
             found = Curve(plan, machine, workloads, tuple(workloads))
             drawn = draw_step(args.report, found, timeline, points, others, value["levers"])
             output.progress(f"written to {drawn}")
-        output.result(value, *shown, _scaling(points, "predicted"))
+        shown.append(_scaling(points, "predicted"))
+        output.result(value, *shown, *warnings(superlinear(points)))
         return FINE
 
 
@@ -180,7 +182,7 @@ def _show_curve(
         output.progress(f"written to {drawn}")
     told = () if shared is None else shared.notes
     notes = [note for note in points[-1].notes if note not in told]  # of the most workers
-    shown += warnings(notes)
+    shown += warnings([*superlinear(points), *notes])
     output.result(value, *shown)
     return FINE
 

@@ -3,10 +3,9 @@
 import argparse
 from pathlib import Path
 
-from ridgeline.cli.arguments.inputs import add_task_arguments, load, positive
+from ridgeline.cli.arguments.inputs import add_task_arguments, given, load, positive
 from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, Output
-from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.reporting.operators import times_on_machine
 from ridgeline.reporting.terminal.text import workload_text
@@ -38,7 +37,7 @@ class TraceCommand:
         """Trace, save, show."""
         from ridgeline.tasks.step import step_workload
 
-        machine = Machine.load(args.machine) if args.machine is not None else None
+        machine = None if args.machine is None else given(args.machine, output)
         output.progress(f"tracing a step of {args.task}")
         workload = step_workload(
             load(args), workers=args.workers, device=machine.device_kind if machine else None

@@ -60,9 +60,10 @@ class VerifyCommand:
         if (given.machine is None) != (given.workload is None):
             flags = ["--machine", "--workload"]
             known, missing = flags if given.workload is None else reversed(flags)
-            output.progress(
-                f"! {known} shows no causes without {missing}: only the steps are compared"
-            )
+            because = f"{known} shows no causes without {missing}"
+            if args.measured is None:
+                because = f"no causes without a {missing.removeprefix('--')}.json in {args.predicted}"
+            output.progress(f"! {because}: only the steps are compared")
         expected = given.expected or predicted
         verdict = verify(
             predicted,
@@ -96,10 +97,33 @@ def _given(args: argparse.Namespace) -> _Given:
         machine = machine or if_there(Machine, first / run_directory.MACHINE)
         workload = workload or if_there(Workload, first / run_directory.WORKLOAD)
         # Last: the lines above need the directory itself.
-        first, second = first / run_directory.PREDICTED, first / run_directory.MEASURED
+        first, second = _timelines(first)
     if second is None:
+        what = f"{first} alone" if first.exists() else f"{first}, which does not exist"
+        advice = "name the measured timeline as well" if first.exists() else "check the path"
         raise FileFormatError(
-            f"wanted two timeline files or the directory of a run, got {first} alone; name the measured "
-            "timeline as well"
+            f"wanted two timeline files or the directory of a run, got {what}; {advice}"
+        )
+    folder = next((path for path in (first, second) if path.is_dir()), None)
+    if folder is not None:
+        raise FileFormatError(
+            f"wanted two timeline files, got the directory {folder}; name the {run_directory.MEASURED} or "
+            f"{run_directory.PREDICTED} in it, or one directory alone to judge that run"
         )
     return _Given(Timeline.load(first), Timeline.load(second), expected, machine, workload)
+
+
+def _timelines(run_dir: Path) -> tuple[Path, Path]:
+    """The files of a finished run that are compared.
+
+    Raises:
+        FileFormatError: one of them is not there.
+    """
+    names = (run_directory.PREDICTED, run_directory.MEASURED)
+    missing = [name for name in names if not (run_dir / name).is_file()]
+    if missing:
+        raise FileFormatError(
+            f"wanted the directory of a finished run, got no {' and no '.join(missing)} in {run_dir}; name "
+            "another, or finish that run with `ridgeline train --resume`"
+        )
+    return run_dir / names[0], run_dir / names[1]

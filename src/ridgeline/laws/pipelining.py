@@ -153,12 +153,13 @@ def prefetched_step_seconds(
         load_s: Seconds one loader takes for a batch.
         step_s: Seconds the device takes for a step.
         loaders: Loaders working side by side, at least 1.
-        depth: Batches prepared ahead; 0 loads between the steps.
+        depth: Batches prepared ahead by all of them together (`DataLoader` counts its `prefetch_factor` for
+            each loader); 0 loads between the steps. Loaders beyond it have nothing to do.
 
     Raises:
         LawError: a number is out of range.
 
-    Source: bottleneck of a two-stage pipeline, `max(load / loaders, step)`; sum of both at depth 0.
+    Source: bottleneck of a two-stage pipeline, `max(load / min(loaders, depth), step)`; sum of both at depth 0.
 
     Example:
         >>> prefetched_step_seconds(0.3, 0.2, loaders=2), prefetched_step_seconds(0.3, 0.2, depth=0)
@@ -168,4 +169,4 @@ def prefetched_step_seconds(
     check("step_s", step_s, least=0.0)
     check("loaders", loaders, least=1)
     check("depth", depth, least=0)
-    return load_s + step_s if depth == 0 else max(load_s / loaders, step_s)
+    return load_s + step_s if depth == 0 else max(load_s / min(loaders, depth), step_s)

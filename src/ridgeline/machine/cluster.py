@@ -12,6 +12,7 @@ from ridgeline.codec import Value
 from ridgeline.errors import MachineError
 from ridgeline.laws.arguments import check
 from ridgeline.laws.fair_sharing import Flow, fair_rates
+from ridgeline.machine.quantity import MOST
 
 _RATE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)"
 # In a fixed order, so that a second rate can only be the traffic of others.
@@ -42,10 +43,10 @@ class Level(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Reject places that hold nothing, and links that carry nothing, by a `LawError`."""
         check("size of a place in a cluster", self.size, least=1)
-        check("rate_bytes_per_s", self.rate_bytes_per_s, above=0.0)
-        check("latency_s", self.latency_s, least=0.0)
+        check("rate_bytes_per_s", self.rate_bytes_per_s, above=0.0, most=MOST)
+        check("latency_s", self.latency_s, least=0.0, most=MOST)
         check("other_jobs", self.other_jobs, least=0, most=MOST_JOBS)
-        check("other_bytes_per_s", self.other_bytes_per_s, least=0.0)
+        check("other_bytes_per_s", self.other_bytes_per_s, least=0.0, most=MOST)
 
     @property
     def share_bytes_per_s(self) -> float:

@@ -21,12 +21,18 @@ from ridgeline.machine.host_load import HostLoad
 from ridgeline.machine.limits import Limit
 from ridgeline.machine.microarchitecture import Microarchitecture
 from ridgeline.machine.operator_dispatch import OperatorDispatch
-from ridgeline.machine.quantity import LEAST, MOST, Amount, Quantity
+from ridgeline.machine.quantity import LEAST, MOST, Amount, Quantity, check_unit
 from ridgeline.machine.setting import Setting
 from ridgeline.machine.stairs import Stair
 from ridgeline.machine.storage import Storage
 from ridgeline.machine.stragglers import Stragglers
 
+UNIT_OF_FAMILY = {
+    "matmul": "FLOP/s",
+    "convolution": "FLOP/s",
+    "elementwise": "B/s",
+    "memory": "B/s",
+}
 LEAST_RATE = 1.0
 """FLOP/s or B/s: no device is slower, and no prediction at this rate leaves the range of numbers."""
 
@@ -36,9 +42,9 @@ class Host(Value, frozen=True, kw_only=True):
 
     name: str
     processor: str
-    cores: int
-    memory_bytes: int
-    cache_bytes: int
+    cores: Annotated[int, Meta(ge=1)]
+    memory_bytes: Annotated[int, Meta(ge=0)]
+    cache_bytes: Annotated[int, Meta(ge=0)]
     """Size of the last-level cache; 0 when the system does not say."""
     system: str
     python: str
@@ -51,7 +57,7 @@ class Device(Value, frozen=True, kw_only=True):
     kind: Literal["cpu", "cuda"]
     index: int
     name: str
-    memory_bytes: int
+    memory_bytes: Annotated[int, Meta(ge=0)]
     capability: str = ""
 
 
@@ -82,7 +88,9 @@ class Ceiling(Value, frozen=True, kw_only=True):
     curve: tuple[CurvePoint, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject a rate at which nothing ends, and a curve that cannot be read, by a `LawError`."""
+        """Reject a rate at which nothing ends, or in another unit, and a curve that cannot be read, by a `LawError`."""
+        unit = UNIT_OF_FAMILY.get(self.family)
+        check_unit(f"the rate of {self.family}", self.rate, *((unit,) if unit else ("FLOP/s", "B/s")))
         check(f"rate in {self.rate.unit}", self.rate.value, least=LEAST_RATE, most=MOST)
         # Curves are read between neighbours, which a search finds only in order.
         check_ascending("work", [point.work for point in self.curve])
@@ -103,6 +111,10 @@ class Dispatch(Value, frozen=True, kw_only=True):
     costs."""
     seconds: Quantity
 
+    def __post_init__(self) -> None:
+        """Reject what is no duration by a `LawError`."""
+        check_unit(f"the dispatch of {self.phase}", self.seconds, "s")
+
 
 class SizePoint(Value, frozen=True, kw_only=True):
     """Measured seconds to move or reduce `num_bytes`."""
@@ -111,7 +123,8 @@ class SizePoint(Value, frozen=True, kw_only=True):
     seconds: Quantity
 
     def __post_init__(self) -> None:
-        """Reject what has no logarithm, by a `LawError`."""
+        """Reject what has no logarithm, or is no duration, by a `LawError`."""
+        check_unit("the time of a transfer", self.seconds, "s")
         check("num_bytes", self.num_bytes, least=1, most=MOST)
         check("number of seconds", self.seconds.value, least=LEAST, most=MOST)
 
@@ -183,7 +196,10 @@ class Overlap(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Reject kernels that take no time by a `LawError`: lengths are compared by their logarithm."""
+        check_unit("the slowdown of computing", self.compute_slowdown, "x")
+        check_unit("the slowdown of communicating", self.communication_slowdown, "x")
         if self.kernel is not None:
+            check_unit("the length of kernels", self.kernel, "s")
             check("kernel in s", self.kernel.value, least=LEAST, most=MOST)
 
 
@@ -201,6 +217,13 @@ class CodecTiming(Value, frozen=True, kw_only=True):
     shape: Quantity
     compute_slowdown: Quantity
     codec_slowdown: Quantity
+
+    def __post_init__(self) -> None:
+        """Reject numbers in other units by a `LawError`."""
+        check_unit("the encoding of a parameter", self.parameter, "s")
+        check_unit("the encoding of a shape", self.shape, "s")
+        check_unit("the slowdown of computing", self.compute_slowdown, "x")
+        check_unit("the slowdown of encoding", self.codec_slowdown, "x")
 
 
 class Workspace(Value, frozen=True, kw_only=True):
@@ -228,6 +251,12 @@ class OperatorTiming(Value, frozen=True, kw_only=True):
     seconds: Quantity
     issue: Quantity | None = None
     workspace: Workspace | None = None
+
+    def __post_init__(self) -> None:
+        """Reject what is no duration by a `LawError`."""
+        check_unit("the time of an operator", self.seconds, "s")
+        if self.issue is not None:
+            check_unit("the issue of an operator", self.issue, "s")
 
 
 class StepCheck(Value, frozen=True, kw_only=True):

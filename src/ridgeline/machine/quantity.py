@@ -8,6 +8,7 @@ from msgspec import Meta, structs
 
 from ridgeline import units
 from ridgeline.codec import Value
+from ridgeline.errors import LawError
 from ridgeline.laws.repeats import repeat_range
 
 LEAST, MOST = 1e-30, 1e30
@@ -15,6 +16,7 @@ LEAST, MOST = 1e-30, 1e30
 
 # Checked where a file is read and not where a value is made: thousands are made for one simulation.
 Amount = Annotated[float, Meta(ge=0.0, le=MOST)]
+Bound = Annotated[float, Meta(ge=-MOST, le=MOST)]
 Source = Literal["measured", "datasheet", "assumed"]
 
 
@@ -27,12 +29,12 @@ class Quantity(Value, frozen=True, kw_only=True):
 
     value: Amount
     unit: str
-    low: float
-    high: float
-    n: int
+    low: Bound
+    high: Bound
+    n: Annotated[int, Meta(ge=0)]
     source: Source
-    repeat_low: float | None = None
-    repeat_high: float | None = None
+    repeat_low: Bound | None = None
+    repeat_high: Bound | None = None
 
     @classmethod
     def measured(cls, samples: Sequence[float], unit: str) -> Self:
@@ -98,6 +100,19 @@ class Quantity(Value, frozen=True, kw_only=True):
         within = self.repeats_within
         repeats = "" if within is None else f"repeats within {units.percent(within)}, "
         return f"{text} (spread {units.percent(self.spread)}, {repeats}n={self.n})"
+
+
+def check_unit(name: str, quantity: Quantity, *wanted: str) -> None:
+    """Refuse a number in another unit than those that predictions take it to have.
+
+    Raises:
+        LawError: its unit is none of the wanted.
+    """
+    if quantity.unit not in wanted:
+        raise LawError(
+            f"wanted {name} in {' or '.join(wanted)}, got {quantity.value:g} in {quantity.unit!r}; give the "
+            "number in that unit"
+        )
 
 
 class Sampled(Quantity, frozen=True, kw_only=True):

@@ -21,20 +21,15 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.machine.host_load import HostLoad
 from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import SURVEY, survey_in_group
-from ridgeline.probe.files.storage_rates import with_storage
 from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.fitting import expected_s, fitted
-from ridgeline.probe.gpu_memory.gpu_levels import with_gpu_levels
+from ridgeline.probe.full_parts import completed, full_seconds, left
 from ridgeline.probe.groups.group import Group
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.host import fingerprint as identity
 from ridgeline.probe.host.limits import limits
 from ridgeline.probe.host.load import Counters, between, counters, own_seconds
-from ridgeline.probe.host.microarchitecture import with_microarchitecture
-from ridgeline.probe.host.staircase import with_stairs
 from ridgeline.probe.missing import merge, requests
-from ridgeline.probe.rates.contention import with_contention
-from ridgeline.probe.rates.operator_dispatch import with_operator_dispatch
 from ridgeline.probe.survey import measure_here
 from ridgeline.workload import Workload
 
@@ -115,16 +110,17 @@ def measure(
     all_settings = tuple(settings) if settings is not None else default_settings(blank)
     _check(blank, all_settings)
     end, over = (time.monotonic() + share * limit_s for share in (1.0, MOST_OVER_ESTIMATE))
-    for asked in wanted.missing(machine, all_settings):
+    missing = wanted.missing(machine, all_settings)
+    for number, asked in enumerate(missing):
         request, left_out = fitted(asked, end - time.monotonic())
-        say(_describe(request))
+        say(_describe(request) + ("" if quick else f"; {_left(missing[number:], machine)}"))
         # A bound also without a limit: a group that hangs must not keep a script for ever.
         deadline_s = min(300.0 if quick else 1800.0, max(1.0, over - time.monotonic()))
         findings, load = _surveyed(request, deadline_s, here, group)
         machine = merge(machine, Findings(warnings=left_out) + findings)
         # After each request: an interrupt costs one of them, not all.
         machine = _kept(_loaded(machine, load))
-    return machine if quick else _completed(machine, say)
+    return machine if quick else completed(machine, _kept, say)
 
 
 def stand_by(setting: Setting) -> Group:
@@ -243,20 +239,6 @@ def _kept(machine: Machine, hosts: int = 1) -> Machine:
             "XDG_CACHE_HOME name a directory that can be written"
         )
         return merge(machine, Findings(warnings=(warning,)))
-    return machine
-
-
-def _completed(machine: Machine, say: Progress) -> Machine:
-    """The profile with what only a full measurement has, each part kept as it comes."""
-    for part in (
-        with_operator_dispatch,
-        with_contention,
-        with_gpu_levels,
-        with_stairs,
-        with_microarchitecture,
-        with_storage,
-    ):
-        machine = part(machine, _kept, say)
     return machine
 
 
@@ -380,3 +362,8 @@ def _describe(request: Request) -> str:
     return (
         f"measuring {', '.join(parts)} at {settings} (about {units.seconds(expected_s(request))})"
     )
+
+
+def _left(missing: Sequence[Request], machine: Machine) -> str:
+    """How long a full measurement takes that lacks these requests, and what comes behind them."""
+    return left(sum(map(expected_s, missing)) + full_seconds(machine))

@@ -129,6 +129,12 @@ def _limits(points: Sequence[ScalingPoint], found: Sequence[Law]) -> Iterator[st
         yield (
             f"speed-ups are those over {least} workers, each taken as one of {least} that lose nothing"
         )
+    yield from superlinear(points)
+
+
+def superlinear(points: Sequence[ScalingPoint]) -> Iterator[str]:
+    """What is to be said of the most efficient number of workers where it does more than its share."""
+    least = points[0].workers
     best = max(points, key=lambda point: point.efficiency)
     if best.efficiency > 1.0 + OFF_CURVE:
         yield (

@@ -231,7 +231,7 @@ def describe(
         LaunchError: a measuring process failed.
     """
     task = load(args)
-    machine = profile(args)
+    machine = profile(args, output)
     counts = worker_counts(machine, task.batch_size, wished=wished, most=most)
     with Heartbeat(output.progress) as heartbeat:
         workloads = traced(task, counts, machine.device_kind, heartbeat, allow)
@@ -241,16 +241,30 @@ def describe(
     return machine, workloads
 
 
-def profile(args: argparse.Namespace) -> Machine:
+def profile(args: argparse.Namespace, output: Output) -> Machine:
     """The machine that the arguments name, else what is known of this one, in the cluster that they describe.
+
+    Of a profile that was given, `output` takes what a user should know: nothing measures it again.
 
     Raises:
         FileFormatError: the file is no machine profile.
     """
     from ridgeline.probe.measure import measure
 
-    machine = measure(settings=()) if args.machine is None else Machine.load(args.machine)
+    machine = measure(settings=()) if args.machine is None else given(args.machine, output)
     return machine if args.cluster is None else structs.replace(machine, cluster=args.cluster)
+
+
+def given(path: Path, output: Output) -> Machine:
+    """The profile in a file; `output` takes what makes it doubtful.
+
+    Raises:
+        FileFormatError: the file is no machine profile.
+    """
+    machine = Machine.load(path)
+    for line in said(machine):
+        output.progress(f"{path}: {line}")
+    return machine
 
 
 def traced(

@@ -37,7 +37,7 @@ def show_intensity(args: argparse.Namespace, output: Output) -> int:
             f"wanted the layers alone, got --what-if {','.join(args.what_if)} with --intensity of one number "
             "of workers; leave one of them out, or give several numbers to --devices"
         )
-    task, machine = load(args), profile(args)
+    task, machine = load(args), profile(args, output)
     if args.devices is not None:
         workers = args.devices[0]
     else:

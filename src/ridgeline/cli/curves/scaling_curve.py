@@ -77,7 +77,7 @@ def curve(args: argparse.Namespace, output: Output) -> Curve:
     """
     from ridgeline.runtime.training.sampler import check_batch_size
 
-    task, machine, counts = load(args), profile(args), args.devices
+    task, machine, counts = load(args), profile(args, output), args.devices
     if args.scaling == STRONG:
         for count in counts:
             check_batch_size(task.batch_size, count)

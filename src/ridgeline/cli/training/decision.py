@@ -35,6 +35,7 @@ from ridgeline.errors import MachineError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
+from ridgeline.planner.doubted import said
 from ridgeline.planner.trials import staleness
 from ridgeline.planner.trials.expectation import as_told, expected
 from ridgeline.planner.trials.readings import as_read
@@ -255,6 +256,9 @@ def _choose(
     def compiling_s(plan: Plan) -> float:
         return compile_factor * compile_seconds(workloads[plan.workers], plan.execution)
 
+    # Nothing here measures a given profile again, so it is doubted now or never.
+    for line in () if given is None else said(given):
+        heartbeat.tell(f"{wishes.machine_file}: {line}")
     told = ToldTrials(attempt, compiling_s, heartbeat)
     trial = staleness.remembered(told) if wishes.tries else None
 

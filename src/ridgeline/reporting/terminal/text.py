@@ -4,7 +4,9 @@ Every function returns something that rich prints. On a terminal there are rules
 the same columns come as plain text. `verdict_text` and `timeline_text` are in `text_step`.
 """
 
+import errno
 import io
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import IO
@@ -29,6 +31,7 @@ from ridgeline.reporting.operators import (
     seconds_by,
 )
 from ridgeline.reporting.plan_grids import MOST_PLANS, knobs_grid, plans_grid
+from ridgeline.reporting.terminal.fitted import FittedTable, bars
 from ridgeline.workload import Workload
 
 PIPED_WIDTH = 160
@@ -42,10 +45,18 @@ def console(file: IO[str] | None = None) -> Console:
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # a terminal without Unicode shows "?", and no error
     # Rich would else colour every number in a sentence.
-    target = Console(file=file, highlight=False, soft_wrap=False)
+    target = _ReadConsole(file=file, highlight=False, soft_wrap=False)
     if not target.is_terminal:
-        target = Console(file=file, highlight=False, width=PIPED_WIDTH, color_system=None)
+        target = _ReadConsole(file=file, highlight=False, width=PIPED_WIDTH, color_system=None)
     return target
+
+
+class _ReadConsole(Console):
+    """A console that says when its reader has gone; rich would end the process with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Let whoever prints see it: the command line has an exit status for it."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def machine_text(machine: Machine) -> RenderableType:
@@ -136,11 +147,11 @@ def grid_text(grid: Grid, line: str = "") -> RenderableType:
                 no_wrap=is_number,
                 overflow="fold",
             )
+        drawn = bars(grid.bars, BAR_WIDTH)
         for index, cells in enumerate(grid.rows):
-            drawn = [Text(bar(grid.bars[index], BAR_WIDTH), style="cyan")] if grid.bars else []
             # As they are: names in brackets would be taken for markup.
-            rows.add_row(*map(Text, cells), *drawn, style="bold" if index == grid.chosen else None)
-        parts.append(rows)
+            rows.add_row(*map(Text, cells), *drawn[index : index + 1], style="bold" if index == grid.chosen else None)
+        parts.append(FittedTable(rows, grid))
     if grid.reading:
         parts.append(Text(grid.reading))
     return Group(*parts)
@@ -154,9 +165,3 @@ def title(name: str, line: str) -> RenderableType:
 def warnings(lines: Iterable[str]) -> list[Text]:
     """What is to be known before the rest is believed, a line each."""
     return [Text(f"! {line}", style="yellow") for line in lines]
-
-
-def bar(fraction: float, width: int) -> str:
-    """A bar of `fraction` (0 to 1) of `width` characters; at least one when there is anything."""
-    filled = round(min(1.0, max(0.0, fraction)) * width)
-    return "█" * (max(1, filled) if fraction > 0 else 0)

@@ -1,6 +1,7 @@
 """A step as text for the terminal: lanes over time, and the verdict with its waterfall."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -9,6 +10,7 @@ from rich.text import Text
 
 from ridgeline import units
 from ridgeline.reporting.charts.chart_timeline import kind
+from ridgeline.reporting.terminal.fitted import FittedBand
 from ridgeline.reporting.terminal.text import title
 from ridgeline.simulator.memory import PEAK_CATEGORIES
 from ridgeline.synchronisation import algorithm_of
@@ -41,7 +43,7 @@ def timeline_text(
 
     Args:
         timelines: At least one.
-        width: Characters of the longest step.
+        width: Characters of the longest step; fewer where the terminal is narrower.
         headings: One for each timeline (default: whether it was predicted or measured).
     """
     headings = headings or [timeline.origin.capitalize() for timeline in timelines]
@@ -60,7 +62,7 @@ def timeline_text(
             if frames:
                 # The legend has the letters that are there, and no others.
                 used.update({kind(span.name): _word(span.name) for span in frames})
-                parts.append(Text.assemble(f"{lane:>14} ", _lane(frames, longest, width)))
+                parts.append(FittedBand(f"{lane:>14} ", partial(_lane, frames, longest), width))
     legend = ", ".join(f"{_LOOKS[name][0]} {used[name]}" for name in _LOOKS if name in used)
     parts.append(Text(f"{'':>14} {legend}", style="dim"))
     return Group(*parts)

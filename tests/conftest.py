@@ -31,6 +31,8 @@ sys.path.append(STARTS)
 os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), STARTS])
 gc.set_threshold(50_000, 10, 10)
 
+from warm import ADDRESS, WARM
+
 GRACE_S = 30.0
 """What is already on its way out may take this long; a test that leaves nothing waits for nothing."""
 
@@ -68,10 +70,13 @@ OWN_THREADS = "/proc/self/task"
 _hiding: list[pytest.MonkeyPatch] = []
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell that starts the tests in the background has them ignore interrupts, and all that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Not in a process that has others run the tests.
+    if not config.getoption("numprocesses", None):
+        os.environ[ADDRESS] = WARM.address()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -111,8 +116,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_unconfigure() -> None:
     """Leave the process as it was, and end the one in whose forks scripts ran."""
     _show_gpus()
-    if "warm" in sys.modules:
-        sys.modules["warm"].WARM.close()
+    os.environ.pop(ADDRESS, None)
+    WARM.close()
 
 
 def _hide_gpus() -> None:

@@ -31,8 +31,6 @@ sys.path.append(STARTS)
 os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), STARTS])
 gc.set_threshold(50_000, 10, 10)
 
-from warm import ADDRESS, WARM
-
 GRACE_S = 30.0
 """What is already on its way out may take this long; a test that leaves nothing waits for nothing."""
 
@@ -76,6 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Not in a process that has others run the tests.
     if not config.getoption("numprocesses", None):
+        from warm import ADDRESS, WARM  # which keeps the environment that it finds
+
         os.environ[ADDRESS] = WARM.address()
 
 
@@ -116,8 +116,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_unconfigure() -> None:
     """Leave the process as it was, and end the one in whose forks scripts ran."""
     _show_gpus()
-    os.environ.pop(ADDRESS, None)
-    WARM.close()
+    if "warm" in sys.modules:
+        os.environ.pop(sys.modules["warm"].ADDRESS, None)
+        sys.modules["warm"].WARM.close()
 
 
 def _hide_gpus() -> None:

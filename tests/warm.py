@@ -21,8 +21,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-AT_IMPORT = ("OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON", "PYTHON", "LD_")
-"""How variables begin that are read while modules are imported."""
+AT_IMPORT = (
+    *("OMP_", "GOMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON", "_TORCH"),
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_"),
+)
+"""How variables begin that are read while a process starts or modules are imported."""
 LATER = (
     *("TORCHRUN_", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
     # Set by torch's compiler or scikit-learn in a process that has imported or used them: also in one that runs
@@ -37,8 +40,8 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ADDRESS = "WARM_PROCESS"
 """Tells processes that tests or Ridgeline start where it is (`starts/sitecustomize.py`)."""
 RELAY = str(Path(__file__).parent / "starts" / "relay.py")
-NAMESPACES = (0x00020000, 0x40000000)
-"""Of mounts and of the network. Source: CLONE_NEWNS and CLONE_NEWNET of linux/sched.h."""
+NAMESPACES = {"mnt": 0x00020000, "net": 0x40000000}
+"""Where a caller may be on a host of its own. Source: CLONE_NEWNS and CLONE_NEWNET of linux/sched.h."""
 
 
 class Warm:
@@ -181,9 +184,8 @@ def _run(asked: dict[str, Any], handles: list[int]) -> NoReturn:
 
 def _go_to(places: list[int]) -> None:
     """Enter the namespaces of the caller, where they are others."""
-    own = (os.stat("/proc/self/ns/mnt"), os.stat("/proc/self/ns/net"))
-    for place, kind, here in zip(places, NAMESPACES, own, strict=True):
-        if os.fstat(place).st_ino != here.st_ino:
+    for place, (name, kind) in zip(places, NAMESPACES.items(), strict=True):
+        if os.fstat(place).st_ino != Path("/proc/self/ns", name).stat().st_ino:
             libc = ctypes.CDLL(None, use_errno=True)
             if libc.setns(place, kind):
                 raise OSError(ctypes.get_errno(), "setns")

@@ -74,7 +74,7 @@ class _Passing:
         self._number = 0
         self._early: list[int] = []
 
-    def __enter__(self) -> "_Passing":
+    def __enter__(self) -> "_Passing":  # noqa: PYI034 - `typing` takes time to import
         self._before = {one: signal.signal(one, self._pass_on) for one in PASSED_ON}
         return self
 

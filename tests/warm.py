@@ -36,7 +36,7 @@ LATER = (
 TAKEN_ALONG = ("PYTHONPATH", "PYTHONUNBUFFERED")
 """Nor are these, for processes that were started and ask then: they hand over their path, and are unbuffered."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Nor these, for modules that set the number of their threads themselves."""
+"""Nor these, where modules may have another number of threads than this process, which is then set."""
 ADDRESS = "WARM_PROCESS"
 """Tells processes that tests or Ridgeline start where it is (`starts/sitecustomize.py`)."""
 RELAY = str(Path(__file__).parent / "starts" / "relay.py")
@@ -139,7 +139,7 @@ def _answer(caller: socket.socket, given: Mapping[str, str]) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, handles, _, _ = socket.recv_fds(caller, 1, 5)
     asked = json.loads(caller.makefile().readline())
-    but = (*(TAKEN_ALONG if asked["path"] else ()), *(THREADS if asked["sets_threads"] else ()))
+    but = (*(TAKEN_ALONG if asked["path"] else ()), *(THREADS if _threads(asked) else ()))
     if not _fits(asked["environment"], given, but):
         caller.sendall(b"0\n")
         os._exit(0)
@@ -158,6 +158,12 @@ def _answer(caller: socket.socket, given: Mapping[str, str]) -> NoReturn:
     os._exit(0)
 
 
+def _threads(asked: dict[str, Any]) -> int:
+    """The number that the environment of a module says that may have its own; 0 for none."""
+    said = asked["environment"].get("OMP_NUM_THREADS", "")
+    return int(said) if asked["has_threads"] and said.isdecimal() else 0
+
+
 def _run(asked: dict[str, Any], handles: list[int]) -> NoReturn:
     """Run a script or module as Python does, and end."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -173,6 +179,10 @@ def _run(asked: dict[str, Any], handles: list[int]) -> NoReturn:
     sys.path[:] = asked["path"] or [str(Path(sys.argv[0]).parent), *sys.path[1:]]
     for stream in (sys.stdout, sys.stderr) if asked["path"] else ():
         stream.reconfigure(write_through=True)
+    if _threads(asked) > 1:
+        from ridgeline.workers.host_threads import set_threads
+
+        set_threads(_threads(asked))
     # What either raises ends this process, as it would.
     if module:
         sys.modules.pop(module, None)

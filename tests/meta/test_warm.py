@@ -38,13 +38,13 @@ sys.exit(int(sys.argv[1]))
 MODULE = """
 import os, sys
 assert "torch" in sys.modules
-print(sys.argv[1:], __name__, __spec__.name, sys.path[0], os.environ["OMP_NUM_THREADS"])
+print(sys.argv[1:], __name__, __spec__.name, sys.path[0], sys.modules["torch"].get_num_threads())
 """
 ASKING = """
 import os, relay, sys
 words = ["told", "word"]
 place = os.environ["WARM_PROCESS"]
-relay.end(relay.hand_over(place, words, module="told", path=[sys.argv[1], *sys.path], sets_threads=True) or 0)
+relay.end(relay.hand_over(place, words, module="told", path=[sys.argv[1], *sys.path], has_threads=True) or 0)
 """
 
 

@@ -24,7 +24,7 @@ def hand_over(
     *,
     module: str = "",
     path: list[str] | None = None,
-    sets_threads: bool = False,
+    has_threads: bool = False,
 ) -> int | None:
     """How a script or module ended in a fork of a warm process; None where that imported with other variables.
 
@@ -33,7 +33,7 @@ def hand_over(
         words: Script or name of the module, and arguments.
         module: To run instead of a script.
         path: Where its modules are; None: beside the script, and where those of the warm process are.
-        sets_threads: Whether it sets the number of its threads itself.
+        has_threads: Whether it may have another number of threads than the warm process.
     """
     with socket.socket(socket.AF_UNIX) as process, _Passing() as passing:
         process.connect(warm)
@@ -45,7 +45,7 @@ def hand_over(
             "words": words,
             "module": module,
             "path": path,
-            "sets_threads": sets_threads,
+            "has_threads": has_threads,
             "folder": os.getcwd(),  # noqa: PTH109
             "environment": dict(os.environ),
         }

@@ -4,8 +4,8 @@ Importing torch and its compiler makes 400,000 objects that stay. At Python's ow
 at them a hundred times and more meanwhile: a quarter of the seconds of a process that does little else (2.3 s of CPU
 for torch and `ridgeline.runtime.training.loop`, of which 0.6 s).
 
-A launcher, what it launches, and Ridgeline's own workers are run by a warm process, which has imported torch
-(`warm.py`), where there is one and it has imported with the same variables.
+A launcher, what it launches, and Ridgeline's own workers and servers are run by a warm process, which has imported
+torch (`warm.py`), where there is one and it has imported with the same variables.
 """
 
 import gc
@@ -16,7 +16,7 @@ OBJECTS = 50_000
 """Made since the last collection, before the next: what a test leaves in cycles is still collected as it runs."""
 WARM = "WARM_PROCESS"
 WORKERS = ("ridgeline.probe.groups.group_worker",)
-"""Modules that set their threads, and depend neither on the number of their process nor on that of their parent."""
+"""Modules that depend neither on the number of their process nor on that of their parent."""
 
 gc.set_threshold(OBJECTS, 10, 10)
 

@@ -179,6 +179,8 @@ def _run(asked: dict[str, Any], handles: list[int]) -> NoReturn:
     sys.path[:] = asked["path"] or [str(Path(sys.argv[0]).parent), *sys.path[1:]]
     for stream in (sys.stdout, sys.stderr) if asked["path"] else ():
         stream.reconfigure(write_through=True)
+    if asked["parent"]:
+        os.getppid = lambda: asked["parent"]
     if _threads(asked) > 1:
         from ridgeline.workers.host_threads import set_threads
 

@@ -36,16 +36,19 @@ print(sys.argv[1:], os.getcwd(), sys.path[0], os.environ["RANK"], __name__)
 sys.exit(int(sys.argv[1]))
 """
 MODULE = """
-import os, sys
+import os, signal, sys
 assert "torch" in sys.modules
-print(sys.argv[1:], __name__, __spec__.name, sys.path[0], sys.modules["torch"].get_num_threads())
+if sys.argv[1] == "waits":
+    print("waits", flush=True)
+    signal.pause()
+print(sys.argv[1:], os.getppid(), __name__, __spec__.name, sys.path[0], sys.modules["torch"].get_num_threads())
 """
 ASKING = """
 import os, relay, sys
-words = ["told", "word"]
-place = os.environ["WARM_PROCESS"]
-relay.end(relay.hand_over(place, words, module="told", path=[sys.argv[1], *sys.path], has_threads=True) or 0)
+how = {"module": "told", "path": [sys.argv[1], *sys.path], "has_threads": True, "ends_with_parent": True}
+relay.end(relay.hand_over(os.environ["WARM_PROCESS"], ["told", sys.argv[2]], **how) or 0)
 """
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
 
 
 def usual(**more: str) -> dict[str, str]:
@@ -140,6 +143,19 @@ def test_a_module_of_workers_runs_as_if_started(
     """With a path and a number of threads of its own; with other variables that matter it is refused."""
     (tmp_path / "told.py").write_text(MODULE)
     environment = usual(**{ADDRESS: WARM.address(), **more, "OMP_NUM_THREADS": "3"})
-    asking = [sys.executable, "-c", ASKING, str(tmp_path)]
+    asking = [sys.executable, "-c", ASKING, str(tmp_path), "word"]
     done = subprocess.run(asking, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == (f"['word'] __main__ told {tmp_path} 3\n" if is_run else ""), done.stderr
+    told = f"['word'] {os.getpid()} __main__ told {tmp_path} 3\n"
+    assert done.stdout == (told if is_run else ""), done.stderr
+
+
+def test_a_module_that_is_to_ends_with_its_parent(tmp_path: Path) -> None:
+    """That of the process that stands for it: the kernel knows of no other."""
+    (tmp_path / "told.py").write_text(MODULE)
+    asking = [sys.executable, "-c", PARENT, "-c", ASKING, str(tmp_path), "waits"]
+    environment = usual(**{ADDRESS: WARM.address()})
+    with subprocess.Popen(asking, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "waits\n"
+        parent.kill()
+        assert not parent.stdout.read()

@@ -14,6 +14,8 @@ import sys
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that are for the script. One that is killed takes it along, since the warm process looks after both."""
+PR_SET_PDEATHSIG = 1
+"""Source: prctl(2)."""
 NAMESPACES = ("mnt", "net")
 """Where a script may be another host than the warm process: see `ridgeline.experiments.namespaces`."""
 
@@ -25,6 +27,7 @@ def hand_over(
     module: str = "",
     path: list[str] | None = None,
     has_threads: bool = False,
+    ends_with_parent: bool = False,
 ) -> int | None:
     """How a script or module ended in a fork of a warm process; None where that imported with other variables.
 
@@ -34,7 +37,13 @@ def hand_over(
         module: To run instead of a script.
         path: Where its modules are; None: beside the script, and where those of the warm process are.
         has_threads: Whether it may have another number of threads than the warm process.
+        ends_with_parent: Whether the kernel is to end it with the parent of this process, as it asks of the kernel
+            for itself: the parent that it is told of is this one's.
     """
+    if ends_with_parent:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     with socket.socket(socket.AF_UNIX) as process, _Passing() as passing:
         process.connect(warm)
         places = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
@@ -46,6 +55,7 @@ def hand_over(
             "module": module,
             "path": path,
             "has_threads": has_threads,
+            "parent": os.getppid() if ends_with_parent else 0,
             "folder": os.getcwd(),  # noqa: PTH109
             "environment": dict(os.environ),
         }

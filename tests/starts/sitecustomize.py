@@ -15,8 +15,8 @@ import sys
 OBJECTS = 50_000
 """Made since the last collection, before the next: what a test leaves in cycles is still collected as it runs."""
 WARM = "WARM_PROCESS"
-WORKERS = ("ridgeline.probe.groups.group_worker",)
-"""Modules that depend neither on the number of their process nor on that of their parent."""
+WORKERS = {"ridgeline.probe.groups.group_worker": False, "ridgeline.cli.training.worker": True}
+"""Modules that do not depend on the number of their process, and whether the kernel ends them with their parent."""
 
 gc.set_threshold(OBJECTS, 10, 10)
 

@@ -32,7 +32,8 @@ demo: $(STAMP)
 # there is no GPU the rest skips them.
 # Files are begun in the order of tests/conftest.py, long ones first, and only those with such marks read for them.
 # Bytecode is kept whatever the caller does elsewhere: each of hundreds of processes would compile what it imports.
-JOBS ?= 2
+# JOBS is one more than two cores: some tests wait, for limits and for each other's processes.
+JOBS ?= 3
 GPU_JOBS ?= 4
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)

@@ -68,10 +68,15 @@ OWN_THREADS = "/proc/self/task"
 _hiding: list[pytest.MonkeyPatch] = []
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell that starts the tests in the background has them ignore interrupts, and all that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Not in a process that has others run the tests.
+    if not config.getoption("numprocesses", None):
+        from warm import ADDRESS, WARM  # which keeps the environment that it finds
+
+        os.environ[ADDRESS] = WARM.address()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -112,6 +117,7 @@ def pytest_unconfigure() -> None:
     """Leave the process as it was, and end the one in whose forks scripts ran."""
     _show_gpus()
     if "warm" in sys.modules:
+        os.environ.pop(sys.modules["warm"].ADDRESS, None)
         sys.modules["warm"].WARM.close()
 
 

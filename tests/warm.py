@@ -1,11 +1,12 @@
 """A process that has imported torch and Ridgeline, once for all tests of a run: scripts run in forks of it.
 
 Starting a script otherwise takes 2 s of CPU before its first line. It has what it would have had: its arguments, folder,
-streams and environment. Only variables that are read while modules are imported must be those that the warm process
-was started with; with others, or with GPUs, a script is started as ever.
+streams and environment. Only variables that are read while modules are imported must be those that this process had
+when tests began; with others, or with GPUs, a script is started as ever.
 """
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -18,93 +19,112 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NoReturn
 
-AT_IMPORT = ("OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON", "PYTHON", "LD_", "RIDGELINE")
-"""How variables begin that are read while modules are imported."""
-AT_RUN = ("TORCHRUN_", "TORCHELASTIC_")
+AT_IMPORT = (
+    *("OMP_", "GOMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON", "_TORCH"),
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_"),
+)
+"""How variables begin that are read while a process starts or modules are imported."""
+LATER = (
+    *("TORCHRUN_", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    # Set by torch's compiler or scikit-learn in a process that has imported or used them: also in one that runs
+    # tests, from some test on.
+    *("TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_", "TRITON_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
+)  # fmt: skip
 """And those among them that are not."""
-RELAY = str(Path(__file__).with_name("relay.py"))
+TAKEN_ALONG = ("PYTHONPATH", "PYTHONUNBUFFERED")
+"""Nor are these, for processes that were started and ask then: they hand over their path, and are unbuffered."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Nor these, where modules may have another number of threads than this process, which is then set."""
+ADDRESS = "WARM_PROCESS"
+"""Tells processes that tests or Ridgeline start where it is (`starts/sitecustomize.py`)."""
+RELAY = str(Path(__file__).parent / "starts" / "relay.py")
+NAMESPACES = {"mnt": 0x00020000, "net": 0x40000000}
+"""Where a caller may be on a host of its own. Source: CLONE_NEWNS and CLONE_NEWNET of linux/sched.h."""
 
 
 class Warm:
     """The warm process of this one, from the first script on until this one ends."""
 
     def __init__(self) -> None:
-        self._started: dict[tuple[tuple[str, str], ...], str] = {}
-        self._lifelines: list[subprocess.Popen[bytes]] = []
+        # What a test sets for its own script is not for those of other tests.
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._address = ""
 
     def command(
         self, script: Path | str, *words: object, environment: Mapping[str, str]
     ) -> list[str]:
         """What runs a script, with that environment: a relay to a warm process, or Python itself."""
         own = [str(script), *map(str, words)]
-        if (
-            environment.get("CUDA_VISIBLE_DEVICES") != ""
-            or environment.get("OMP_NUM_THREADS") != "1"
-        ):
+        if not _fits(environment, self._environment):
             return [sys.executable, *own]
-        at_import = _at_import(environment)
-        if at_import not in self._started:
-            if self._started:
-                return [sys.executable, *own]
-            self._started[at_import] = self._start(environment)
-        return [sys.executable, "-I", "-S", RELAY, self._started[at_import], *own]
+        return [sys.executable, "-I", "-S", RELAY, self.address(), *own]
 
-    def _start(self, environment: Mapping[str, str]) -> str:
-        # Not in a folder of pytest's, whose name may be longer than an address can be.
-        place = tempfile.mkdtemp(prefix="ridgeline-warm-")
-        address = f"{place}/socket"
-        process = subprocess.Popen(
-            [sys.executable, __file__, address],
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"warm\n", "it says why"
-        self._lifelines.append(process)
-        return address
+    def address(self) -> str:
+        """Where it listens. It imports nothing before it is asked for something."""
+        if self._process is None:
+            # Not in a folder of pytest's, whose name may be longer than an address can be.
+            self._address = f"{tempfile.mkdtemp(prefix='ridgeline-warm-')}/socket"
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, self._address],
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            assert self._process.stdout is not None
+            assert self._process.stdout.readline() == b"listening\n", "it says why"
+        return self._address
 
     def close(self) -> None:
         """End it."""
-        for process in self._lifelines:
-            process.communicate()
-        self._lifelines.clear()
-        self._started.clear()
+        if self._process is not None:
+            self._process.communicate()
+        self._process = None
 
 
 WARM = Warm()
 
 
-def _at_import(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        sorted(
-            (name, value)
-            for name, value in environment.items()
-            if name.startswith(AT_IMPORT) and not name.startswith(AT_RUN)
-        )
+def _fits(asked: Mapping[str, str], warm: Mapping[str, str], but: tuple[str, ...] = ()) -> bool:
+    """Whether a script would import as the warm process did."""
+    left_out = (*LATER, *but)
+    return asked.get("CUDA_VISIBLE_DEVICES") == "" and all(
+        asked.get(name) == warm.get(name)
+        for name in asked.keys() | warm.keys()
+        if name.startswith(AT_IMPORT) and not name.startswith(left_out)
     )
 
 
 def serve(address: str) -> None:
     """Be the warm process: until the standard input ends, which nobody writes to."""
+    given = dict(os.environ)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the tests, which then end this
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(address)
+        door.listen()
+        os.write(1, b"listening\n")
+        is_warm = False
+        while 0 not in (ready := select.select([door, 0], [], [])[0]):
+            if door in ready:
+                if not is_warm:
+                    _warm_up()
+                    is_warm = True
+                caller, _ = door.accept()
+                if not os.fork():
+                    door.close()
+                    _answer(caller, given)
+                caller.close()
+    Path(address).unlink()
+    Path(address).parent.rmdir()
+
+
+def _warm_up() -> None:
     import ridgeline.runtime.training.loop  # noqa: F401 - what most scripts import
 
     gc.freeze()  # what was imported is garbage of none of them
     signal.signal(signal.SIGCHLD, _collect)
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(address)
-        door.listen()
-        os.write(1, b"warm\n")
-        while 0 not in (ready := select.select([door, 0], [], [])[0]):
-            if door in ready:
-                caller, _ = door.accept()
-                if not os.fork():
-                    door.close()
-                    _answer(caller)
-                caller.close()
-    Path(address).unlink()
-    Path(address).parent.rmdir()
 
 
 def _collect(*_: object) -> None:
@@ -114,35 +134,73 @@ def _collect(*_: object) -> None:
             pass
 
 
-def _answer(caller: socket.socket) -> None:
-    """Fork who runs a script, wait for its end, and tell."""
+def _answer(caller: socket.socket, given: Mapping[str, str]) -> NoReturn:
+    """Fork who runs a script, wait for its end, and tell; a script whose caller is gone is killed."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _, streams, _, _ = socket.recv_fds(caller, 1, 3)
-    asked = json.loads(caller.makefile().read())
+    _, handles, _, _ = socket.recv_fds(caller, 1, 5)
+    asked = json.loads(caller.makefile().readline())
+    but = (*(TAKEN_ALONG if asked["path"] else ()), *(THREADS if _threads(asked) else ()))
+    if not _fits(asked["environment"], given, but):
+        caller.sendall(b"0\n")
+        os._exit(0)
     child = os.fork()
     if not child:
         caller.close()
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-            os.close(stream)
-        _run(asked)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        _run(asked, handles)
+    for handle in handles:
+        os.close(handle)  # whoever reads what the script writes learns of its end
     with contextlib.suppress(BrokenPipeError):
+        caller.sendall(f"{child}\n".encode())
+        if caller in select.select([caller, os.pidfd_open(child)], [], [])[0]:
+            os.kill(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         caller.sendall(str(code).encode())
     os._exit(0)
 
 
-def _run(asked: dict[str, list[str]]) -> None:
-    """Run a script as Python does, and end."""
-    os.chdir(str(asked["folder"]))
+def _threads(asked: dict[str, Any]) -> int:
+    """The number that the environment of a module says that may have its own; 0 for none."""
+    said = asked["environment"].get("OMP_NUM_THREADS", "")
+    return int(said) if asked["has_threads"] and said.isdecimal() else 0
+
+
+def _run(asked: dict[str, Any], handles: list[int]) -> NoReturn:
+    """Run a script or module as Python does, and end."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, stream in enumerate(handles[:3]):
+        os.dup2(stream, number)
+    _go_to(handles[3:])
+    for handle in handles:
+        os.close(handle)
+    os.chdir(asked["folder"])
     os.environ.clear()
-    os.environ |= dict(asked["environment"])
-    sys.argv = asked["words"]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(
-        sys.argv[0], run_name="__main__"
-    )  # what it raises ends this process, as it would
+    os.environ |= asked["environment"]
+    module, sys.argv = asked["module"], asked["words"]
+    sys.path[:] = asked["path"] or [str(Path(sys.argv[0]).parent), *sys.path[1:]]
+    for stream in (sys.stdout, sys.stderr) if asked["path"] else ():
+        stream.reconfigure(write_through=True)
+    if asked["parent"]:
+        os.getppid = lambda: asked["parent"]
+    if _threads(asked) > 1:
+        from ridgeline.workers.host_threads import set_threads
+
+        set_threads(_threads(asked))
+    # What either raises ends this process, as it would.
+    if module:
+        sys.modules.pop(module, None)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit()
+
+
+def _go_to(places: list[int]) -> None:
+    """Enter the namespaces of the caller, where they are others."""
+    for place, (name, kind) in zip(places, NAMESPACES.items(), strict=True):
+        if os.fstat(place).st_ino != Path("/proc/self/ns", name).stat().st_ino:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(place, kind):
+                raise OSError(ctypes.get_errno(), "setns")
 
 
 if __name__ == "__main__":

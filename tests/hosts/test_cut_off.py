@@ -1,15 +1,16 @@
 """A worker whose host is cut off is named by the other, and neither hangs."""
 
 import json
+import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from namespaces import PORT, environment, wait
 
 from ridgeline.experiments.namespaces import NamespaceNetwork
+from warm import WARM
 
 WANTED = (
     (
@@ -37,7 +38,7 @@ def test_a_worker_that_is_cut_off_is_named(two_hosts: NamespaceNetwork, tmp_path
     workers = [
         two_hosts.start(
             rank,
-            [sys.executable, str(SCRIPT), str(tmp_path)],
+            WARM.command(SCRIPT, tmp_path, environment={**os.environ, **variables}),
             environment={**variables, "RANK": str(rank)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,6 +1,7 @@
 """An asynchronous store over three hosts: keys, addresses that others reach, and a host that is cut off and back."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from namespaces import PORT, environment, need_hosts
 from ridgeline.experiments.namespaces import NamespaceNetwork, hosts
 from ridgeline.history import History, Outage
 from ridgeline.runtime.kvstore.serving.addressing.keys import make_keys
+from warm import WARM
 
 RATE = "100mbit"
 SCRIPT = Path(__file__).parent / "stored_across.py"
@@ -42,7 +44,7 @@ def started(
     return [
         network.start(
             rank,
-            [sys.executable, str(SCRIPT), str(directory)],
+            WARM.command(SCRIPT, directory, environment={**os.environ, **variables}),
             environment={
                 **variables,
                 "RANK": str(rank),

@@ -1,18 +1,20 @@
 """A script in a fork of the warm process has what it would have had, and ends as it would have ended."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from warm import WARM
+from warm import ADDRESS, WARM
 
 SCRIPT = """
 import os, signal, sys
 print(sys.argv[1:], os.getcwd(), os.environ["GIVEN"], sys.stdin.read(), "torch" in sys.modules)
-print(signal.getsignal(signal.SIGCHLD).name)
+print(signal.getsignal(signal.SIGCHLD).name, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+sys.stdout.flush()
 print("an error", file=sys.stderr)
 if sys.argv[1] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -20,14 +22,46 @@ if sys.argv[1] == "raises":
     raise ValueError("wrong")
 sys.exit(int(sys.argv[1]))
 """
+WAITING = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("waits", flush=True)
+print("got", int(signal.sigwait([signal.SIGTERM])))
+sys.exit(5)
+"""
+LAUNCHED = """
+import os, sys
+assert "torch" in sys.modules
+print(sys.argv[1:], os.getcwd(), sys.path[0], os.environ["RANK"], __name__)
+sys.exit(int(sys.argv[1]))
+"""
+MODULE = """
+import os, signal, sys
+assert "torch" in sys.modules
+if sys.argv[1] == "waits":
+    print("waits", flush=True)
+    signal.pause()
+print(sys.argv[1:], os.getppid(), __name__, __spec__.name, sys.path[0], sys.modules["torch"].get_num_threads())
+"""
+ASKING = """
+import os, relay, sys
+how = {"module": "told", "path": [sys.argv[1], *sys.path], "has_threads": True, "ends_with_parent": True}
+relay.end(relay.hand_over(os.environ["WARM_PROCESS"], ["told", sys.argv[2]], **how) or 0)
+"""
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
+
+
+def usual(**more: str) -> dict[str, str]:
+    """The environment of most scripts."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
 
 
 @pytest.mark.parametrize(("word", "status"), [("0", 0), ("3", 3), ("raises", 1), ("killed", -9)])
 def test_a_script_runs_as_if_started(tmp_path: Path, word: str, status: int) -> None:
     """Arguments, folder, environment, streams, signals and exit status; only torch is there before it begins."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.replace('print("an', 'sys.stdout.flush()\nprint("an'))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GIVEN": "given"}
+    script.write_text(SCRIPT)
+    environment = usual(GIVEN="given")
     command = WARM.command(script, word, environment=environment)
     assert command[0] == sys.executable
     assert command[1] != str(script)
@@ -41,9 +75,25 @@ def test_a_script_runs_as_if_started(tmp_path: Path, word: str, status: int) -> 
         check=False,
     )
     assert done.returncode == status
-    assert done.stdout == f"['{word}'] {tmp_path} given read True\nSIG_DFL\n"
+    assert done.stdout == f"['{word}'] {tmp_path} given read True\nSIG_DFL True\n"
     assert done.stderr.startswith("an error\n")
     assert ("ValueError: wrong" in done.stderr) is (word == "raises")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "told"), [(signal.SIGTERM, 5, "got 15\n"), (signal.SIGKILL, -9, "")]
+)
+def test_who_stops_a_script_stops_it(tmp_path: Path, sent: int, status: int, told: str) -> None:
+    """It gets the signals of the process that stands for it, and does not outlive that."""
+    script = tmp_path / "script.py"
+    script.write_text(WAITING)
+    command = WARM.command(script, environment=usual())
+    with subprocess.Popen(command, env=usual(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(sent)
+        assert process.stdout.read() == told, "its end is that of what it writes"
+    assert process.returncode == status
 
 
 @pytest.mark.parametrize(
@@ -52,7 +102,60 @@ def test_a_script_runs_as_if_started(tmp_path: Path, word: str, status: int) -> 
 )
 def test_what_is_read_at_import_starts_a_script_as_ever(variables: dict[str, str]) -> None:
     """The warm process has imported with other variables."""
-    usual = {**os.environ, "OMP_NUM_THREADS": "1"}
-    assert WARM.command("script.py", environment=usual)[1] == "-I"
-    found = WARM.command("script.py", 7, environment={**usual, **variables})
+    found = WARM.command("script.py", 7, environment=usual(**variables))
     assert found == [sys.executable, "script.py", "7"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "KMP_INIT_AT_FORK"],
+)
+def test_what_others_set_in_this_process_does_not_matter(name: str) -> None:
+    """Else all scripts were started as ever, once a test has compiled something."""
+    assert WARM.command("script.py", environment=usual(**{name: "7"}))[1] == "-I"
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_launcher_and_what_it_launches_run_as_if_started(tmp_path: Path, status: int) -> None:
+    """Both in forks: the script knows its place, and its status is told."""
+    script = tmp_path / "launched.py"
+    script.write_text(LAUNCHED)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"),
+            *("launched.py", str(status)),
+        ],
+        cwd=tmp_path,
+        env=usual(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"['{status}'] {tmp_path} {tmp_path} 0 __main__\n", done.stderr
+    assert done.returncode == (1 if status else 0)
+    assert (f"exitcode  : {status}" in done.stderr) is bool(status)
+
+
+@pytest.mark.parametrize(("more", "is_run"), [({}, True), ({"TORCH_LOGS": "all"}, False)])
+def test_a_module_of_workers_runs_as_if_started(
+    tmp_path: Path, more: dict[str, str], is_run: bool
+) -> None:
+    """With a path and a number of threads of its own; with other variables that matter it is refused."""
+    (tmp_path / "told.py").write_text(MODULE)
+    environment = usual(**{ADDRESS: WARM.address(), **more, "OMP_NUM_THREADS": "3"})
+    asking = [sys.executable, "-c", ASKING, str(tmp_path), "word"]
+    done = subprocess.run(asking, env=environment, capture_output=True, text=True, check=True)
+    told = f"['word'] {os.getpid()} __main__ told {tmp_path} 3\n"
+    assert done.stdout == (told if is_run else ""), done.stderr
+
+
+def test_a_module_that_is_to_ends_with_its_parent(tmp_path: Path) -> None:
+    """That of the process that stands for it: the kernel knows of no other."""
+    (tmp_path / "told.py").write_text(MODULE)
+    asking = [sys.executable, "-c", PARENT, "-c", ASKING, str(tmp_path), "waits"]
+    environment = usual(**{ADDRESS: WARM.address()})
+    with subprocess.Popen(asking, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "waits\n"
+        parent.kill()
+        assert not parent.stdout.read()

@@ -20,6 +20,13 @@ from ridgeline.errors import LaunchError
 from ridgeline.probe.groups import group
 from ridgeline.probe.groups.group import Group, WorkerError, run_in_group
 from ridgeline.probe.groups.worker_error import in_one_line
+from warm import ADDRESS
+
+
+@pytest.fixture(autouse=True)
+def no_warm_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes themselves are what is tested here."""
+    monkeypatch.delenv(ADDRESS)
 
 
 @pytest.mark.parametrize("deadline_s", [300.0, math.inf])

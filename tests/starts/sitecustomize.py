@@ -3,11 +3,45 @@
 Importing torch and its compiler makes 400,000 objects that stay. At Python's own threshold, 700, the collector looks
 at them a hundred times and more meanwhile: a quarter of the seconds of a process that does little else (2.3 s of CPU
 for torch and `ridgeline.runtime.training.loop`, of which 0.6 s).
+
+A launcher, what it launches, and Ridgeline's own workers and servers are run by a warm process, which has imported
+torch (`warm.py`), where there is one and it has imported with the same variables.
 """
 
 import gc
+import os
+import sys
 
 OBJECTS = 50_000
 """Made since the last collection, before the next: what a test leaves in cycles is still collected as it runs."""
+WARM = "WARM_PROCESS"
+WORKERS = {"ridgeline.probe.groups.group_worker": False, "ridgeline.cli.training.worker": True}
+"""Modules that do not depend on the number of their process, and whether the kernel ends them with their parent."""
 
 gc.set_threshold(OBJECTS, 10, 10)
+
+
+def have_run() -> None:
+    """Have the warm process run what this process was started for, and end as that does; or go on, as ever."""
+    import relay
+
+    warm, path = os.environ[WARM], list(sys.path)
+    status = None
+    match sys.orig_argv[1:]:
+        case ["-P", "-u", "-m", name, *words] if name in WORKERS:
+            status = relay.hand_over(
+                warm, [name, *words], module=name, path=path, sets_threads=True
+            )
+        case ["-m", "torch.distributed.run" as name, *words]:
+            status = relay.hand_over(warm, [name, *words], module=name, path=[os.getcwd(), *path])  # noqa: PTH109
+        case ["-u", script, *words] if "TORCHELASTIC_RUN_ID" in os.environ and script.endswith(
+            ".py"
+        ):
+            beside = os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH120 - pathlib takes longer to import
+            status = relay.hand_over(warm, [script, *words], path=[beside, *path])
+    if status is not None:
+        relay.end(status)
+
+
+if WARM in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    have_run()

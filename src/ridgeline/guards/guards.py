@@ -11,7 +11,7 @@ from ridgeline.capture.interception import innermost_transform, num_dispatch_mod
 from ridgeline.capture.unchecked import without_checks
 from ridgeline.guards.reading import ProgramReading, Write, read_program
 from ridgeline.guards.sparse import address
-from ridgeline.guards.unguarded import require_unguarded
+from ridgeline.guards.unguarded import numbers_of_numpy, require_unguarded
 from ridgeline.programs.watches.classes import class_variables, require_classes, require_hooks
 from ridgeline.programs.watches.conditions import Conditions, reader
 from ridgeline.programs.watches.left_to_python import is_plain_value
@@ -80,7 +80,8 @@ class Guards:
         known = {*map(id, followed), *map(id, inputs)}
         values = reader(reading.tensors, reading.scope)(now)
         pairs = zip(reading.tensors, values, strict=True)
-        read = [text for text, tensor in pairs if id(tensor) not in known]
+        fresh = numbers_of_numpy(reading, now)
+        read = [text for text, tensor in pairs if id(tensor) not in known and text not in fresh]
         self._read = reader(read, reading.scope)
         self._values = reader(expressions, reading.scope)
         self.leaves_out_checks = any(text.endswith(_CHECKS) for text in reading.expressions)
@@ -139,7 +140,10 @@ class Guards:
             is_sentence = "mismatch" in first or "changed" in first
             return first if is_sentence else f"{first} no longer holds"
         if not self._process({}):
-            return "a setting that chooses kernels, or hooks of all modules or on saved tensors changed"
+            return (
+                "a setting that chooses kernels, a logger's level, or hooks of all modules or on saved "
+                "tensors changed"
+            )
         if not self._classes({}):
             return "a method or variable of a class was replaced"
         if not self._has_same_tensors(arguments):

@@ -6,7 +6,6 @@ shapes, strides and dtypes of tensors, autocast and other modes. Captured progra
 """
 
 import builtins
-import logging
 import re
 import threading
 import types
@@ -38,6 +37,7 @@ from ridgeline.capture.mask_looks import reading
 from ridgeline.capture.unchecked import without_checks
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.guards.lenient import read_leniently
+from ridgeline.guards.loggers import Unordered, asking, told
 from ridgeline.guards.sparse import leave_out_strides
 from ridgeline.programs.distinct_results import memory_number
 from ridgeline.programs.inductor import FAILURES
@@ -65,13 +65,6 @@ SETTINGS: dict[str, Any] = {
 _lock = threading.Lock()
 _UNKNOWN = object()
 _PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
-
-
-class _Unordered(set[Any]):
-    """Members that are not searched: torch 2.11 sorts its settings to record them, functions too."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
 
 
 class UnreadableError(CaptureError):
@@ -151,12 +144,19 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
 
     # Under a lock: settings and patches below are those of the whole process.
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
-    # What a program logs is no result of it; libraries add methods of their own to loggers.
-    settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
-    settings["reorderable_logging_functions"] = _Unordered((warnings.warn,))
+    settings["ignore_logger_methods"] = told()  # what a program logs is no result of it
+    settings["reorderable_logging_functions"] = Unordered((warnings.warn,))
     # What a program draws of Python is drawn before its graph would run.
     before = HostGenerators.now()
-    with _lock, config.patch(settings), without_checks(), reading(), read_leniently():
+    asked: dict[Any, Ask] = {}
+    with (
+        _lock,
+        config.patch(settings),
+        without_checks(),
+        reading(),
+        read_leniently(),
+        asking(asked),
+    ):
         try:
             torch.compile(entry, backend=reader, fullgraph=True, dynamic=False)(**arguments)
         except _Read:
@@ -173,6 +173,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
         raise UnreadableError(
             "wanted a program that torch's compiler can read in one piece, got one that it passed over"
         )
+    found[0]["settings"] += tuple((ask, ask()) for ask in asked.values())
     constants = [part for part in entries[0].code.co_consts if not isinstance(part, types.CodeType)]
     # Values that a program returns without computing them are in its code alone.
     found[0]["graph"] += repr(constants)

@@ -49,10 +49,12 @@ def require_unguarded(
     Raises:
         UnreadableError: there is an array with more elements than can be compared.
     """
-    read = [text.removeprefix(_ARRAY)[:-1] for text in reading.tensors if text.startswith(_ARRAY)]
-    for array in map(_small, reader(read, reading.scope)(arguments)):
-        elements = conditions.constant(array.tobytes())
-        conditions.require(f"{conditions.constant(array)}.tobytes() == {elements}")
+    for text, array in _arrays(reading, arguments).items():
+        if isinstance(array, numpy.generic):  # cannot change, and may be another object each time
+            elements, now = array.tobytes(), conditions.value_of(_inner(text))
+        else:
+            elements, now = _small(array).tobytes(), conditions.constant(array)
+        conditions.require(f"{now}.tobytes() == {conditions.constant(elements)}")
     # `vars(...).keys()` is a view, so that one look sees attributes that come later.
     for function in filter(_is_users_function, reading.kept):
         has_names = conditions.constant(vars(function).keys())
@@ -63,6 +65,23 @@ def require_unguarded(
     for kind, names in _own_names(reading).items():
         free, taken = conditions.constant(frozenset(names)), conditions.constant(vars(kind))
         conditions.require(f"{free}.isdisjoint({taken})")
+
+
+def numbers_of_numpy(reading: ProgramReading, arguments: dict[str, Any]) -> frozenset[str]:
+    """Expressions of tensors that the program makes of a number of NumPy's, which lie elsewhere each time."""
+    found = _arrays(reading, arguments).items()
+    return frozenset(text for text, value in found if isinstance(value, numpy.generic))
+
+
+def _arrays(reading: ProgramReading, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arrays and numbers of NumPy's that the program makes tensors of, by the expressions of these."""
+    read = [text for text in reading.tensors if text.startswith(_ARRAY)]
+    values = reader([*map(_inner, read)], reading.scope)(arguments)
+    return dict(zip(read, values, strict=True))
+
+
+def _inner(text: str) -> str:
+    return text.removeprefix(_ARRAY)[:-1]
 
 
 def _small(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:

@@ -14,6 +14,7 @@ from adversary.grammar.general import (
     WITHOUT_GRADIENTS,
 )
 from adversary.grammar.hooks import HOOKS
+from adversary.grammar.lookups import LOOKUPS
 from adversary.grammar.losses import LOSSES
 from adversary.grammar.parametrized import PARAMETRIZED
 from adversary.grammar.randomness import RANDOMNESS
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 _TABLES = (
-    *(ATTRIBUTES, OBJECTS, CLASSES, FUNCTIONS, BUFFERS, SHARED, RESULTS, PARAMETRIZED),
+    *(ATTRIBUTES, OBJECTS, LOOKUPS, CLASSES, FUNCTIONS, BUFFERS, SHARED, RESULTS, PARAMETRIZED),
     *(HOOKS, RANDOMNESS, BRANCHES, EFFECTS, LOSSES),
 )
 FEATURES: dict[str, Feature] = {feature.name: feature for table in _TABLES for feature in table}

@@ -1,17 +1,21 @@
 """Guards that torch's compiler leaves out, added to its own for every piece of a program that it compiles.
 
-To it -0.0 equals 0.0, and a tuple cannot change, whatever lists, dictionaries and sets are in it. Nor does
-it compare what is missing: a key that a method looks for and does not find (so in `os.environ`), or an
-attribute in `vars(x)`, or one whose `AttributeError` code catches. And it takes for granted which hooks of
-all modules there are, which module an `import` gives, what a class finds in its metaclass, and settings that
-choose kernels; torch 2.11 also which methods an object holds itself.
+To it -0.0 equals 0.0, a tuple cannot change, whatever lists, dictionaries and sets are in it, and an
+`OrderedDict` has no order of its own. Nor does it compare what is missing: a key that a method looks for and
+does not find (so in `os.environ`), or an attribute in `vars(x)`, or one whose `AttributeError` code catches.
+And it takes for granted which hooks of all modules there are, which module an `import` gives, what a class
+finds in its metaclass, classes in closures, what abstract classes and protocols take for their instances,
+what a dictionary of the user's own class finds in that, names put among Python's, and settings that choose
+kernels; torch 2.11 also which methods an object holds itself.
 """
 
 import builtins
+import collections
 import dis
 import functools
 import math
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -20,26 +24,32 @@ import torch
 from torch import Tensor, fx
 from torch._C._dynamo.guards import DictGuardManager
 from torch._dynamo import polyfills
+from torch._dynamo.guards import _get_closure_vars
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
 from ridgeline.programs.watches.imports import Import, are_current, follow_imports, imports_of
-from ridgeline.programs.watches.left_to_python import leave_to_python
+from ridgeline.programs.watches.instances import classes_in_cells, instance_checks
+from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
+from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
-from ridgeline.reach.owners import is_users_class
+from ridgeline.reach.owners import is_users, is_users_class
 
 Backend = Callable[..., Callable[..., Any]]
 _UNKNOWN = object()
 _TORCH = torch.__path__[0]
 _STANDARD = polyfills.__path__[0]
 """Where the compiler has Python of its own for code of the standard library."""
+_MISSING = (LookupError, AttributeError, TypeError)
 _NO_OBJECTS = (type, types.ModuleType, Tensor, dict)
 _KEY_ERRORS = frozenset({"KeyError", "LookupError", "Exception", "BaseException"})
 _ATTRIBUTE_ERRORS = frozenset({"AttributeError", "Exception", "BaseException"})
 _DICTIONARIES = frozenset({"__dict__", "vars"})
 _ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
 _OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
+_CLASS_VARIABLE = re.compile(r"^dict\(type\((.+)\)(?:\.__mro__\[\d+\])?\.__dict__\)\['\w+'\]$")
+"""How the compiler's name of what it found in a class ends."""
 _STORES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps attributes of its own."""
 
@@ -74,18 +84,24 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
             of_process.append(functools.partial(_require_imports, imports))
         if _has_names(code, _ENVIRONMENT):
             of_process.append(_require_environment)
+        if names := own_builtins(code):
+            of_process.append(functools.partial(_require_builtins, names))
+        of_process.append(functools.partial(_require_instances, sources))
         # For what is about the process and no object, one guard is enough, at whichever object.
         guards.update({Guard(source, kind) for source in sources[:1] for kind in of_process})
         return compile_piece(graph, inputs)
 
     leave_to_python(backend)
     follow_imports()
+    compare_made_keys()
     return backend
 
 
 def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard], None]]:
     """What is compared of every object that the compiler compares, by what code of a program does."""
     yield _require_same
+    yield _require_cells
+    yield _require_order
     yield _require_methods
     yield _require_metaclass
     catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
@@ -128,12 +144,40 @@ def _catches_unknown(code: types.CodeType) -> bool:
 def _require_same(builder: Any, guard: Guard) -> None:
     """A `Guard` on the signs of zeros, and on what can change in what cannot."""
     value = _value(builder, guard)
+    owner = _CLASS_VARIABLE.search(guard.name)
+    if (
+        owner
+        and is_plain_value(value)
+        and isinstance(_of_name(builder, owner[1])(builder.scope["L"]), dict)
+    ):
+        # Below a dictionary of a class of its own nothing is looked at while it has the entries that it had.
+        _compare_by_name(builder, guard, _content_of, "")
     if _has_zero(value):
         _compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
     if _holds_containers(value):
         # Below a tuple the compiler looks at nothing while its holder holds what it held.
         root, what = builder.guard_manager.root, f"what is held by {guard.name}"
         _compare(root, lambda _: _content_of(value), None, what)
+
+
+def _require_cells(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the classes in a function's closure."""
+    value = _value(builder, guard)
+    if classes_in_cells(value):
+        manager = builder.get_guard_manager(guard)
+        _compare(manager, classes_in_cells, value, f"a class in the closure of {guard.name}")
+
+
+def _require_order(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the order of an ordered dictionary, which its `move_to_end` changes.
+
+    The compiler goes through the dictionary underneath, whose order stays what it was.
+    """
+    value = _value(builder, guard)
+    if not isinstance(value, collections.OrderedDict) or len(value) < 2:
+        return
+    # At the root, since managers of dictionaries take no comparisons of ours.
+    _compare_by_name(builder, guard, lambda now: _content_of(tuple(now)), "the order of ")
 
 
 def _require_keys(builder: Any, guard: Guard) -> None:
@@ -208,6 +252,23 @@ def _require_environment(builder: Any, guard: Guard) -> None:
     _compare(builder.guard_manager.root, _environment, None, "a variable of the environment")
 
 
+def _require_builtins(names: Sequence[str], builder: Any, _: Guard) -> None:
+    what = f"a name that was put among Python's ({', '.join(names)})"
+    root = builder.guard_manager.root
+    _compare(root, lambda _: [_content_of(vars(builtins).get(name)) for name in names], None, what)
+
+
+def _require_instances(sources: Sequence[Any], builder: Any, _: Guard) -> None:
+    values = [_value(builder, Guard(source, _require_same)) for source in sources]
+    for is_same in instance_checks(values):
+        what = "what a class takes for its instances changed"
+        builder.guard_manager.root.add_lambda_guard(_without_values(is_same), [what], None)
+
+
+def _without_values(is_same: Callable[[], bool]) -> Callable[[Any], bool]:
+    return lambda _: is_same()
+
+
 def _compare(manager: Any, look: Callable[[Any], Any], value: Any, what: str) -> None:
     """Before every call, see whether `look` finds what it finds in the value of now."""
     held = look(value)
@@ -216,6 +277,26 @@ def _compare(manager: Any, look: Callable[[Any], Any], value: Any, what: str) ->
         return bool(look(now) == held)
 
     manager.add_lambda_guard(is_same, [f"{what} changed"], None)
+
+
+def _compare_by_name(builder: Any, guard: Guard, look: Callable[[Any], Any], what: str) -> None:
+    """The same from the root, by the name of what the guard is about."""
+    find, held = _of_name(builder, guard.name), look(_value(builder, guard))
+
+    def is_same(now: Any) -> bool:
+        try:  # what the compiler compares of the way to it is compared later
+            return bool(look(find(now)) == held)
+        except _MISSING:
+            return False
+
+    builder.guard_manager.root.add_lambda_guard(is_same, [f"{what}{guard.name} changed"], None)
+
+
+def _of_name(builder: Any, name: str) -> Callable[[Any], Any]:
+    """A function of the local variables that gives what a name of the compiler's stands for."""
+    code = compile(name, "<guard>", "eval")
+    names = {"G": builder.scope["G"], **_get_closure_vars()}
+    return lambda now: eval(code, names, {"L": now})
 
 
 def _value(builder: Any, guard: Guard) -> Any:
@@ -256,6 +337,17 @@ def _of_metaclass(value: type) -> dict[tuple[int, str], Any]:
         for name, held in vars(base).items()
         if name not in _OF_EVERY_CLASS
     }
+
+
+def own_builtins(code: Iterable[types.CodeType]) -> list[str]:
+    """What code of the user's may find among Python's own names and Python has not put there."""
+    own = vars(builtins)
+    names = {name for part in code if is_users(part.co_filename) for name in part.co_names}
+    return [
+        name
+        for name in sorted(names & own.keys())
+        if getattr(own[name], "__module__", None) != builtins.__name__
+    ]
 
 
 def _environment(_: Any) -> dict[Any, Any]:

@@ -9,17 +9,21 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+from torch import nn
 from torch.nn.modules import module
 
 from ridgeline.programs.watches.conditions import Conditions
 from ridgeline.programs.watches.hooks_of_all import STORES
+from ridgeline.reach.owners import is_users_class
 from ridgeline.reach.reach import underlying
 from ridgeline.reach.replaced_code import replacements
 
 _CAN_BE_CHANGED = 1 << 9
 """Of `type.__flags__`: made while Python runs, so that code may assign to it; `Py_TPFLAGS_HEAPTYPE`. Others
 have names that their metaclass hides, such as `__annotations__` of functions."""
-_CLASS_VARIABLE = re.compile(r"\.__mro__\[\d+\]\.__dict__\)\['(\w+)'\]")
+_CLASS_VARIABLE = re.compile(r"\.__dict__\)\['(\w+)'\]")
+_IS_LOOKED_UP = (types.FunctionType, property, staticmethod, classmethod)
+"""What a class gives as it is, or binds anew each time; another descriptor runs code of its own then."""
 
 
 def class_variables(expressions: Iterable[str]) -> frozenset[str]:
@@ -46,6 +50,8 @@ def require_classes(
         if not kind.__flags__ & _CAN_BE_CHANGED:
             continue
         owner = conditions.constant(kind)
+        if issubclass(kind, nn.Module) and is_users_class(kind):  # the compiler calls `forward`
+            conditions.require(f"{owner}.__call__ is {conditions.constant(kind.__call__)}")
         for name in sorted({name for base in kind.__mro__ for name in vars(base)}):
             value = inspect.getattr_static(kind, name)
             function = underlying(value)
@@ -54,6 +60,10 @@ def require_classes(
                 continue
             if has_been_read:
                 functions[function] = None
+            if hasattr(type(value), "__get__") and not isinstance(value, _IS_LOOKED_UP):
+                asked = conditions.constant(_defined)
+                conditions.require(f"{asked}({owner}, {name!r}) is {conditions.constant(value)}")
+                continue
             # A class method is bound again each time.
             end = ".__func__" if isinstance(value, classmethod) else ""
             looked_up = f"{owner}.{name}" if name.isidentifier() else f"getattr({owner}, {name!r})"
@@ -63,6 +73,15 @@ def require_classes(
     if functions:
         _require_code(conditions, functions)
     require_hooks(conditions)
+
+
+def _defined(kind: type, name: str) -> Any:
+    """What a class or one that it inherits from has under a name, as it is written there."""
+    for base in kind.__mro__:
+        own = vars(base)
+        if name in own:
+            return own[name]
+    return None
 
 
 def _require_code(conditions: Conditions, functions: Iterable[types.FunctionType]) -> None:

@@ -1,0 +1,259 @@
+"""What a program looks up where torch's compiler does not look again: made keys, orders, classes, loggers, numbers."""
+
+import abc
+import builtins
+import collections
+import enum
+import logging
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import ridgeline as rl
+from adversary.interpreting import interpreted
+from ridgeline.callables.calls.reads import CallReads
+from ridgeline.programs.compiling import many_variants
+from ridgeline.programs.watches.added import with_guards
+
+NAME = "ridgeline_name_of_a_test"
+LOG = logging.getLogger("ridgeline.test_looked_up")
+WEAK: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+
+class Kind(enum.Enum):
+    """Members with values."""
+
+    FIRST = 2.0
+    SECOND = 3.0
+
+
+class Missing(dict[str, float]):
+    """Has an answer for every key."""
+
+    by = 2.0
+
+    def __missing__(self, key: str) -> float:
+        return self.by
+
+
+@runtime_checkable
+class Quacking(Protocol):
+    """Whatever quacks is one."""
+
+    def quack(self) -> int:
+        """Some number."""
+        ...
+
+
+class Plain:
+    """None of the above, at first."""
+
+
+class Part(nn.Module):
+    """As it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same."""
+        return x * 1.0
+
+
+class Net(nn.Module):
+    """Computes with what a case looks up."""
+
+    def __init__(self, read: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.read, self.part = read, Part()
+        self.kind, self.number = Kind.FIRST, np.float64(2.0)
+        self.order = collections.OrderedDict(a=2.0, b=1.0)
+        self.table: dict[Any, float] = {}
+        self.abstract = abc.ABCMeta("Abstract", (), {"__module__": __name__})
+        self.missing, self.plain, self.is_plain = Missing(), Plain(), _is(Plain)
+        self.hooked = nn.Identity()
+        self.hooked.register_forward_hook(lambda module, args, out: out * 2.0)
+        self.hooked.register_forward_hook(lambda module, args, out: out + 1.0)
+
+    def forward(self, x: Tensor) -> Any:
+        """What the case makes of it."""
+        return self.read(self, x)
+
+
+def _in_order(net: Any, x: Tensor) -> Tensor:
+    for name, by in net.order.items():
+        x = x * by if name == "a" else x + by
+    return x
+
+
+def _is(what: Any) -> Callable[[Any, Tensor], Tensor]:
+    return lambda net, x: x * (2.0 if isinstance(net.plain, what) else 1.0)
+
+
+def _first_last(net: Any) -> None:
+    hooks = net.hooked._forward_hooks
+    hooks.move_to_end(next(iter(hooks)))
+
+
+Case = tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]
+MADE: dict[str, Case] = {
+    "weak reference": (lambda n, x: x * WEAK.get(n, 1.0), lambda n: WEAK.setdefault(n, 2.0)),
+    "tuple with a module": (
+        lambda n, x: x * n.table.get((n.part, 1), 1.0),
+        lambda n: n.table.__setitem__((n.part, 1), 2.0),
+    ),
+    "tuple, in": (
+        lambda n, x: x * (2.0 if (n.part, 1) in n.table else 1.0),
+        lambda n: n.table.__setitem__((n.part, 1), 2.0),
+    ),
+    "order of a dictionary": (_in_order, lambda n: n.order.move_to_end("a")),
+    "order of hooks": (lambda n, x: n.hooked(x), _first_last),
+    "variable behind __missing__": (
+        lambda n, x: x * n.missing["k"],
+        lambda n: setattr(Missing, "by", 3.0),
+    ),
+    "class that is registered": (
+        lambda n, x: x * (2.0 if isinstance(n.plain, n.abstract) else 1.0),
+        lambda n: n.abstract.register(Plain),
+    ),
+    "method of a protocol": (_is(Quacking), lambda n: setattr(n.plain, "quack", int)),
+    "class in a closure": (
+        lambda n, x: n.is_plain(n, x),
+        lambda n: setattr(n, "is_plain", _is(Part)),
+    ),
+}
+"""What compiled programs compare as well."""
+CASES: dict[str, Case] = {
+    **MADE,
+    "value of a member": (
+        lambda n, x: x * n.kind.value,
+        lambda n: setattr(n, "kind", Kind.SECOND),
+    ),
+    "call of a module": (
+        lambda n, x: n.part(x),
+        lambda n: setattr(Part, "__call__", lambda part, x: x * 3.0),
+    ),
+    "name among Python's": (
+        lambda n, x: x * ridgeline_name_of_a_test,  # type: ignore[name-defined]  # noqa: F821
+        lambda n: setattr(builtins, NAME, 3.0),
+    ),
+    "level of a logger": (
+        lambda n, x: x * (2.0 if LOG.isEnabledFor(logging.INFO) else 1.0),
+        lambda n: LOG.setLevel(logging.ERROR),
+    ),
+    "number of NumPy's": (
+        lambda n, x: x * n.number,
+        lambda n: setattr(n, "number", np.float64(3.0)),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    setattr(builtins, NAME, 2.0)
+    LOG.setLevel(logging.INFO)
+    yield
+    delattr(builtins, NAME)
+    LOG.setLevel(logging.NOTSET)
+    Missing.by = 2.0
+    if "__call__" in vars(Part):
+        del Part.__call__
+    WEAK.clear()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_guards_hold_until_it_changes(name: str) -> None:
+    """And the plain result is another then."""
+    read, change = CASES[name]
+    net, x = Net(read), torch.arange(1.0, 4.0)
+    with torch.no_grad():
+        guards, before = CallReads(net, (x,)).guards, net(x)
+        arguments = {"fn": net, "args": (x,)}
+        assert guards.holds(arguments)
+        assert guards.holds({"fn": net, "args": (x * 2.0,)})
+        change(net)
+        assert not guards.holds(arguments)
+        assert not torch.equal(net(x), before)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_change_compiles_anew(name: str) -> None:
+    """Where nothing but the compiler's guards looks, too."""
+    read, change = MADE[name]
+    compiled: list[fx.GraphModule] = []
+
+    def backend(graph: fx.GraphModule, _: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    net, x = Net(read), torch.arange(1.0, 4.0)
+    run = torch.compile(lambda x: read(net, x), backend=with_guards(backend))
+    with many_variants():
+        for count in (1, 1):
+            assert torch.equal(run(x), read(net, x))
+            assert len(compiled) == count
+        change(net)
+        assert torch.equal(run(x), read(net, x))
+        assert len(compiled) == 2
+
+
+def test_an_order_is_followed_where_the_dictionary_is_another() -> None:
+    """A way to it that is no longer there is no match, and no error."""
+    net, x = Net(_in_order), torch.arange(1.0, 4.0)
+    with torch.no_grad():
+        guards = CallReads(net, (x,)).guards
+        net.order = collections.OrderedDict(net.order)
+        assert guards.holds({"fn": net, "args": (x,)})
+        del net.order
+        assert not guards.holds({"fn": net, "args": (x,)})
+
+
+def test_members_and_numbers_are_captured_once() -> None:
+    """They are read anew in each call, and are what they were: one capture serves all."""
+
+    def read(net: Any, x: Tensor) -> Tensor:
+        return x * net.kind.value / np.sqrt(net.number) + len(net.kind.name)
+
+    net, x = Net(read), torch.arange(1.0, 4.0)
+    with interpreted(), torch.no_grad(), rl.hybridize(net, x, mode="compiled") as fast:
+        for step in range(4):
+            torch.testing.assert_close(fast(x + step), net(x + step))
+        assert fast.report.counters == {"eager_calls": 0, "shapes": 1, "rebuilds": 0}
+        net.number = np.float64(5.0)
+        torch.testing.assert_close(fast(x), net(x))
+        assert fast.report.counters["shapes"] == 2
+
+
+def test_a_logger_is_asked_and_not_only_told() -> None:
+    """What it answers decides a branch from the first call on."""
+    net, x = Net(CASES["level of a logger"][0]), torch.arange(1.0, 4.0)
+    with interpreted(), torch.no_grad(), rl.hybridize(net, x, mode="compiled") as fast:
+        assert torch.equal(fast(x), x * 2.0)
+        LOG.setLevel(logging.ERROR)
+        assert torch.equal(fast(x), x)
+
+
+def test_descriptors_of_classes_are_not_run() -> None:
+    """Only what a class has is compared: looking it up there would call code of the user's."""
+    calls: list[Any] = []
+
+    class Value:
+        def __get__(self, owner: Any, kind: Any = None) -> float:
+            if owner is None:
+                calls.append(kind)
+            return 2.0
+
+    plain = types.new_class("Described", (), {}, lambda own: own.update(value=Value()))
+    net, x = Net(lambda n, x: x * n.plain.value), torch.arange(1.0, 4.0)
+    net.plain = plain()
+    with torch.no_grad():
+        guards = CallReads(net, (x,)).guards
+        assert guards.holds({"fn": net, "args": (x,)})
+        assert guards.holds({"fn": net, "args": (x,)})
+        setattr(plain, "value", 3.0)  # noqa: B010
+        assert not guards.holds({"fn": net, "args": (x,)})
+    assert not calls

@@ -25,6 +25,7 @@ from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.ownership import clip_gradients
+from ridgeline.runtime.steps.body.clipped import ClippedParameters
 from ridgeline.runtime.steps.body.requirements import check_differentiable, check_gradients
 from ridgeline.runtime.steps.body.tf32 import without_tf32
 from ridgeline.runtime.sync.synchronizer import Synchronizer
@@ -86,6 +87,7 @@ class StepBody:
         self.clip_norm = clip_norm
         self.is_undone = is_undone
         self._parted = tuple(parted)
+        self._clipped = ClippedParameters(model)
         self._plain = Form(loss_fn)
         self._notes = [] if notes is None else notes
         mode = MODES[plan.execution]
@@ -243,8 +245,7 @@ class StepBody:
         recorder.mark("optimizer")
         # After `finish`: the norm is that of the mean over all workers, as one worker would have it.
         if self.clip_norm is not None:
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            clip_gradients(parameters, self.clip_norm, self._parted)
+            clip_gradients(self._clipped.of(self.optimizer), self.clip_norm, self._parted)
         detached = loss.detach()
         return detached if total is None else total + detached
 

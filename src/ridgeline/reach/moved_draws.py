@@ -47,4 +47,6 @@ def moved_draws(model: nn.Module, other_model: nn.Module, other_loss: Any) -> st
 
 
 def _has_images(module: nn.Module) -> bool:
-    return any(parameter.dim() == 4 for parameter in module.parameters(recurse=False))
+    # Not by its method, which a model may have written anew.
+    own = module._parameters.values()  # noqa: SLF001 - what the method of torch reads
+    return any(parameter is not None and parameter.dim() == 4 for parameter in own)

@@ -17,6 +17,13 @@ OTHER_LAYOUTS = (
     "graph"
 )
 
+OTHER_CONSTANTS = (
+    "batches with other numbers or texts than the captured one, which has them as constants, ran as they were "
+    "written; give what changes as a tensor"
+)
+MOST_COUNTED = 256
+"""Shapes that are counted; where a number of the batch changes in every step there are no end of them."""
+
 
 class UsualShapes:
     """The shapes of batches that were met, and what they are worth."""
@@ -32,7 +39,7 @@ class UsualShapes:
             self._usual = found
         if found == self._usual:
             return True
-        self._others[found] += 1
+        self._count(found)
         if self._others[found] < REPEATS:
             return False
         self._usual = found
@@ -45,6 +52,21 @@ class UsualShapes:
 
         Several workers may see different shapes, and make programs together.
         """
-        self._others[found] += 1
+        self._count(found)
         is_repeated = self._others[found] > 1 and len(self._others) <= MOST_OTHERS
         return is_repeated and num_programs < MOST_SHAPES
+
+    def why_other(self, batch: Any, why: str) -> str:
+        """What a note says of a batch that is not like the usual one: `why`, or that only constants differ."""
+        structure, leaves = signature(batch)
+        if self._usual is None or structure != self._usual[0] or leaves == self._usual[1]:
+            return why
+        pairs = zip(leaves, self._usual[1], strict=True)
+        # A tensor is described by shape and type, a constant by its text.
+        are_constants = all(isinstance(a, str) and isinstance(b, str) for a, b in pairs if a != b)
+        return OTHER_CONSTANTS if are_constants else why
+
+    def _count(self, found: Signature) -> None:
+        if found not in self._others and len(self._others) >= MOST_COUNTED:
+            del self._others[next(iter(self._others))]  # the one that was met first
+        self._others[found] += 1

@@ -109,7 +109,7 @@ class GraphRunner:
         if self._captured:
             self._forget_if_changed()
         elif self._world.size == 1 and not self._shapes.is_usual(batch):
-            self._count_as_written()
+            self._count_as_written(self._shapes.why_other(batch, OTHER_SHAPES))
             return self._run_as_written(batch)
         else:
             self._step_eagerly_if_changed()
@@ -261,7 +261,7 @@ class GraphRunner:
         with self._body.as_written():
             return self._run_eagerly(batch)
 
-    def _count_as_written(self, why: str = OTHER_SHAPES) -> None:
+    def _count_as_written(self, why: str) -> None:
         self._recorder.count("eager_steps")
         self._note(why)
 
@@ -303,7 +303,7 @@ class GraphRunner:
         if self._captured:
             is_repeated = self._shapes.is_worth_another(signature, len(self._captured))
             if self._world.size > 1 or not is_repeated:
-                self._count_as_written()
+                self._count_as_written(self._shapes.why_other(batch, OTHER_SHAPES))
                 return None
         self._optimizer.settle()
         leaving.close_before_leaving(self)

@@ -252,10 +252,10 @@ class StepGraphRunner:
             signature = batches.signature(batch)
             is_repeated = self._shapes.is_worth_another(signature, len(self._prepared))
             if not is_repeated or signature in self._refused:
-                self._note(OTHER_SHAPES)
+                self._note(self._shapes.why_other(batch, OTHER_SHAPES))
                 return False
         elif not self._shapes.is_usual(batch):
-            self._note(OTHER_SHAPES)
+            self._note(self._shapes.why_other(batch, OTHER_SHAPES))
             return False
         try:
             with random_state_kept():  # the step is to draw what it would have drawn as written

@@ -94,6 +94,25 @@ def begins_with_gradients(optimizer: Any) -> bool:
     return closure.default is not inspect.Parameter.empty
 
 
+def differentiates_gradients(optimizer: Any) -> bool:
+    """Whether the optimizer needs gradients with a graph of their own (`backward(create_graph=True)`).
+
+    By its attribute `is_second_order`, as timm's training script asks for it; without one, by code of its
+    class that calls `torch.autograd.grad`, as AdaHessian's does to see how gradients change.
+
+    Cost: Reads code of the class: microseconds.
+    """
+    told = getattr(optimizer, "is_second_order", None)
+    if told is not None:
+        return bool(told)
+    if calls_model(optimizer):
+        return False  # its closure has gradients computed
+    kinds = (kind for kind in type(optimizer).__mro__ if not kind.__module__.startswith("torch."))
+    functions = (value for kind in kinds for value in vars(kind).values())
+    codes = (getattr(inspect.unwrap(f), "__code__", None) for f in functions if callable(f))
+    return any(code is not None and {"autograd", "grad"} <= {*code.co_names} for code in codes)
+
+
 def _refuses_none(step: Any) -> bool:
     """Whether the code of a method refuses to run without its argument `closure`; no, where it has none."""
     # Read and not called: a call without a closure, to find out, could update the parameters.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ridgeline.closing import Closing
+from ridgeline.decision import neighbours
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.given import check_choice, given_plan
 from ridgeline.decision.heartbeat import to_stderr
@@ -119,8 +120,8 @@ class TrainStep(Closing):
         attendance.of(self.world)  # a worker that waits for this one learns that it is there
         requirements.check_undistributed(model, loss_fn, optimizer, self.world)
         self.model = move(model, self.world.device)
-        self.loss_fn = loss_fn
-        self.optimizer = optimizer
+        self.loss_fn, self.optimizer = loss_fn, optimizer
+        neighbours.join(self)
         self.machine = machine
         self.workload: Workload | None = None
         self.ranking: Ranking | None = None

@@ -15,6 +15,7 @@ from ridgeline.decision.budget import Budget
 from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.memory import compile_times, lost_device, remembered
 from ridgeline.decision.memory.recalling import PREDICTED_BEFORE, predicted_anew, tried_again
+from ridgeline.decision.neighbours import explained, why_as_is
 from ridgeline.decision.profiling import Profiling
 from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
@@ -67,6 +68,7 @@ class PlanChoice:
     _compile_factor: float = field(default=1.0, init=False)
     _stopped_factor: float = field(default=0.0, init=False)
     _spare_s: float | None = field(default=None, init=False)
+    _why_as_is: str = field(default="", init=False)
     _kept: tuple[Path, str, str] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -103,6 +105,9 @@ class PlanChoice:
             return None
         try:
             self._check_streams()
+            if "random" not in self.allow:
+                # Shared: which steps are still there on a worker is up to its collector.
+                self._why_as_is = share_text(why_as_is(self.script), self.world)
             with self._heartbeat:
                 ranking = self._ranked()
             self._spare_s = None if self.seconds is None else max(0.0, self._left())
@@ -191,6 +196,7 @@ class PlanChoice:
             # In powers of two: a run of a few steps more is the same choice.
             self.steps and self.steps.bit_length(),
             self.clip_norm is None,
+            bool(self._why_as_is),
             *step_identity(*self.script, self._examples[0]),
         ]
         at_leisure = remembered.key_of(parts)
@@ -286,11 +292,14 @@ class PlanChoice:
 
     def _chosen(self, machine: Machine, seconds: float | None = None) -> Ranking:
         workload = self._described()
-        return choose(
+        fixed: dict[str, Any] = {"workers": self.world.size, "threads": self.world.threads}
+        if self._why_as_is:
+            fixed["memory_format"] = "as-is"
+        ranking = choose(
             self._with_opaque(machine, workload),
             workload,
             world_size=self.world.size,
-            fixed={"workers": self.world.size, "threads": self.world.threads},
+            fixed=fixed,
             allow=self.allow,
             steps=self.steps,
             trial=self._once,
@@ -299,6 +308,7 @@ class PlanChoice:
             clock=self._budget.clock,
             compile_factor=self._compile_factor,
         )
+        return explained(ranking, self._why_as_is) if self._why_as_is else ranking
 
     def _with_opaque(self, machine: Machine, workload: Workload) -> Machine:
         known = opaque_timings(workload, self.world.setting)

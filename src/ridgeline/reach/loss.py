@@ -19,18 +19,21 @@ def have_gradients(parameters: Iterable[Tensor]) -> bool:
     return any(p.grad is not None for p in parameters)
 
 
-def start_backward(loss: Tensor, *, has_gradients: bool = False) -> None:
+def start_backward(
+    loss: Tensor, *, has_gradients: bool = False, keeps_graph: bool = False
+) -> None:
     """The backward pass from a loss.
 
     Args:
         loss: The result of `scalar_loss`.
         has_gradients: The loss function has left gradients, see `have_gradients`.
+        keeps_graph: Gradients can be differentiated again, as an optimizer may want to.
 
     Raises:
         WorkloadError: its graph is used up, since the loss function called backward itself.
     """
     try:
-        loss.backward()
+        loss.backward(create_graph=keeps_graph)
     except RuntimeError as error:
         # Without such gradients it is a state that was not detached, of which torch's own message tells.
         if has_gradients and "backward through the graph a second time" in str(error):

@@ -193,8 +193,9 @@ class Reach:
             else:
                 self._open.append(own)
         if isinstance(value, nn.Module):  # scripted ones keep them elsewhere
-            self._open += value.parameters(recurse=False)
-            self._open += value.buffers(recurse=False)
+            # Not by its methods, which a model may have written anew, to be called as its own code does.
+            for held in (value._parameters, value._buffers):  # noqa: SLF001 - what torch's methods read
+                self._open += [tensor for tensor in held.values() if tensor is not None]
         if isinstance(value, LazyModuleMixin):
             self._add_cell(value, "__class__", None)
         for name in slots_of(kind):

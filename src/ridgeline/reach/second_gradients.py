@@ -8,13 +8,13 @@ import ast
 import functools
 import linecache
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from ridgeline.reach.reach import Reach, methods_of, names_in
+from ridgeline.reach.reach import names_in
+from ridgeline.reach.step_code import place_of, step_code
 
 _PLACES = {
     "create_graph": {"grad": 4, "autograd.backward": 3, "backward": 2},
@@ -23,7 +23,6 @@ _PLACES = {
 """The places of both among the positional arguments of torch's functions."""
 _FUNCTIONAL = "torch.autograd.functional"
 """Its functions compute most of their results by a backward pass through another."""
-_ROOTS = frozenset({"forward", "__call__"})
 
 
 def second_gradients(model: nn.Module, loss_fn: Any) -> str:
@@ -47,61 +46,8 @@ def retained_graphs(model: nn.Module, loss_fn: Any) -> str:
 
 
 def _place_of(keyword: str, model: nn.Module, loss_fn: Any) -> str:
-    reach = Reach(model, loss_fn)
-    methods = _methods(reach)
-    functions = [function for function in reach.functions if not _is_torchs(function.__module__)]
-    codes = [(function.__code__, function.__globals__) for function in functions]
-    open_names, known = set(_ROOTS), set[str]()
-    seen: set[types.CodeType] = set()
-    while codes or open_names:
-        if not codes:
-            name = open_names.pop()
-            # Once a name: methods call each other in circles.
-            known.add(name)
-            codes += methods.get(name, [])
-            continue
-        code, names = codes.pop()
-        if code in seen:
-            continue
-        seen.add(code)
-        place = _asks(keyword, code, names)
-        if place:
-            return place
-        open_names |= names_in(code) - known
-        codes += _called(code, names)
-    return ""
-
-
-def _methods(reach: Reach) -> dict[str, list[tuple[types.CodeType, dict[str, Any]]]]:
-    """Code of the classes that a step can reach, by the name of the method; libraries' modules included."""
-    found: dict[str, list[tuple[types.CodeType, dict[str, Any]]]] = {}
-    kinds = {kind for module in reach.modules for kind in type(module).__mro__}
-    for kind in {*kinds, *reach.classes}:
-        if _is_torchs(kind.__module__) or kind is object:
-            continue
-        for name, function in methods_of(kind):
-            names = getattr(function, "__globals__", {})
-            found.setdefault(name, []).append((function.__code__, names))
-    return found
-
-
-def _is_torchs(module: str | None) -> bool:
-    return (module or "").partition(".")[0] == "torch"
-
-
-def _called(
-    code: types.CodeType, names: dict[str, Any]
-) -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
-    """Functions that the globals of code name, also as parts of a module."""
-    used = names_in(code)
-    for name in used & names.keys():
-        value = names[name]
-        parts = [value]
-        if isinstance(value, types.ModuleType) and not _is_torchs(value.__name__):
-            parts = [vars(value)[part] for part in used & vars(value).keys()]
-        for part in parts:
-            if isinstance(part, types.FunctionType) and not _is_torchs(part.__module__):
-                yield part.__code__, part.__globals__
+    found = (_asks(keyword, code, names) for code, names in step_code(model, loss_fn))
+    return next((place for place in found if place), "")
 
 
 def _asks(keyword: str, code: types.CodeType, names: dict[str, Any]) -> str:
@@ -112,7 +58,7 @@ def _asks(keyword: str, code: types.CodeType, names: dict[str, Any]) -> str:
     is_named = keyword == "create_graph" and _names_functional(code, names)
     # In constants it stands as a key of a dictionary, which may be unpacked.
     if is_named or keyword in code.co_consts or _passes(keyword, code, names):
-        return f"{code.co_name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
+        return place_of(code)
     return ""
 
 

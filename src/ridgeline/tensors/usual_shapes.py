@@ -18,6 +18,13 @@ OTHER_LAYOUTS = (
     "graph"
 )
 
+OTHER_CONSTANTS = (
+    "batches with other numbers or texts than the captured one, which has them as constants, ran as they were "
+    "written; give what changes as a tensor"
+)
+MOST_COUNTED = 256
+"""Shapes that are counted; where a number of the batch changes in every step there are no end of them."""
+
 
 class UsualShapes:
     """The shapes of batches that were met, and what they are worth."""
@@ -33,7 +40,7 @@ class UsualShapes:
             self._usual = found
         if found == self._usual:
             return True
-        self._others[found] += 1
+        self._count(found)
         if self._others[found] < REPEATS:
             return False
         self._usual = found
@@ -42,7 +49,7 @@ class UsualShapes:
         return True
 
     def why_other(self, batch: Any, otherwise: str) -> str:
-        """What to say of a batch that is not the usual one: of its objects where those alone are others.
+        """What to say of a batch that is not the usual one: of its objects or constants if those alone differ.
 
         Args:
             batch: Given to `is_usual` before.
@@ -52,6 +59,9 @@ class UsualShapes:
         if structure != own_structure:
             return otherwise
         differing = [(a, b) for a, b in zip(usual, own, strict=True) if a != b]
+        # A tensor is described by shape and type, a constant by its text.
+        if differing and all(isinstance(a, str) and isinstance(b, str) for a, b in differing):
+            return OTHER_CONSTANTS
         kinds = {_kind_of(a) for a, _ in differing} | {_kind_of(b) for _, b in differing}
         if len(kinds) != 1 or None in kinds:
             return otherwise
@@ -67,9 +77,14 @@ class UsualShapes:
 
         Several workers may see different shapes, and make programs together.
         """
-        self._others[found] += 1
+        self._count(found)
         is_repeated = self._others[found] > 1 and len(self._others) <= MOST_OTHERS
         return is_repeated and num_programs < MOST_SHAPES
+
+    def _count(self, found: Signature) -> None:
+        if found not in self._others and len(self._others) >= MOST_COUNTED:
+            del self._others[next(iter(self._others))]  # the one that was met first
+        self._others[found] += 1
 
 
 def _kind_of(leaf: Any) -> type | None:

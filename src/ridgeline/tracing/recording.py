@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ridgeline.optimizer_forms import differentiates_gradients
 from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
 from ridgeline.tensors.nests import tensors_in
 from ridgeline.tracing.operators.operands import storage_address
@@ -78,7 +79,8 @@ def forward_backward(subject: Subject, step: Step, recorder: StepRecorder) -> Te
                 has_own = have_gradients(subject.model.parameters())
                 loss = scalar_loss(loss, has_gradients=has_own)
             recorder.phase = "backward"
-            start_backward(loss, has_gradients=has_own)
+            keeps_graph = differentiates_gradients(step.optimizer)
+            start_backward(loss, has_gradients=has_own, keeps_graph=keeps_graph)
     # All three errors of fake tensors are subclasses of it.
     except RuntimeError as error:
         refused = refusal(error, recorder)
@@ -99,7 +101,7 @@ def autocast(step: Step) -> AbstractContextManager[Any]:
     """The precision as the runtime sets it."""
     if step.precision not in AUTOCAST:
         return nullcontext()
-    device = next(step.model.parameters()).device
+    device = next(iter(step.model.parameters())).device
     return torch.autocast(device.type, AUTOCAST[step.precision], cache_enabled=False)
 
 

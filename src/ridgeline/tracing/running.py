@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import OutOfTimeError, SideEffectError
+from ridgeline.optimizer_forms import differentiates_gradients
 from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
 from ridgeline.reach.undo import undone
 from ridgeline.tracing.described import recorded_workload
@@ -92,7 +93,8 @@ def _plain_step(subject: Subject, step: Step) -> dict[Phase, float]:
             has_own = have_gradients(trained_parameters(step.optimizer))
             loss = scalar_loss(loss, has_gradients=has_own)
         marks.append(_now(subject.device))
-        start_backward(loss, has_gradients=has_own)
+        keeps_graph = differentiates_gradients(step.optimizer)
+        start_backward(loss, has_gradients=has_own, keeps_graph=keeps_graph)
     marks.append(_now(subject.device))
     if step.clip_norm is not None:
         # As a part of the optimizer's phase, which it is in a recorded step, too.

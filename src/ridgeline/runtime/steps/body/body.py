@@ -17,7 +17,12 @@ from ridgeline.capture.unchecked import unchecked
 from ridgeline.errors import WorkloadError
 from ridgeline.execution import MODES, is_compiled_in_parts
 from ridgeline.model_graphs.step_forms import make_form
-from ridgeline.optimizer_forms import begins_with_gradients, calls_model, sparse_modules
+from ridgeline.optimizer_forms import (
+    begins_with_gradients,
+    calls_model,
+    differentiates_gradients,
+    sparse_modules,
+)
 from ridgeline.optimizers.optimizer_calls import clear_gradients, update, update_in_order
 from ridgeline.plan import Plan, Precision
 from ridgeline.programs.compiling import CompiledForms, Form, LossFunction, StepFindings
@@ -25,7 +30,12 @@ from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.ownership import clip_gradients
-from ridgeline.runtime.steps.body.requirements import check_differentiable, check_gradients
+from ridgeline.runtime.steps.body.clipped import ClippedParameters
+from ridgeline.runtime.steps.body.requirements import (
+    check_differentiable,
+    check_gradients,
+    check_second_order,
+)
 from ridgeline.runtime.steps.body.tf32 import without_tf32
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.tensors.batch import split, to_device
@@ -86,10 +96,14 @@ class StepBody:
         self.clip_norm = clip_norm
         self.is_undone = is_undone
         self._parted = tuple(parted)
+        self._clipped = ClippedParameters(model)
         self._plain = Form(loss_fn)
         self._notes = [] if notes is None else notes
         mode = MODES[plan.execution]
         check_differentiable(model, loss_fn, plan)
+        self._keeps_graph = differentiates_gradients(optimizer)
+        if self._keeps_graph:
+            check_second_order(optimizer, plan, num_workers=1 if synchronizer is None else plan.workers)
         is_replayed = mode.is_replayed_on(device.type)
         # Parts hand out gradients earlier; a worker alone sends none, and would only pay for the calls.
         is_cut = synchronizer is not None and is_compiled_in_parts(plan, device.type)
@@ -243,8 +257,7 @@ class StepBody:
         recorder.mark("optimizer")
         # After `finish`: the norm is that of the mean over all workers, as one worker would have it.
         if self.clip_norm is not None:
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            clip_gradients(parameters, self.clip_norm, self._parted)
+            clip_gradients(self._clipped.of(self.optimizer), self.clip_norm, self._parted)
         detached = loss.detach()
         return detached if total is None else total + detached
 
@@ -259,7 +272,9 @@ class StepBody:
         return loss if share == 1.0 else loss * share
 
     def _backward(self, loss: Tensor) -> None:
-        start_backward(loss, has_gradients=bool(self._has_own_backward))
+        start_backward(
+            loss, has_gradients=bool(self._has_own_backward), keeps_graph=self._keeps_graph
+        )
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast == "bf16":

@@ -83,6 +83,26 @@ def check_differentiable(model: nn.Module, loss_fn: Any, plan: Plan) -> None:
         )
 
 
+def check_second_order(optimizer: Optimizer, plan: Plan, *, num_workers: int) -> None:
+    """Refuse what hands an optimizer gradients without a graph, for one that differentiates them again.
+
+    Raises:
+        CaptureError: the plan's form captures or compiles.
+        PlanError: several workers, whose averaged gradients are numbers.
+    """
+    name = type(optimizer).__name__
+    if plan.execution != "eager":
+        raise CaptureError(
+            f"wanted an optimizer that takes gradients as they are for execution={plan.execution!r}, got "
+            f"{name}, which differentiates them again; use execution='eager'"
+        )
+    if num_workers > 1:
+        raise PlanError(
+            f"wanted a single worker for {name}, which differentiates gradients again, got "
+            f"workers={num_workers}; averaged gradients have no graph: use another optimizer, or one worker"
+        )
+
+
 def check_undistributed(
     model: nn.Module, loss_fn: object, optimizer: Optimizer, world: World
 ) -> None:

@@ -130,7 +130,7 @@ def try_step_in_child(
         "batch": batch,
         "plan": alone,
         "clip_norm": body.clip_norm,
-        "device": next(body.model.parameters()).device.type,
+        "device": next(iter(body.model.parameters())).device.type,
         "steps": steps,
     }
     return try_in_child(_STEPS, payload, limit_s=limit_s)

@@ -113,7 +113,7 @@ def inspect_step(body: StepToLint, batch: Any, *, device: str | torch.device) ->
         with random_state_kept(), buffers_attached(body.model), body.as_written():
             # Inside of what is put back, since this changes settings and state of the optimizer.
             if kind == "cuda" and not judged:
-                make_capturable(optimizer, next(body.model.parameters()).device)
+                make_capturable(optimizer, next(iter(body.model.parameters())).device)
             for watch in (contextlib.nullcontext(), watching(seen)):
                 copied = _copied(batch, kind)
                 python = Undo(body.model, body.loss_fn, values=False, arrays=True)
@@ -229,7 +229,7 @@ def _compute_gradients(body: StepToLint, batch: Any, recorder: Recorder) -> None
     recorder.mark("forward")
     precision: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if body.plan.precision == "bf16":
-        place = next(body.model.parameters()).device.type
+        place = next(iter(body.model.parameters())).device.type
         precision = torch.autocast(place, torch.bfloat16, cache_enabled=False)
     with precision:
         loss = scalar_loss(body.loss_fn(body.model, part))

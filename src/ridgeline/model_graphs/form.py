@@ -218,7 +218,7 @@ def capture_on_gpu(
     with left_as_found(model), fresh_casts():
         with written_parameters(model) as writes:
             inspected = writes.watched(plain)
-            device = next(model.parameters()).device
+            device = next(iter(model.parameters())).device
             lint = inspect_model(model, inspected, tensors, device=device)
         check_capturable(lint.findings)
         if lint.doubts:

@@ -54,7 +54,7 @@ class KnownCall:
         self._setting = operator_settings()
         self._result: tuple[list[Any], list[tuple[int, int]], pytree.TreeSpec] | None = None
         self._dataclass: Any = None
-        device = next(model.parameters()).device.type
+        device = next(iter(model.parameters())).device.type
         if any(leaf.device.type != device for leaf in tensors_in(leaves)):
             raise ObstacleError(
                 f"wanted arguments of {self._name} on the device, got a tensor on the host, whose values a "

@@ -287,7 +287,7 @@ def _class_key(module: nn.Module) -> Any:
         return None
     is_own = not kind.__module__.startswith("torch.nn.")
     has_children = next(module.children(), None) is not None
-    has_parameters = next(module.parameters(), None) is not None
+    has_parameters = next(iter(module.parameters()), None) is not None
     return kind if has_children or (is_own and has_parameters) else None
 
 

@@ -193,8 +193,9 @@ class Reach:
             else:
                 self._open.append(own)
         if isinstance(value, nn.Module):  # scripted ones keep them elsewhere
-            self._open += value.parameters(recurse=False)
-            self._open += value.buffers(recurse=False)
+            # Not by `parameters()`: networks have methods of that name that take and give something else.
+            self._open += value._parameters.values()  # noqa: SLF001
+            self._open += value._buffers.values()  # noqa: SLF001
         if isinstance(value, LazyModuleMixin):
             self._add_cell(value, "__class__", None)
         for name in slots_of(kind):

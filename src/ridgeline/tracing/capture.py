@@ -147,7 +147,7 @@ def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
 def _check(model: nn.Module, batch: Any, *, may_run: bool) -> None:
     """Raise unless there is something to train and something to train on."""
     # First, since the device of the workload is that of the first parameter.
-    if next(model.parameters(), None) is None:
+    if next(iter(model.parameters()), None) is None:
         raise WorkloadError(
             f"wanted a model with parameters, got none in {type(model).__name__}; "
             "register what is trained as nn.Parameter"

@@ -132,4 +132,4 @@ def _samples(batch: Any) -> int:
 
 
 def _device(model: nn.Module) -> Literal["cpu", "cuda"]:
-    return "cuda" if next(model.parameters()).device.type == "cuda" else "cpu"
+    return "cuda" if next(iter(model.parameters())).device.type == "cuda" else "cpu"

@@ -99,7 +99,7 @@ def autocast(step: Step) -> AbstractContextManager[Any]:
     """The precision as the runtime sets it."""
     if step.precision not in AUTOCAST:
         return nullcontext()
-    device = next(step.model.parameters()).device
+    device = next(iter(step.model.parameters())).device
     return torch.autocast(device.type, AUTOCAST[step.precision], cache_enabled=False)
 
 

@@ -37,7 +37,7 @@ class Subject:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.model.parameters()).device
+        return next(iter(self.model.parameters())).device
 
 
 def itself(model: nn.Module, optimizer: Optimizer, batch: Any) -> Subject:
@@ -46,7 +46,7 @@ def itself(model: nn.Module, optimizer: Optimizer, batch: Any) -> Subject:
         mode=nullcontext(),
         model=model,
         optimizer=optimizer,
-        batch=to_device(batch, next(model.parameters()).device),
+        batch=to_device(batch, next(iter(model.parameters())).device),
         parameters=dict(model.named_parameters()),
         is_fake=False,
     )

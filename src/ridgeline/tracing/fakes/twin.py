@@ -59,7 +59,7 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTens
             "and loaders outside of them"
         ) from error
     _settle_foreach(optimizer, stepper)
-    move = partial(_fake_on, mode, next(model.parameters()).device)
+    move = partial(_fake_on, mode, next(iter(model.parameters())).device)
     return Subject(
         mode=mode,
         model=twin,

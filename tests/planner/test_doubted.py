@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from planned_loads import make_loads
 
-from ridgeline.machine import Machine
+from ridgeline.machine import Machine, Quantity
 from ridgeline.machine.host_load import HostLoad
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
@@ -77,6 +77,18 @@ def test_the_suspicion_names_both_times() -> None:
         "the profile measured at 2026-03-01T07:00:00+00:00 predicted 241 ms for a plain step whose trial took "
         "96.2 ms"
     )
+
+
+def test_assumed_rates_are_not_the_profiles() -> None:
+    """They were never measured, so nothing is said of when they were, nor is a start told to measure again."""
+    machine = changed(
+        ceilings=tuple(
+            msgspec.structs.replace(c, rate=Quantity.assumed(c.rate.value, c.rate.unit))
+            for c in MACHINE.ceilings
+        )
+    )
+    assert suspicion(MACHINE, ranked({1: 0.4}))
+    assert suspicion(machine, ranked({1: 0.4})) == ""
 
 
 def test_misses_in_both_directions_are_not_the_machines() -> None:

@@ -174,6 +174,42 @@ class Watchful(nn.Module):
         return self.body(x)
 
 
+class Learner(nn.Module):
+    """A network of functions, as for meta-learning, whose methods take and give what its author needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(5, 6)), nn.Parameter(torch.randn(5))])
+        self.opt = adam(self)
+
+    def forward(self, x: Tensor, weights: Any = None) -> Tensor:
+        return F.linear(x, *(self.weights if weights is None else weights))
+
+    def parameters(self) -> Any:
+        return self.weights
+
+    def buffers(self) -> Any:
+        return []
+
+    def zero_grad(self, weights: Any) -> None:
+        for weight in weights:
+            weight.grad = None
+
+    def train(self, positive: Tensor, negative: Tensor) -> None:
+        raise AssertionError("this trains by itself")
+
+
+def learner() -> Network:
+    model = Learner()
+
+    def loss_fn(m: Learner, b: Any) -> Tensor:
+        gradients = torch.autograd.grad(F.cross_entropy(m(b[0]), b[1]), m.parameters())
+        steps = zip(m.parameters(), gradients, strict=True)
+        return F.cross_entropy(m(b[0], [weight - 0.1 * step for weight, step in steps]), b[1])
+
+    return Network(model, loss_fn, model.opt, many(rows))
+
+
 STATEFUL: dict[str, Callable[[], Network]] = {
     "metric": metric,
     "own optimizer": lambda: simple(mlp(), optimizer=lambda m: Counting(m.parameters())),
@@ -190,4 +226,5 @@ STATEFUL: dict[str, Callable[[], Network]] = {
     "nested": lambda: nested(torch.strided),
     "jagged": lambda: nested(torch.jagged),
     "watchful": lambda: simple(Watchful()),
+    "methods of its own": learner,
 }

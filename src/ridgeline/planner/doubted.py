@@ -6,7 +6,7 @@ every start measures, how often that was done already is counted in the profile.
 """
 
 from ridgeline import units
-from ridgeline.machine import Machine
+from ridgeline.machine import Machine, Quantity
 from ridgeline.planner.exchanges.exchanges import exchange_changes
 from ridgeline.planner.ranking import Candidate, Ranking
 
@@ -46,8 +46,11 @@ def said(machine: Machine) -> tuple[str, ...]:
 def suspicion(machine: Machine, ranking: Ranking) -> str:
     """How trials of plain plans contradict a profile by far, all in one direction; empty where they do not.
 
-    Other plans may be off by what is thought of compilers and captures; see `Machine.suspect`.
+    Other plans may be off by what is thought of compilers and captures; see `Machine.suspect`. Nothing is said
+    where rates are assumed: those were never measured, and a note says so already.
     """
+    if any(rate.source == "assumed" for rate in _rates(machine)):
+        return ""
     plain = [each for each in ranking.candidates if each.measured is not None and _is_plain(each)]
     errors = [_error(each) for each in plain]
     # All in one direction: errors on both sides are the model's, not the machine's state.
@@ -59,6 +62,14 @@ def suspicion(machine: Machine, ranking: Ranking) -> str:
         f"the profile measured at {machine.measured_at} predicted "
         f"{units.nanoseconds(worst.timeline.step_ns)} for a plain step whose trial took "
         f"{units.nanoseconds(measured_ns)}"
+    )
+
+
+def _rates(machine: Machine) -> tuple[Quantity, ...]:
+    """What operators are priced by where they were not timed, and what each of them costs the host."""
+    return (
+        *(ceiling.rate for ceiling in machine.ceilings),
+        *(cost.seconds for cost in machine.dispatch),
     )
 
 

@@ -64,7 +64,8 @@ def find_non_finite(
     except _FoundError as found:
         return str(found)
     finally:
-        model.zero_grad(set_to_none=True)
+        for parameter in model.parameters():  # a network may have a `zero_grad` of its own
+            parameter.grad = None
     return None
 
 

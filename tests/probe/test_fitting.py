@@ -39,7 +39,8 @@ def test_the_step_itself_is_always_timed(limit_s: float, num_variants: int, flop
     assert found.timings == asked.timings
     assert found.ceilings == asked.ceilings
     assert found.traces[0].ops == asked.traces[0].ops
-    assert bool(left_out) == (len(found.traces) < len(asked.traces))
+    assert bool(left_out) == (len(found.traces) < len(asked.traces) or found.visits == 1)
+    assert found.visits is None or expected_s(msgspec.structs.replace(found, visits=None)) > limit_s
     assert expected_s(found) <= max(limit_s, expected_s(fitted(asked, 0.0).request)) + 1e-9
     assert found.samples_s is None or found.samples_s >= LEAST_SAMPLES_S
     if expected_s(asked) <= limit_s:
@@ -62,6 +63,19 @@ def test_samples_are_shared_out_before_a_trace_is_left_out() -> None:
     assert not left_out
     assert found.samples_s == pytest.approx(3.0)
     assert expected_s(found) == pytest.approx(whole_s - 2.0)
+
+
+def test_one_visit_to_the_rates_makes_room_for_the_step() -> None:
+    """Where else the operators of the step were not timed at all; the traces that fit then are."""
+    asked = request(workload(1, 10**7))
+    least_s = expected_s(msgspec.structs.replace(asked, samples_s=LEAST_SAMPLES_S, visits=1))
+    found, (note,) = fitted(asked, least_s)
+    assert (found.visits, len(found.traces)) == (1, 2)
+    assert note == (
+        "rates were taken once, not 3 times, so that nothing tells how they repeat: time was short"
+    )
+    without = msgspec.structs.replace(asked, workload=None, timings=())
+    assert fitted(without, 0.1) == (without, ())
 
 
 def test_long_steps_take_longer_to_time() -> None:

@@ -2,8 +2,8 @@
 
 A timing of a step's own operators says far more about that step than the general rates of the machine. So
 where seconds are short there are no codecs first, which only steps that may send less need, then fewer
-samples of each operator, then no timings of the step in other precisions and memory formats; its own
-operators are timed first, before the rates.
+samples of each operator, then no timings of the step in other precisions and memory formats, then one visit
+to the rates in place of three; its own operators are timed first, before the rates.
 """
 
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from ridgeline.planner.assumed import BYTES_PER_S, DISPATCH_S, FLOPS
 from ridgeline.probe.findings import Request
 from ridgeline.probe.operators.operators import BUDGET_S
 from ridgeline.probe.operators.passes import MOST_PASSES, WHOLE_EVERY
+from ridgeline.probe.visits import VISITS
 from ridgeline.workload import Workload
 
 START_S = {"cpu": 4.0, "cuda": 12.0}
@@ -51,7 +52,12 @@ def fitted(request: Request, limit_s: float) -> Fitted:
     if expected_s(request) <= limit_s:
         return Fitted(request)
     without, notes = _without_codecs(request, limit_s)
-    return _with_fewer_operators(without, limit_s, notes)
+    found = _with_fewer_operators(without, limit_s, notes)
+    if request.workload is None or expected_s(found.request) <= limit_s:
+        return found
+    once = msgspec.structs.replace(without, visits=1)
+    note = f"rates were taken once, not {VISITS} times, so that nothing tells how they repeat: time was short"
+    return _with_fewer_operators(once, limit_s, (*notes, note))
 
 
 def _without_codecs(request: Request, limit_s: float) -> tuple[Request, tuple[str, ...]]:
@@ -88,7 +94,7 @@ def _with_fewer_operators(request: Request, limit_s: float, notes: tuple[str, ..
 
 def expected_s(request: Request) -> float:
     """Rough seconds that a request takes."""
-    scale = 1.0 if request.quick else FULL_FACTOR
+    scale = (1.0 if request.quick else FULL_FACTOR) * (request.visits or VISITS) / VISITS
     kind = "cuda" if any(s.device == "cuda" for s in request.settings) else "cpu"
     each = CEILINGS_S[kind] * len(request.ceilings) + COLLECTIVES_S * len(request.collectives)
     each += CODECS_S * len(request.codecs)

@@ -246,6 +246,31 @@ def test_columns_become_orthonormal(rows: int, columns: int, exponent: int, seed
     torch.testing.assert_close(square[1], identity, rtol=0, atol=1e-5)
 
 
+def test_factors_of_another_rank_are_not_taken_up() -> None:
+    """A run that continues with another rank keeps what was left out, and its factors start anew."""
+    channel = Channel(2)
+
+    def work(rank: int) -> None:
+        one, two = (
+            Worker(
+                channel,
+                rank,
+                Sync(compression="powersgd", options={"rank": ranks}, bucket_bytes=(1 << 20,)),
+                [(30, 20), (9,)],
+            )
+            for ranks in (1, 3)
+        )
+        one.reduce(gradients(one, 0))
+        new = two.transport.state_dict()["factor.p0"].clone()
+        two.transport.load_state_dict(one.transport.state_dict())
+        found = two.transport.state_dict()
+        assert torch.equal(found["factor.p0"], new)
+        assert torch.equal(found["residual.p0"], one.transport.state_dict()["residual.p0"])
+        assert found["residual.p0"].any()
+
+    channel.run(work)
+
+
 def test_a_gradient_of_low_rank_arrives_whole() -> None:
     """Two factors say all of it after a few steps; vectors and small matrices are sent as they are."""
     channel = Channel(2)

@@ -50,6 +50,8 @@ relay.end(relay.hand_over(os.environ["WARM_PROCESS"], ["told", sys.argv[2]], **h
 """
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
 
+TELLING = "import traceback; print('warm.py' in str(traceback.extract_stack()))"
+
 
 def usual(**more: str) -> dict[str, str]:
     """The environment of most scripts."""
@@ -159,3 +161,38 @@ def test_a_module_that_is_to_ends_with_its_parent(tmp_path: Path) -> None:
         assert parent.stdout.readline() == "waits\n"
         parent.kill()
         assert not parent.stdout.read()
+
+
+@pytest.mark.parametrize(
+    "module", ["ridgeline.probe.groups.group_worker", "ridgeline.cli.training.worker"]
+)
+def test_workers_of_ridgeline_are_forks(module: str) -> None:
+    """As where they fail tells, for want of what they are to do."""
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }  # the end of the first would end one of them
+    command, environment = (
+        [sys.executable, "-P", "-u", "-m", module],
+        usual(**{ADDRESS: WARM.address()}),
+    )
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
+        assert process.stderr is not None
+        assert "tests/warm.py" in process.stderr.read()
+        assert process.wait() == 1
+
+
+def test_servers_of_ridgeline_are_forks(tmp_path: Path) -> None:
+    """As a module tells that they import."""
+    (tmp_path / "telling.py").write_text(TELLING)
+    words = ["kvserver", "--beside", "--workers", "1", "--import", "telling"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ridgeline", *words],
+        cwd=tmp_path,
+        env=usual(**{ADDRESS: WARM.address()}),
+        stdin=subprocess.DEVNULL,  # nobody wants it
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -175,6 +176,10 @@ def _run(asked: dict[str, Any], handles: list[int]) -> NoReturn:
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ |= asked["environment"]
+    for limit, wanted in asked["limits"]:
+        if resource.getrlimit(limit) != tuple(wanted):
+            resource.setrlimit(limit, tuple(wanted))
+    os.sched_setaffinity(0, asked["cores"])
     module, sys.argv = asked["module"], asked["words"]
     sys.path[:] = asked["path"] or [str(Path(sys.argv[0]).parent), *sys.path[1:]]
     for stream in (sys.stdout, sys.stderr) if asked["path"] else ():

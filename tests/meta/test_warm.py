@@ -1,6 +1,7 @@
 """A script in a fork of the warm process has what it would have had, and ends as it would have ended."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 from warm import ADDRESS, WARM
 
 SCRIPT = """
-import os, signal, sys
+import os, resource, signal, sys
+print(resource.getrlimit(resource.RLIMIT_FSIZE)[0], len(os.sched_getaffinity(0)))
 print(sys.argv[1:], os.getcwd(), os.environ["GIVEN"], sys.stdin.read(), "torch" in sys.modules)
 print(signal.getsignal(signal.SIGCHLD).name, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 sys.stdout.flush()
@@ -50,6 +52,18 @@ relay.end(relay.hand_over(os.environ["WARM_PROCESS"], ["told", sys.argv[2]], **h
 """
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
 
+TELLING = "import traceback; print('warm.py' in str(traceback.extract_stack()))"
+
+
+MOST_BYTES = 12345 << 10
+
+
+def limit() -> None:
+    """What a process may take, as a child inherits it."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, most))
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+
 
 def usual(**more: str) -> dict[str, str]:
     """The environment of most scripts."""
@@ -58,7 +72,7 @@ def usual(**more: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("word", "status"), [("0", 0), ("3", 3), ("raises", 1), ("killed", -9)])
 def test_a_script_runs_as_if_started(tmp_path: Path, word: str, status: int) -> None:
-    """Arguments, folder, environment, streams, signals and exit status; only torch is there before it begins."""
+    """Arguments, folder, environment, streams, limits and signals; only torch is there before it begins."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = usual(GIVEN="given")
@@ -70,12 +84,13 @@ def test_a_script_runs_as_if_started(tmp_path: Path, word: str, status: int) -> 
         cwd=tmp_path,
         env=environment,
         input="read",
+        preexec_fn=limit,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == status
-    assert done.stdout == f"['{word}'] {tmp_path} given read True\nSIG_DFL True\n"
+    assert done.stdout == f"{MOST_BYTES} 1\n['{word}'] {tmp_path} given read True\nSIG_DFL True\n"
     assert done.stderr.startswith("an error\n")
     assert ("ValueError: wrong" in done.stderr) is (word == "raises")
 
@@ -159,3 +174,38 @@ def test_a_module_that_is_to_ends_with_its_parent(tmp_path: Path) -> None:
         assert parent.stdout.readline() == "waits\n"
         parent.kill()
         assert not parent.stdout.read()
+
+
+@pytest.mark.parametrize(
+    "module", ["ridgeline.probe.groups.group_worker", "ridgeline.cli.training.worker"]
+)
+def test_workers_of_ridgeline_are_forks(module: str) -> None:
+    """As where they fail tells, for want of what they are to do."""
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }  # the end of the first would end one of them
+    command, environment = (
+        [sys.executable, "-P", "-u", "-m", module],
+        usual(**{ADDRESS: WARM.address()}),
+    )
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
+        assert process.stderr is not None
+        assert "tests/warm.py" in process.stderr.read()
+        assert process.wait() == 1
+
+
+def test_servers_of_ridgeline_are_forks(tmp_path: Path) -> None:
+    """As a module tells that they import."""
+    (tmp_path / "telling.py").write_text(TELLING)
+    words = ["kvserver", "--beside", "--workers", "1", "--import", "telling"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ridgeline", *words],
+        cwd=tmp_path,
+        env=usual(**{ADDRESS: WARM.address()}),
+        stdin=subprocess.DEVNULL,  # nobody wants it
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

@@ -8,12 +8,14 @@ It imports nothing that takes time.
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that are for the script. One that is killed takes it along, since the warm process looks after both."""
+LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 PR_SET_PDEATHSIG = 1
 """Source: prctl(2)."""
 NAMESPACES = ("mnt", "net")
@@ -55,6 +57,8 @@ def hand_over(
             "module": module,
             "path": path,
             "has_threads": has_threads,
+            "limits": [(one, resource.getrlimit(one)) for one in LIMITS],
+            "cores": [*os.sched_getaffinity(0)],
             "parent": os.getppid() if ends_with_parent else 0,
             "folder": os.getcwd(),  # noqa: PTH109
             "environment": dict(os.environ),

@@ -25,19 +25,21 @@ def have_run() -> None:
     """Have the warm process run what this process was started for, and end as that does; or go on, as ever."""
     import relay
 
-    warm, path = os.environ[WARM], list(sys.path)
+    warm, path, here = os.environ[WARM], list(sys.path), os.getcwd()  # noqa: PTH109
     status = None
     match sys.orig_argv[1:]:
         case ["-P", "-u", "-m", name, *words] if name in WORKERS:
-            status = relay.hand_over(
-                warm, [name, *words], module=name, path=path, sets_threads=True
-            )
+            how = {"path": path, "has_threads": True, "ends_with_parent": WORKERS[name]}
+            status = relay.hand_over(warm, [name, *words], module=name, **how)
+        case ["-m", "ridgeline", "kvserver", "--beside", *words]:
+            own, name = ["ridgeline", "kvserver", "--beside", *words], "ridgeline.__main__"
+            status = relay.hand_over(warm, own, module=name, path=[here, *path], has_threads=True)
         case ["-m", "torch.distributed.run" as name, *words]:
-            status = relay.hand_over(warm, [name, *words], module=name, path=[os.getcwd(), *path])  # noqa: PTH109
-        case ["-u", script, *words] if "TORCHELASTIC_RUN_ID" in os.environ and script.endswith(
-            ".py"
+            status = relay.hand_over(warm, [name, *words], module=name, path=[here, *path])
+        case ["-u", script, *words] if (
+            script.endswith(".py") and "TORCHELASTIC_RUN_ID" in os.environ
         ):
-            beside = os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH120 - pathlib takes longer to import
+            beside = os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH120 - as Python does
             status = relay.hand_over(warm, [script, *words], path=[beside, *path])
     if status is not None:
         relay.end(status)

@@ -12,6 +12,7 @@ only the last gradient of a bucket is listened to, until one is not the last (se
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.buckets.departures import Departures, by_readiness
 from ridgeline.runtime.sync.buckets.flags import SharedFlags, UnusedParameters
 from ridgeline.runtime.sync.buckets.hooks import GradientHooks, Sent, last_of_each, second_gradient
+from ridgeline.runtime.sync.buckets.own_collectives import OwnCollectives
 from ridgeline.runtime.sync.collectives import Collectives
 from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.runtime.sync.transports.transport import Transport
@@ -91,6 +93,8 @@ class Reducer(UpdatesAtOnce):
             blocks=transport.blocks,
             present=self._present,
         )
+        is_threaded = transport.blocks and not self._on_device
+        self._own = OwnCollectives(self._group, sync, is_watched=is_threaded)
         self._is_armed = self.knows_order = self._has_failed = False
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
@@ -110,14 +114,21 @@ class Reducer(UpdatesAtOnce):
         """The present buckets, in launch order."""
         return self._layout.buckets
 
+    def clearing(self) -> AbstractContextManager[None]:
+        """See `Synchronizer`; a forward pass is next."""
+        self._own.begin()
+        return super().clearing()
+
     def arm(self, recorder: Recorder) -> None:
         """The next backward's gradients are to be averaged; `recorder` is notified of the frames.
 
         Raises:
             WorkloadError: a parameter requires a gradient now that did not when the reducer was made, a
-                buffer changed its shape, or the last backward pass did not come to its end.
+                buffer changed its shape, the last backward pass did not come to its end, or the model has
+                collectives of its own, see `OwnCollectives`.
         """
         self._coverage.check_frozen()
+        self._own.check()
         if self._is_armed:
             raise WorkloadError(
                 "wanted the last backward pass to have ended, got one that raised while gradients were on "

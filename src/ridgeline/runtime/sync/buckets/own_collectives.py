@@ -1,8 +1,8 @@
 """Whether a model has collectives of its own, where the step's go out in another thread.
 
-A group of gloo pairs the collectives of its workers by the order of the calls. Where a thread makes those of the
-step, their order beside those of the model's backward pass (synchronised batch statistics, features gathered for
-a contrastive loss) is chance, and workers wait for each other without end.
+A group of gloo pairs the collectives of its workers by the order of the calls. Where a thread makes those of
+the step, their order beside those of the model's backward pass (synchronised batch statistics, features
+gathered for a contrastive loss) is chance, and workers wait for each other without end.
 """
 
 import torch

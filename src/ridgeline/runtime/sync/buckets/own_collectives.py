@@ -5,6 +5,8 @@ the step, their order beside those of the model's backward pass (synchronised ba
 gathered for a contrastive loss) is chance, and workers wait for each other without end.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -25,7 +27,8 @@ class OwnCollectives:
         coded = "" if sync.compression == "none" else f" with compression {sync.compression!r}"
         self._words = f"sync algorithm {sync.algorithm!r}{coded}"
         # One of several backends for GPUs and CPUs.
-        self._backend = group._get_backend(torch.device("cpu")) if is_watched else None  # noqa: SLF001
+        found: Any = group._get_backend(torch.device("cpu")) if is_watched else None  # noqa: SLF001
+        self._backend = found  # the stubs lack its count
         self._before: int | None = None
 
     def begin(self) -> None:
@@ -52,4 +55,5 @@ class OwnCollectives:
 
     def _count(self) -> int:
         assert self._backend is not None, "asked for before"
-        return self._backend._get_sequence_number_for_group()  # noqa: SLF001 - there is no public name
+        # There is no public name.
+        return int(self._backend._get_sequence_number_for_group())  # noqa: SLF001

@@ -28,6 +28,7 @@ from ridgeline.packages.loaded_programs import ProgramWatch
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, deferred_compiling, doubted
 from ridgeline.planner.exchanges.exchanges import may_encode
+from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.trials import staleness
 from ridgeline.probe.measure import Known, known_machine
 from ridgeline.programs.compiling import CompiledForms
@@ -343,8 +344,10 @@ class PlanChoice:
                 self._budget.hopeless_s,
             )
         except OutOfTimeError:
-            assumed_s = compile_seconds(self._described(), plan.execution)
-            if assumed_s:  # it takes longer still, which the next choice is to know
+            # A plan that was remembered may not be traced yet, for which there is no time any more.
+            if is_compiled(plan) and (
+                assumed_s := compile_seconds(self._described(), plan.execution)
+            ):  # it takes longer still, which the next choice is to know
                 self._stopped_factor = (time.monotonic() - begin) / assumed_s
             raise
         self._budget.note(measured, plan.sync)

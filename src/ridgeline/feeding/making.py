@@ -46,8 +46,7 @@ def feed(
         An iterable with `close()` and `report()`, and a context manager. `next` of it takes from the present
         pass. On the CPU the batches are those of the loader, not copies, unless addresses are fixed.
         Tensors on other devices, sparse ones, subclasses and those that require gradients are copied when
-        handed over; so are objects that hold tensors moved to a GPU, on a copy: by their `to(device)`, and
-        dataclasses and classes derived from dict or list entry by entry.
+        handed over. So are objects that hold tensors moved to a GPU; see `ridgeline.tensors.moving`.
 
     Raises:
         PlanError: `loader` cannot be iterated; `depth` is no whole number, negative, or 0 with fixed

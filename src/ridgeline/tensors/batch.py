@@ -113,8 +113,8 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
         if not _has_samples(leaf) and _holds_tensors(leaf):
             raise BatchError(
                 f"wanted tensors to divide into accumulate={parts} micro-batches, got a "
-                f"{type(leaf).__name__} that holds tensors itself, of which nobody knows which belong to a sample; put the "
-                "tensors into the batch, or use accumulate=1 with smaller batches"
+                f"{type(leaf).__name__} that holds tensors itself, of which nobody knows which belong to a "
+                "sample; put the tensors into the batch, or use accumulate=1 with smaller batches"
             )
     total = num_samples(batch)
     if total < parts:

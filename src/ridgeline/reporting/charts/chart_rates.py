@@ -61,6 +61,10 @@ def efficiency_figure(machine: Machine, setting: Setting, unit: str) -> Figure:
     return curves_figure(curves, x, axis(unit, **LOG), in_bytes=work == "B")
 
 
+FEW_DECADES = 100.0
+"""Between the least and the largest value: fewer ticks than two say nothing of the values between."""
+
+
 def rate_dot(size: float, seconds: float, unit: str = "B", moved: float = 1.0) -> CurveDot:
     """The rate at a size: `moved` times the size, of this unit, in so many seconds."""
     rate = moved * size / seconds
@@ -102,10 +106,17 @@ def curves_figure(
     sizes = [dot.x for dots in curves.values() for dot in dots]
     ticks = _byte_ticks(min(sizes), max(sizes)) if in_bytes and sizes else {}
     margin = {"l": 8, "r": 12, "t": 12, "b": 46}
+    scale = fine_ticks([dot.y for dots in curves.values() for dot in dots])
     return {
         "data": data,
-        "layout": layout(320, xaxis=x | ticks, yaxis=y, showlegend=True, margin=margin),
+        "layout": layout(320, xaxis=x | ticks, yaxis=y | scale, showlegend=True, margin=margin),
     }
+
+
+def fine_ticks(values: Sequence[float]) -> dict[str, Any]:
+    """Settings of a logarithmic axis: ticks at 1, 2 and 5 where decades alone would be one or two."""
+    shown = [value for value in values if value > 0]
+    return {"dtick": "D2"} if shown and max(shown) < FEW_DECADES * min(shown) else {}
 
 
 def _byte_ticks(low: float, high: float) -> dict[str, Any]:

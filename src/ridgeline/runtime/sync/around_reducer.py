@@ -1,6 +1,7 @@
 """What the synchronizers around a reducer leave to it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,10 @@ class AroundReducer(UpdatesAtOnce):
     def buckets(self) -> tuple[Bucket, ...]:
         """The present buckets, in launch order."""
         return self._reducer.buckets
+
+    def clearing(self) -> AbstractContextManager[None]:
+        """See `Reducer`."""
+        return self._reducer.clearing()
 
     def arm(self, recorder: Recorder) -> None:
         """See `Reducer`."""

@@ -137,7 +137,7 @@ class HeldUpdate:
     @contextlib.contextmanager
     def clearing(self) -> Iterator[None]:
         """Inside, gradients are set to None for the next step; late updates have theirs all the same."""
-        with self._lock, as_they_are():
+        with self._lock, as_they_are(), self._reducer.clearing():
             self._is_cleared = True
             yield
 

@@ -24,12 +24,13 @@ from ridgeline.engine import Engine, Variable
 from ridgeline.errors import EngineError, WorkloadError
 from ridgeline.plan import Sync
 from ridgeline.recording.recorder import Recorder
+from ridgeline.runtime.sync.buckets import hooks
 from ridgeline.runtime.sync.buckets.arrangement import agree_on_order, arrange, expected_order
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.buckets.departures import Departures, by_readiness
 from ridgeline.runtime.sync.buckets.flags import SharedFlags, UnusedParameters
-from ridgeline.runtime.sync.buckets.hooks import GradientHooks, Sent, last_of_each, second_gradient
+from ridgeline.runtime.sync.buckets.own_collectives import OwnCollectives
 from ridgeline.runtime.sync.collectives import Collectives
 from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.runtime.sync.transports.transport import Transport
@@ -91,18 +92,20 @@ class Reducer(UpdatesAtOnce):
             blocks=transport.blocks,
             present=self._present,
         )
+        is_threaded = transport.blocks and not self._on_device
+        self._own = OwnCollectives(self._group, sync, is_watched=is_threaded)
         self._is_armed = self.knows_order = self._has_failed = self._keeps_order = False
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
         self._unused = UnusedParameters(on_device=self._on_device)
         self._sent_versions: tuple[tuple[int, int], ...] = ()
-        self._sent: list[Sent] = []
+        self._sent: list[hooks.Sent] = []
         self._missing: dict[int, tuple[int, ...]] = {}
         self._is_regular = True
         self.overhead_ns = 0
         self._arrange(expected_order(self._parameters, order))
         self._may_skip = listens == "last" or (listens is None and self._on_device)
-        self._hooks = GradientHooks([parameter for _, parameter in self._parameters])
+        self._hooks = hooks.GradientHooks([parameter for _, parameter in self._parameters])
         self._listen_to_each()
 
     @property
@@ -110,14 +113,21 @@ class Reducer(UpdatesAtOnce):
         """The present buckets, in launch order."""
         return self._layout.buckets
 
+    def clearing(self) -> contextlib.AbstractContextManager[None]:
+        """See `Synchronizer`; a forward pass is next."""
+        self._own.begin()
+        return super().clearing()
+
     def arm(self, recorder: Recorder) -> None:
         """The next backward's gradients are to be averaged; `recorder` is notified of the frames.
 
         Raises:
             WorkloadError: a parameter requires a gradient now that did not when the reducer was made, a
-                buffer changed its shape, or the last backward pass did not come to its end.
+                buffer changed its shape, the last backward pass did not come to its end, or the model has
+                collectives of its own, see `OwnCollectives`.
         """
         self._coverage.check_frozen()
+        self._own.check()
         if self._is_armed:
             raise WorkloadError(
                 "wanted the last backward pass to have ended, got one that raised while gradients were on "
@@ -230,7 +240,7 @@ class Reducer(UpdatesAtOnce):
 
     def _listen_to_last(self) -> None:
         """The last gradient of a bucket reports all in it; buckets that were not full leave at the end."""
-        last = last_of_each(self._layout.members, [index for _, index in self._arrivals])
+        last = hooks.last_of_each(self._layout.members, [index for _, index in self._arrivals])
         self._skips = True
         self._hooks.listen({i: partial(self._fill, self.buckets[n]) for n, i in last.items()})
 
@@ -260,13 +270,9 @@ class Reducer(UpdatesAtOnce):
         bucket, position = self._layout.places[index]
         gradient = bucket.parameters[position].grad
         if gradient is None or gradient.is_sparse:
-            raise WorkloadError(
-                f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one, which workers "
-                "exchange of nn.Embedding and nn.EmbeddingBag that had sparse=True when the step was made; "
-                "use one of these, make the gradient dense, or train on one worker (--workers 1)"
-            )
+            raise hooks.sparse_gradient(self._parameters[index][0])
         if bucket.arrived[position]:
-            raise second_gradient(self._parameters[index][0])
+            raise hooks.second_gradient(self._parameters[index][0])
         told = self._departures.arrive(index, gradient, bucket.views[position])
         if told is not None:
             bucket.ready.append(told)
@@ -314,7 +320,7 @@ class Reducer(UpdatesAtOnce):
             self._collectives.run(name, exchange, self._done[bucket.index])
         if self._skips:
             # After the launch: the collective is a write of its own, which changes the bucket's version.
-            self._sent.append(Sent(bucket))
+            self._sent.append(hooks.Sent(bucket))
 
     def _exchange(self, bucket: Bucket, *, is_last: bool) -> "Future[Any] | None":
         """Start the mean of a bucket; the flags of all go with the last."""
@@ -329,7 +335,7 @@ class Reducer(UpdatesAtOnce):
         """Where not every gradient is listened to, see that none came after its bucket was sent."""
         for bucket, sent in zip(self._turns, self._sent, strict=False):
             if sent.has_changed():
-                raise second_gradient(f"one of {', '.join(bucket.names)}")
+                raise hooks.second_gradient(f"one of {', '.join(bucket.names)}")
         if self._skips and not self._is_regular:
             self._listen_to_each()  # the order changes from step to step
 

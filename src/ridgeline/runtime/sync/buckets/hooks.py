@@ -83,3 +83,12 @@ def second_gradient(name: str) -> WorkloadError:
         f"wanted one gradient for {name} in a backward pass, got a second after the first was sent; use "
         "checkpoint(..., use_reentrant=False), or run the layer in one checkpoint"
     )
+
+
+def sparse_gradient(name: str) -> WorkloadError:
+    """What is raised where a gradient came sparse that has a place among dense ones."""
+    return WorkloadError(
+        f"wanted a dense gradient for {name}, got a sparse one, which workers exchange of nn.Embedding and "
+        "nn.EmbeddingBag that had sparse=True when the step was made; use one of these, make the gradient "
+        "dense, or train on one worker (--workers 1)"
+    )

@@ -142,7 +142,7 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors of the system name the file that was wanted: a full disk's name none, others the temporary one."""
+    """Errors of the system name the file that was wanted, not the temporary one, or none as a full disk's."""
     try:
         yield
     except OSError as error:

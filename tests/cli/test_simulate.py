@@ -238,10 +238,14 @@ def test_between_hosts_gradients_are_all_reduced(
     ]
 
 
-def test_a_given_profile_is_doubted_where_it_is_used(run, task_file, machine_file, tmp_path) -> None:
+def test_a_given_profile_is_doubted_where_it_is_used(
+    run, task_file, machine_file, tmp_path
+) -> None:
     """As this machine's own one is; it cannot be measured again here, so that is all that is said."""
     disturbed = msgspec.structs.replace(
-        Machine.load(machine_file), host_load=HostLoad(others=0.5), suspect="a trial took twice as long"
+        Machine.load(machine_file),
+        host_load=HostLoad(others=0.5),
+        suspect="a trial took twice as long",
     ).save(tmp_path / "disturbed.json")
     words = (
         f"{disturbed}: the profile was measured while other programs used 50.0 % of the processors: what is "
@@ -269,6 +273,8 @@ def test_more_work_than_workers_is_explained(run, task_file, machine_file, tmp_p
     )
     file = msgspec.structs.replace(machine, ceilings=slow).save(tmp_path / "slow.json")
     for devices in ("2", "1,2"):
-        told = " ".join(run("simulate", task_file, "--machine", file, "--devices", devices).out.split())
+        told = " ".join(
+            run("simulate", task_file, "--machine", file, "--devices", devices).out.split()
+        )
         assert "! 2 workers are predicted to do" in told
         assert "more than there are workers: with other threads, or a smaller batch" in told

@@ -6,10 +6,12 @@ import msgspec
 import pytest
 from answered_requests import ONE, QUIET, TWO, cache_file
 
-from ridgeline.machine import Machine
+from ridgeline.machine import Machine, Setting
 from ridgeline.probe import measure as probe
 from ridgeline.probe.findings import Request
 from ridgeline.probe.host.load import Counters, Processors
+
+FOUR = Setting(device="cpu", workers=4, threads=1)
 
 
 @pytest.mark.parametrize(("own", "told"), [(0.0, "80.0 %"), (0.5, "30.0 %"), (0.7, "")])
@@ -39,6 +41,18 @@ def test_the_worst_of_all_parts_is_kept(
         for settings, refresh in (([ONE], False), ([ONE, TWO], False), ([ONE], True))
     ]
     assert [load and load.others for load in loads] == [0.6, 0.6, None]
+
+
+def test_a_busy_host_is_told_once(asked: list[Request], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the worst of all parts, and not by one line for each."""
+    busy = [Counters(10.0, Processors(share, 0.0, 1.0), None) for share in (0.4, 0.8, 0.6)]
+    moments = iter([moment for one in busy for moment in (QUIET, one)])
+    monkeypatch.setattr(probe, "counters", lambda: next(moments))
+    for settings in ([ONE], [ONE, TWO], [ONE, TWO, FOUR]):
+        machine = probe.measure(settings=settings)
+    assert [line.partition(" when ")[0] for line in machine.warnings] == [
+        "other programs used 80.0 % of the processors"
+    ]
 
 
 def test_marks_are_kept_with_the_profile(asked: list[Request], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 from answered_requests import ONE
-from strategies import make_machine
 
 from ridgeline.machine import Machine
 from ridgeline.machine.microarchitecture import Microarchitecture, Nodes
@@ -11,6 +10,7 @@ from ridgeline.machine.storage import Storage
 from ridgeline.probe import full_parts
 from ridgeline.probe import measure as probe
 from ridgeline.probe.findings import Request
+from strategies import make_machine
 
 NAMES = (
     "with_operator_dispatch",

@@ -221,6 +221,12 @@ def test_scaling_lists_efficiency() -> None:
     ]
     rows = as_text(grid_text(points_grid(points, "Scaling"))).splitlines()
     assert rows[-1].split()[:9] == ["2", "10.0", "100", "ms", "200", "1.80", "x", "90.0", "%"]
+    # Intervals have a column where they are known, and no empty one.
+    assert "90 %" not in points_grid(points, "Scaling").head
+    drawn = msgspec.structs.replace(points[1], low_s=0.09, high_s=0.12)
+    grid = points_grid([points[0], drawn], "Scaling")
+    assert grid.head[3] == "90 %"
+    assert [row[3] for row in grid.rows] == ["", "90.0 ms .. 120 ms"]
 
 
 def test_memory_says_what_it_is_held_for(predicted) -> None:

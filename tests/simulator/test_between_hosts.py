@@ -239,6 +239,25 @@ def test_ten_thousand_workers_cost_as_many_predictions_as_two(
         assert point.low_s <= point.step_s <= point.high_s
 
 
+@pytest.mark.parametrize(
+    ("text", "rate_bytes_per_s", "latency_s"),
+    [
+        ("8:400Gbit/s:5us", 5e10, 5e-6),
+        ("8 : 400 Gbit/s : 5 us", 5e10, 5e-6),
+        ("8:1.6Tbit:500ns", 2e11, 5e-7),
+        ("8:100MBIT:0.001s", 1.25e7, 1e-3),
+    ],
+)
+def test_clusters_are_read_as_they_are_shown(
+    text: str, rate_bytes_per_s: float, latency_s: float
+) -> None:
+    """`400 Gbit/s` is what predictions print; bytes, which `Gb` and `GB` may be, are refused."""
+    wanted = Level(size=8, rate_bytes_per_s=rate_bytes_per_s, latency_s=latency_s)
+    assert parse_cluster(text) == (wanted,)
+    with pytest.raises(MachineError):
+        parse_cluster("8:50GB:5us")
+
+
 def test_clusters_are_written_and_read(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """In `machine.json`, and as text; what cannot be is refused with an example."""
     machine = on(parse_cluster("8:400gbit:5us,16:1600gbit:0.1ms"))

@@ -64,6 +64,14 @@ def test_what_if_scales_timings_of_other_precisions_as_well() -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["links=2x,launch=free", "Links = 2X, LAUNCH = Free", " links=2 ,launch=free "]
+)
+def test_case_and_spaces_do_not_count(text: str) -> None:
+    """What can mean one thing only is taken."""
+    assert parse_what_if(text) == {"links": 2.0, "dispatch": 1e9}
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "link=2x",

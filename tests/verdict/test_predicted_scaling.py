@@ -109,8 +109,8 @@ def test_points_off_the_nearest_law_are_named() -> None:
     ]
     assert off
     assert found.notes == tuple(
-        f"{nearest.name} misses {workers} workers by {units.percent(abs(miss))}: where a curve breaks, "
-        "workers meet another link or fewer threads"
+        f"{nearest.name} misses {units.counted(workers, 'worker')} by {units.percent(abs(miss))}: where a "
+        "curve breaks, workers meet another link or fewer threads"
         for workers, miss in off
     )
 

@@ -62,7 +62,9 @@ class VerifyCommand:
             known, missing = flags if given.workload is None else reversed(flags)
             because = f"{known} shows no causes without {missing}"
             if args.measured is None:
-                because = f"no causes without a {missing.removeprefix('--')}.json in {args.predicted}"
+                because = (
+                    f"no causes without a {missing.removeprefix('--')}.json in {args.predicted}"
+                )
             output.progress(f"! {because}: only the steps are compared")
         expected = given.expected or predicted
         verdict = verify(

@@ -159,7 +159,7 @@ def prefetched_step_seconds(
     Raises:
         LawError: a number is out of range.
 
-    Source: bottleneck of a two-stage pipeline, `max(load / min(loaders, depth), step)`; sum of both at depth 0.
+    Source: bottleneck of a two-stage pipeline, `max(load / min(loaders, depth), step)`; at depth 0 the sum.
 
     Example:
         >>> prefetched_step_seconds(0.3, 0.2, loaders=2), prefetched_step_seconds(0.3, 0.2, depth=0)

@@ -14,12 +14,13 @@ from ridgeline.laws.arguments import check
 from ridgeline.laws.fair_sharing import Flow, fair_rates
 from ridgeline.machine.quantity import MOST
 
-_RATE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)"
+_RATE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit|tbit)(?:/s)?"
 # In a fixed order, so that a second rate can only be the traffic of others.
-_LEVEL = re.compile(rf"(\d+):{_RATE}(?::(\d+(?:\.\d+)?)(us|ms))?(?::(\d+)jobs?)?(?::{_RATE})?")
+_LEVEL = re.compile(rf"(\d+):{_RATE}(?::(\d+(?:\.\d+)?)(ns|us|ms|s))?(?::(\d+)jobs?)?(?::{_RATE})?")
+_BITS_PER_S = {**units.BITS_PER_S, "tbit": 1e12}
 MOST_JOBS = 1000
 """On one link beside this one; of more nothing would be left."""
-_PER_SECOND = {"us": 1e6, "ms": 1e3}
+_PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
 
 
 class Level(Value, frozen=True, kw_only=True):
@@ -116,6 +117,7 @@ def parse_cluster(text: str) -> tuple[Level, ...]:
 
     Behind that may stand who else uses each of those links: `8:400gbit:5us:2jobs`, two jobs that would take
     all of it, as this one would; `8:400gbit:5us:100gbit`, traffic that wants 100 Gbit/s; or both, so.
+    Case and spaces do not count, and `/s` may stand behind a rate.
 
     Raises:
         MachineError: it is not written so, a size or rate is 0, or others want more than a link carries.
@@ -128,7 +130,8 @@ def parse_cluster(text: str) -> tuple[Level, ...]:
 
 
 def _level(text: str) -> Level:
-    found = _LEVEL.fullmatch(text)
+    # As rates are shown, too: 400 Gbit/s.
+    found = _LEVEL.fullmatch(text.lower().replace(" ", ""))
     if found is None or not int(found[1]) or not float(found[2]):
         raise MachineError(
             f"wanted SIZE:RATE:LATENCY for each level of a cluster, got {text!r}; for example 8:400gbit:5us, "
@@ -154,7 +157,7 @@ def _level(text: str) -> Level:
 
 
 def _bytes_per_s(number: str, unit: str) -> float:
-    return float(number) * units.BITS_PER_S[unit] / 8
+    return float(number) * _BITS_PER_S[unit] / 8
 
 
 def _bits(bytes_per_s: float) -> str:

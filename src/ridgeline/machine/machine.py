@@ -88,9 +88,11 @@ class Ceiling(Value, frozen=True, kw_only=True):
     curve: tuple[CurvePoint, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject a rate at which nothing ends, or in another unit, and a curve that cannot be read, by a `LawError`."""
+        """Reject another unit, endless rates and unreadable curves, by a `LawError`."""
         unit = UNIT_OF_FAMILY.get(self.family)
-        check_unit(f"the rate of {self.family}", self.rate, *((unit,) if unit else ("FLOP/s", "B/s")))
+        check_unit(
+            f"the rate of {self.family}", self.rate, *((unit,) if unit else ("FLOP/s", "B/s"))
+        )
         check(f"rate in {self.rate.unit}", self.rate.value, least=LEAST_RATE, most=MOST)
         # Curves are read between neighbours, which a search finds only in order.
         check_ascending("work", [point.work for point in self.curve])

@@ -21,36 +21,34 @@ class FullPart(NamedTuple):
     """A part of a full measurement.
 
     `take` adds to a profile what it lacks of it, `seconds` is about how long that takes where it lacks all,
-    and `is_known` says whether a profile has some of it already.
+    and `is_known` says whether the profile that was asked about has some of it already.
     """
 
     take: Callable[[Machine, Keep, Say], Machine]
     seconds: float
-    is_known: Callable[[Machine], bool]
+    is_known: bool
 
 
-def full_parts() -> tuple[FullPart, ...]:
-    """All parts, in the order in which they are taken.
+def full_parts(machine: Machine) -> tuple[FullPart, ...]:
+    """All parts, in the order in which they are taken, and whether `machine` has them.
 
     Source: seconds between their lines on two cores with one setting of several workers; the GPU's part on an
         H200.
     """
     return (
-        FullPart(with_operator_dispatch, 12.0, lambda one: bool(one.operator_dispatch)),
-        FullPart(with_contention, 14.0, lambda one: bool(one.contention)),
+        FullPart(with_operator_dispatch, 12.0, bool(machine.operator_dispatch)),
+        FullPart(with_contention, 14.0, bool(machine.contention)),
         # Without a GPU there is nothing of it to know.
-        FullPart(
-            with_gpu_levels, 30.0, lambda one: one.num_gpus == 0 or one.gpu.stairs is not None
-        ),
-        FullPart(with_stairs, 40.0, lambda one: bool(one.stairs)),
-        FullPart(with_microarchitecture, 25.0, lambda one: one.microarchitecture.nodes is not None),
-        FullPart(with_storage, 22.0, lambda one: bool(one.storage)),
+        FullPart(with_gpu_levels, 30.0, machine.num_gpus == 0 or machine.gpu.stairs is not None),
+        FullPart(with_stairs, 40.0, bool(machine.stairs)),
+        FullPart(with_microarchitecture, 25.0, machine.microarchitecture.nodes is not None),
+        FullPart(with_storage, 22.0, bool(machine.storage)),
     )
 
 
 def full_seconds(machine: Machine) -> float:
     """About how long the parts take that a profile has nothing of."""
-    return sum(part.seconds for part in full_parts() if not part.is_known(machine))
+    return sum(part.seconds for part in full_parts(machine) if not part.is_known)
 
 
 def completed(machine: Machine, keep: Keep, say: Say) -> Machine:
@@ -61,9 +59,9 @@ def completed(machine: Machine, keep: Keep, say: Say) -> Machine:
         keep: See `fields.with_fields`.
         say: Takes a line before each piece of work, which ends with about how long all of it still takes.
     """
-    parts = full_parts()
+    parts = full_parts(machine)
     for number, part in enumerate(parts):
-        behind_s = sum(one.seconds for one in parts[number + 1 :] if not one.is_known(machine))
+        behind_s = sum(one.seconds for one in parts[number + 1 :] if not one.is_known)
         end_s = time.monotonic() + part.seconds
 
         def tell(line: str, end_s: float = end_s, behind_s: float = behind_s) -> None:

@@ -37,6 +37,8 @@ MOST_WORKERS = 8
 MOST_OVER_ESTIMATE = 1.5
 """Measuring that takes more than this multiple of its limit is ended; what it has found by then is used."""
 
+_DISTURBED = ": rates are too low and times too long; measure again when it is idle"
+
 Progress = Callable[[str], None]
 
 
@@ -274,13 +276,13 @@ def _cached(blank: Machine, quick: bool, refresh: bool, hosts: int = 1) -> Machi
 
 def _loaded(machine: Machine, load: HostLoad) -> Machine:
     """The machine with what others took while a part of it was measured, and a warning where that is much."""
-    machine = msgspec.structs.replace(machine, host_load=load.worst(machine.host_load))
+    worst = load.worst(machine.host_load)
     if not load.is_disturbed:
-        return machine
-    warning = (
-        f"{load} when {machine.host.name} was measured: rates are too low and times too long; measure "
-        "again when it is idle"
-    )
+        return msgspec.structs.replace(machine, host_load=worst)
+    # One line for the worst of all parts: each has another share, and all say the same.
+    others = tuple(line for line in machine.warnings if not line.endswith(_DISTURBED))
+    machine = msgspec.structs.replace(machine, host_load=worst, warnings=others)
+    warning = f"{worst} when {machine.host.name} was measured{_DISTURBED}"
     return merge(machine, Findings(warnings=(warning,)))
 
 

@@ -53,13 +53,16 @@ def runs_grid(scaling: MeasuredScaling) -> Grid:
 
 def points_grid(points: Sequence[ScalingPoint], title: str) -> Grid:
     """A row for each number of workers that is predicted, with its efficiency as a bar."""
-    head = ("Workers", "Samples each", "Step", "90 %", "Samples/s", "Speed-up", "Efficiency")
+    # Where no machines were drawn nobody knows an interval, and an empty column says nothing.
+    are_drawn = any(point.low_s is not None for point in points)
+    interval = ("90 %",) if are_drawn else ()
+    head = ("Workers", "Samples each", "Step", *interval, "Samples/s", "Speed-up", "Efficiency")
     rows = tuple(
         (
             str(point.workers),
             units.digits3(point.samples_per_s * point.step_s / point.workers),
             units.seconds(point.step_s),
-            _between(point.low_s, point.high_s),
+            *((_between(point.low_s, point.high_s),) if are_drawn else ()),
             units.digits3(point.samples_per_s),
             f"{point.speedup:.2f} x",
             units.percent(point.efficiency),

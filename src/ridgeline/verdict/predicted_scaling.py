@@ -151,8 +151,9 @@ def _off_curve(points: Sequence[ScalingPoint], found: Sequence[Law]) -> Iterator
     for point, miss in zip(points, nearest.misses, strict=True):
         if abs(miss) > OFF_CURVE:
             yield (
-                f"{nearest.name} misses {point.workers} workers by {units.percent(abs(miss))}: where a "
-                "curve breaks, workers meet another link or fewer threads"
+                f"{nearest.name} misses {units.counted(point.workers, 'worker')} by "
+                f"{units.percent(abs(miss))}: where a curve breaks, workers meet another link or fewer "
+                "threads"
             )
 
 

@@ -26,12 +26,12 @@ class FittedBar(NamedTuple):
     share: float
     most: int
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The bar, of characters that the output can encode."""
         block = ASCII_BLOCK if options.ascii_only else BLOCK
         yield Text(bar(self.share, min(self.most, options.max_width), block), style="cyan")
 
-    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """One character at least, and as many as a whole bar has where there is room."""
         return Measurement(1, max(1, min(self.most, options.max_width)))
 
@@ -53,7 +53,7 @@ class FittedBand(NamedTuple):
     drawn: Callable[[int], Text]
     most: int
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The line."""
         width = max(1, min(self.most, options.max_width - len(self.label)))
         yield Text.assemble(self.label, self.drawn(width))
@@ -78,7 +78,7 @@ class FittedTable(NamedTuple):
     table: Table
     grid: Grid
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, or its rows in words."""
         if options.max_width >= self._least:
             yield self.table

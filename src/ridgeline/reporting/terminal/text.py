@@ -150,7 +150,11 @@ def grid_text(grid: Grid, line: str = "") -> RenderableType:
         drawn = bars(grid.bars, BAR_WIDTH)
         for index, cells in enumerate(grid.rows):
             # As they are: names in brackets would be taken for markup.
-            rows.add_row(*map(Text, cells), *drawn[index : index + 1], style="bold" if index == grid.chosen else None)
+            rows.add_row(
+                *map(Text, cells),
+                *drawn[index : index + 1],
+                style="bold" if index == grid.chosen else None,
+            )
         parts.append(FittedTable(rows, grid))
     if grid.reading:
         parts.append(Text(grid.reading))

@@ -34,7 +34,8 @@ _Tabled = TypeVar("_Tabled", Collective, Link, CodecTiming)
 def parse_what_if(text: str) -> dict[str, float]:
     """The factors in a text such as `links=2x,compute=1.5x,communication=free`.
 
-    `launch` is another word for `dispatch`, `communication` for `collectives`, and `free` is 1e9.
+    `launch` is another word for `dispatch`, `communication` for `collectives`, and `free` is 1e9. Case and
+    spaces do not count.
 
     Raises:
         MachineError: an unknown part, a factor that is no number between 1e-6 and 1e9, or a part twice.
@@ -47,8 +48,8 @@ def parse_what_if(text: str) -> dict[str, float]:
     """
     factors: dict[str, float] = {}
     for item in text.split(","):
-        word, _, told = item.strip().partition("=")
-        part, factor = ALIASES.get(word, word), told.strip()
+        word, _, told = item.lower().replace(" ", "").partition("=")
+        part, factor = ALIASES.get(word, word), told
         try:
             value = MOST_FACTOR if factor == FREE else float(factor.removesuffix("x"))
         except ValueError:

@@ -257,3 +257,20 @@ def test_descriptors_of_classes_are_not_run() -> None:
         setattr(plain, "value", 3.0)  # noqa: B010
         assert not guards.holds({"fn": net, "args": (x,)})
     assert not calls
+
+
+def test_what_weak_references_refer_to_is_not_kept_alive() -> None:
+    """It goes when the user lets it go, and the branch on it is the other one then."""
+
+    def read(net: Any, x: Tensor) -> Tensor:
+        held = net.reference()
+        return x - 1.0 if held is None else x * held.rate
+
+    net, x = Net(read), torch.arange(1.0, 4.0)
+    net.strong = Plain()
+    net.strong.rate, net.reference = 2.0, weakref.ref(net.strong)
+    with interpreted(), torch.no_grad(), rl.hybridize(net, x, mode="compiled") as fast:
+        assert torch.equal(fast(x), x * 2.0)
+        net.strong = None
+        assert net.reference() is None
+        assert torch.equal(fast(x), x - 1.0)

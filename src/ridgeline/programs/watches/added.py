@@ -5,8 +5,8 @@ To it -0.0 equals 0.0, a tuple cannot change, whatever lists, dictionaries and s
 does not find (so in `os.environ`), or an attribute in `vars(x)`, or one whose `AttributeError` code catches.
 And it takes for granted which hooks of all modules there are, which module an `import` gives, what a class
 finds in its metaclass, classes in closures, what abstract classes and protocols take for their instances,
-what a dictionary of the user's own class finds in that, names put among Python's, and settings that choose
-kernels; torch 2.11 also which methods an object holds itself.
+what a dictionary of the user's own class finds in that, names put among Python's, which `object()` there is,
+and settings that choose kernels; torch 2.11 also which methods an object holds itself.
 """
 
 import builtins
@@ -152,6 +152,9 @@ def _require_same(builder: Any, guard: Guard) -> None:
     ):
         # Below a dictionary of a class of its own nothing is looked at while it has the entries that it had.
         _compare_by_name(builder, guard, _content_of, "")
+    if type(value) is object:  # a sentinel, which code compares by identity
+        manager, what = builder.get_guard_manager(guard), f"{guard.name} changed"
+        manager.add_lambda_guard(lambda now: now is value, [what], None)
     if _has_zero(value):
         _compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
     if _holds_containers(value):

@@ -23,6 +23,7 @@ from ridgeline.programs.watches.added import with_guards
 
 NAME = "ridgeline_name_of_a_test"
 LOG = logging.getLogger("ridgeline.test_looked_up")
+SENTINEL = object()
 WEAK: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
 
@@ -70,6 +71,7 @@ class Net(nn.Module):
         super().__init__()
         self.read, self.part = read, Part()
         self.kind, self.number = Kind.FIRST, np.float64(2.0)
+        self.other, self.sentinel = Plain(), SENTINEL
         self.order = collections.OrderedDict(a=2.0, b=1.0)
         self.table: dict[Any, float] = {}
         self.abstract = abc.ABCMeta("Abstract", (), {"__module__": __name__})
@@ -120,6 +122,14 @@ MADE: dict[str, Case] = {
         lambda n: n.abstract.register(Plain),
     ),
     "method of a protocol": (_is(Quacking), lambda n: setattr(n.plain, "quack", int)),
+    "sentinel": (
+        lambda n, x: x * (2.0 if n.sentinel is SENTINEL else 1.0),
+        lambda n: setattr(n, "sentinel", object()),
+    ),
+    "two that become one": (
+        lambda n, x: x * (2.0 if n.plain is n.other else 1.0),
+        lambda n: setattr(n, "other", n.plain),
+    ),
     "class in a closure": (
         lambda n, x: n.is_plain(n, x),
         lambda n: setattr(n, "is_plain", _is(Part)),
@@ -131,6 +141,10 @@ CASES: dict[str, Case] = {
     "value of a member": (
         lambda n, x: x * n.kind.value,
         lambda n: setattr(n, "kind", Kind.SECOND),
+    ),
+    "method of a class, later": (
+        lambda n, x: x * (2.0 if n.plain else 1.0),
+        lambda n: setattr(Plain, "__bool__", lambda plain: False),
     ),
     "call of a module": (
         lambda n, x: n.part(x),
@@ -159,8 +173,9 @@ def _as_before() -> Iterator[None]:
     delattr(builtins, NAME)
     LOG.setLevel(logging.NOTSET)
     Missing.by = 2.0
-    if "__call__" in vars(Part):
-        del Part.__call__
+    for kind, name in ((Part, "__call__"), (Plain, "__bool__")):
+        if name in vars(kind):
+            delattr(kind, name)
     WEAK.clear()
     torch._dynamo.reset()
 
@@ -257,3 +272,20 @@ def test_descriptors_of_classes_are_not_run() -> None:
         setattr(plain, "value", 3.0)  # noqa: B010
         assert not guards.holds({"fn": net, "args": (x,)})
     assert not calls
+
+
+def test_what_weak_references_refer_to_is_not_kept_alive() -> None:
+    """It goes when the user lets it go, and the branch on it is the other one then."""
+
+    def read(net: Any, x: Tensor) -> Tensor:
+        held = net.reference()
+        return x - 1.0 if held is None else x * held.rate
+
+    net, x = Net(read), torch.arange(1.0, 4.0)
+    net.strong = Plain()
+    net.strong.rate, net.reference = 2.0, weakref.ref(net.strong)
+    with interpreted(), torch.no_grad(), rl.hybridize(net, x, mode="compiled") as fast:
+        assert torch.equal(fast(x), x * 2.0)
+        net.strong = None
+        assert net.reference() is None
+        assert torch.equal(fast(x), x - 1.0)

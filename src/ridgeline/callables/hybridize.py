@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 import torch
@@ -120,6 +120,25 @@ class Hybrid(Closing):
         """
         return self._dispatch.front(*inputs)
 
+    def __copy__(self) -> Self:
+        return self  # its programs are those of one callable
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        """Refused: a copy would still call the callable that this one was made of.
+
+        Raises:
+            PlanError: always.
+        """
+        raise _not_copied()
+
+    def __reduce__(self) -> Any:
+        """Refused, likewise.
+
+        Raises:
+            PlanError: always.
+        """
+        raise _not_copied()
+
     def __repr__(self) -> str:
         return f"Hybrid({self._report.subject}, mode={self.mode!r}, {self._report.device})"
 
@@ -169,6 +188,13 @@ class Hybrid(Closing):
         Cost: Waits for the device if there are graphs.
         """
         self._dispatch.close()
+
+
+def _not_copied() -> PlanError:
+    return PlanError(
+        "wanted something to copy or pickle, got a Hybrid, whose programs call the callable that it was made "
+        "of; copy that, and hybridize(...) the copy; save(path) writes it with its parameters"
+    )
 
 
 def _example(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from ridgeline.capture.interception import innermost_transform, num_dispatch_modes
 from ridgeline.capture.unchecked import without_checks
-from ridgeline.guards.reading import ProgramReading, Write, read_program
+from ridgeline.guards.reading import WEAKLY, ProgramReading, Write, read_program
 from ridgeline.guards.sparse import address
 from ridgeline.guards.unguarded import numbers_of_numpy, require_unguarded
 from ridgeline.programs.watches.classes import class_variables, require_classes, require_hooks
@@ -71,7 +71,7 @@ class Guards:
         expressions = [
             text
             for text in reading.expressions
-            if not text.startswith(brought) and _MODES not in text
+            if not text.startswith(brought) and _MODES not in text and WEAKLY not in text
         ]
         now = dict(arguments)
         # A tensor inside of an object that a call brings is no input of the captured program, which reads

@@ -62,6 +62,8 @@ SETTINGS: dict[str, Any] = {
     "side_effect_replay_policy": "silent",
 }
 """Of TorchDynamo, while it reads. What a version of torch does not have is left out."""
+WEAKLY = "()"
+"""In expressions of what weak references refer to, which nobody here may keep alive."""
 _lock = threading.Lock()
 _UNKNOWN = object()
 _PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
@@ -337,13 +339,13 @@ def _made(
     names = {"G": scope, **_get_closure_vars()}
     sources = dict.fromkeys(_expression(source) for _, source in found["guards"])
     values = {name: v for name in sources for v in _evaluated(name, names, arguments)}
-    objects = [value for value in values.values() if not isinstance(value, (int, float, str))]
+    objects = {n: value for n, value in values.items() if not isinstance(value, (int, float, str))}
     return ProgramReading(
         manager=wrapper.root,
         tensors=found["tensors"],
         expressions=tuple(values),
         scope=names,
-        classes=tuple(dict.fromkeys(map(type, objects))),
+        classes=tuple(dict.fromkeys(map(type, objects.values()))),
         code=found["code"],
         writes=tuple(
             write
@@ -352,7 +354,7 @@ def _made(
             if not any(final is now for now in _evaluated(write.what, names, arguments))
         ),
         graph=found["graph"],
-        kept=(wrapper, *objects),
+        kept=(wrapper, *(value for name, value in objects.items() if WEAKLY not in name)),
         settings=found["settings"],
         takes_host=found["takes_host"],
     )
@@ -360,8 +362,6 @@ def _made(
 
 def _evaluated(name: str, names: dict[str, Any], arguments: dict[str, Any]) -> Iterable[Any]:
     """The value of an expression of the compiler's, if it is one."""
-    if not name:
-        return []
     try:
         return [eval(name, names, {"L": arguments})]
     except (NameError, SyntaxError, LookupError, AttributeError, TypeError):

@@ -138,4 +138,28 @@ LOOKUPS = (
             "hidden": "$owner.store$n.__dict__['rate'] = 5.0",
         },
     ),
+    Feature(
+        name="sentinel",
+        top="MISSING$n = object()",
+        init="self.given$n = MISSING$n",
+        forward="y = y * 2.0 if self.given$n is MISSING$n else y + 1.0",
+        changes={
+            "given": "$owner.given$n = object()",
+            "another sentinel": "globals()['MISSING$n'] = object()",
+        },
+    ),
+    Feature(
+        name="two objects or one",
+        top="class Twin$n:\n    rate = 2.0",
+        init="self.one$n, self.two$n = Twin$n(), Twin$n()",
+        forward="y = y * 2.0 if self.one$n is self.two$n else y + 1.0",
+        changes={"one": "$owner.two$n = $owner.one$n"},
+    ),
+    Feature(
+        name="truth of an object",
+        top="class Truth$n:\n    pass",
+        init="self.truth$n = Truth$n()",
+        forward="y = y * 2.0 if self.truth$n else y + 1.0",
+        changes={"on the class": "Truth$n.__bool__ = lambda self: False"},
+    ),
 )

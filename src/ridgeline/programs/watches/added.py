@@ -5,8 +5,8 @@ To it -0.0 equals 0.0, a tuple cannot change, whatever lists, dictionaries and s
 does not find (so in `os.environ`), or an attribute in `vars(x)`, or one whose `AttributeError` code catches.
 And it takes for granted which hooks of all modules there are, which module an `import` gives, what a class
 finds in its metaclass, classes in closures, what abstract classes and protocols take for their instances,
-what a dictionary of the user's own class finds in that, names put among Python's, and settings that choose
-kernels; torch 2.11 also which methods an object holds itself.
+what a dictionary of the user's own class finds in that, names put among Python's, which `object()` there is,
+and settings that choose kernels; torch 2.11 also which methods an object holds itself.
 """
 
 import builtins
@@ -29,6 +29,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
+from ridgeline.programs.watches.identities import asks_identity, may_be_one, pattern
 from ridgeline.programs.watches.imports import Import, are_current, follow_imports, imports_of
 from ridgeline.programs.watches.instances import classes_in_cells, instance_checks
 from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
@@ -87,6 +88,8 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
         if names := own_builtins(code):
             of_process.append(functools.partial(_require_builtins, names))
         of_process.append(functools.partial(_require_instances, sources))
+        if asks_identity(code):
+            of_process.append(functools.partial(_require_identities, sources))
         # For what is about the process and no object, one guard is enough, at whichever object.
         guards.update({Guard(source, kind) for source in sources[:1] for kind in of_process})
         return compile_piece(graph, inputs)
@@ -151,7 +154,10 @@ def _require_same(builder: Any, guard: Guard) -> None:
         and isinstance(_of_name(builder, owner[1])(builder.scope["L"]), dict)
     ):
         # Below a dictionary of a class of its own nothing is looked at while it has the entries that it had.
-        _compare_by_name(builder, guard, _content_of, "")
+        _compare_by_name(builder, guard.name, _content_of, "")
+    if type(value) is object:  # a sentinel, which code compares by identity
+        manager, what = builder.get_guard_manager(guard), f"{guard.name} changed"
+        manager.add_lambda_guard(lambda now: now is value, [what], None)
     if _has_zero(value):
         _compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
     if _holds_containers(value):
@@ -177,7 +183,7 @@ def _require_order(builder: Any, guard: Guard) -> None:
     if not isinstance(value, collections.OrderedDict) or len(value) < 2:
         return
     # At the root, since managers of dictionaries take no comparisons of ours.
-    _compare_by_name(builder, guard, lambda now: _content_of(tuple(now)), "the order of ")
+    _compare_by_name(builder, guard.name, lambda now: _content_of(tuple(now)), "the order of ")
 
 
 def _require_keys(builder: Any, guard: Guard) -> None:
@@ -262,11 +268,14 @@ def _require_instances(sources: Sequence[Any], builder: Any, _: Guard) -> None:
     values = [_value(builder, Guard(source, _require_same)) for source in sources]
     for is_same in instance_checks(values):
         what = "what a class takes for its instances changed"
-        builder.guard_manager.root.add_lambda_guard(_without_values(is_same), [what], None)
+        builder.guard_manager.root.add_lambda_guard(lambda _, same=is_same: same(), [what], None)
 
 
-def _without_values(is_same: Callable[[], bool]) -> Callable[[Any], bool]:
-    return lambda _: is_same()
+def _require_identities(sources: Sequence[Any], builder: Any, _: Guard) -> None:
+    guards = [Guard(source, _require_same) for source in sources]
+    names = [guard.name for guard in guards if may_be_one(guard.name, _value(builder, guard))]
+    if len(names) > 1:
+        _compare_by_name(builder, f"({', '.join(names)})", pattern, "which of these are one: ")
 
 
 def _compare(manager: Any, look: Callable[[Any], Any], value: Any, what: str) -> None:
@@ -279,9 +288,10 @@ def _compare(manager: Any, look: Callable[[Any], Any], value: Any, what: str) ->
     manager.add_lambda_guard(is_same, [f"{what} changed"], None)
 
 
-def _compare_by_name(builder: Any, guard: Guard, look: Callable[[Any], Any], what: str) -> None:
+def _compare_by_name(builder: Any, name: str, look: Callable[[Any], Any], what: str) -> None:
     """The same from the root, by the name of what the guard is about."""
-    find, held = _of_name(builder, guard.name), look(_value(builder, guard))
+    find = _of_name(builder, name)
+    held = look(find(builder.scope["L"]))
 
     def is_same(now: Any) -> bool:
         try:  # what the compiler compares of the way to it is compared later
@@ -289,7 +299,7 @@ def _compare_by_name(builder: Any, guard: Guard, look: Callable[[Any], Any], wha
         except _MISSING:
             return False
 
-    builder.guard_manager.root.add_lambda_guard(is_same, [f"{what}{guard.name} changed"], None)
+    builder.guard_manager.root.add_lambda_guard(is_same, [f"{what}{name} changed"], None)
 
 
 def _of_name(builder: Any, name: str) -> Callable[[Any], Any]:

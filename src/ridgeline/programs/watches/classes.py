@@ -50,6 +50,10 @@ def require_classes(
         if not kind.__flags__ & _CAN_BE_CHANGED:
             continue
         owner = conditions.constant(kind)
+        for base in filter(
+            is_users_class, kind.__mro__
+        ):  # a method that is new, such as `__bool__`
+            conditions.require(f"len({conditions.constant(vars(base))}) == {len(vars(base))}")
         if issubclass(kind, nn.Module) and is_users_class(kind):  # the compiler calls `forward`
             conditions.require(f"{owner}.__call__ is {conditions.constant(kind.__call__)}")
         for name in sorted({name for base in kind.__mro__ for name in vars(base)}):

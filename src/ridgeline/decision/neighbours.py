@@ -15,14 +15,14 @@ from ridgeline.reach.moved_draws import moved_draws
 _STEPS: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-class Step(Protocol):
+class Neighbour(Protocol):
     """What of a step others ask for."""
 
     model: nn.Module
     loss_fn: Any
 
 
-def join(step: Step) -> None:
+def join(step: Neighbour) -> None:
     """A step is there, until nothing holds it any more: a closed one may be called by hand."""
     _STEPS.add(step)
 

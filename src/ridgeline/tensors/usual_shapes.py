@@ -18,8 +18,8 @@ OTHER_LAYOUTS = (
 )
 
 OTHER_CONSTANTS = (
-    "batches with other numbers or texts than the captured one, which has them as constants, ran as they were "
-    "written; give what changes as a tensor"
+    "batches with other numbers or texts than the captured one, which has them as constants, ran as they "
+    "were written; give what changes as a tensor"
 )
 MOST_COUNTED = 256
 """Shapes that are counted; where a number of the batch changes in every step there are no end of them."""
@@ -57,7 +57,7 @@ class UsualShapes:
         return is_repeated and num_programs < MOST_SHAPES
 
     def why_other(self, batch: Any, why: str) -> str:
-        """What a note says of a batch that is not like the usual one: `why`, or that only constants differ."""
+        """What a note says of a batch unlike the usual one: `why`, or that only constants differ."""
         structure, leaves = signature(batch)
         if self._usual is None or structure != self._usual[0] or leaves == self._usual[1]:
             return why

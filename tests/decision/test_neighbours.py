@@ -36,7 +36,9 @@ def dropped(critic: nn.Module, batch: Any) -> Tensor:
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    generator = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 3, 3, padding=1))
+    generator = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 3, 3, padding=1)
+    )
     return generator, *(torch.optim.SGD(generator.parameters(), 1e-3) for _ in range(2))
 
 
@@ -93,7 +95,9 @@ def test_two_steps_on_one_model_train_as_a_plain_loop_does() -> None:
 
 
 @pytest.mark.usefixtures("moved")
-@pytest.mark.parametrize("more", [{"with_penalty": False}, {"with_penalty": True, "allow": ("random",)}])
+@pytest.mark.parametrize(
+    "more", [{"with_penalty": False}, {"with_penalty": True, "allow": ("random",)}]
+)
 def test_other_memory_is_compared_where_nothing_else_draws_or_that_is_allowed(more: Any) -> None:
     steps, _ = trained(**more)
     assert steps[0].plan.memory_format == "channels_last"

@@ -24,7 +24,10 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Sequential(*layers)
     flat = [p for p in model.parameters() if p.ndim == 1]
     matrices = [p for p in model.parameters() if p.ndim > 1]
-    groups = [{"params": flat, "weight_decay": 0.0}, {"params": matrices[::-1], "weight_decay": 0.05}]
+    groups = [
+        {"params": flat, "weight_decay": 0.0},
+        {"params": matrices[::-1], "weight_decay": 0.05},
+    ]
     return model, torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 
@@ -40,7 +43,9 @@ def test_clipped_training_is_that_of_a_plain_loop_bit_for_bit() -> None:
     with PlannedStep(ours, loss_fn, our_optimizer, Plan(), clip_norm=0.05, device="cpu") as step:
         for batch in BATCHES:
             step(batch)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), ours.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), ours.parameters(), strict=True)
+    )
 
 
 def test_parameters_come_in_the_order_of_the_model() -> None:

@@ -266,3 +266,31 @@ def test_forms_whose_calls_have_one_backward_pass_are_refused_before_a_step(
         "retain_graph=True in kept (test_gradients_of_gradients.py:"
     )
     assert text.endswith("); use execution='step-graph', 'graph' or 'eager'")
+
+
+def branching(model: nn.Module, batch: Tensor) -> Tensor:
+    loss = model(batch).square().mean()
+    return loss if loss > 0 else -loss
+
+
+def branching_penalty(model: nn.Module, batch: Tensor) -> Tensor:
+    return branching(model, batch) + penalty(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "instead"),
+    [
+        (branching, "execution='compiled', which leaves that to Python, or 'eager'"),
+        (branching_penalty, "execution='eager'"),
+    ],
+)
+def test_what_cannot_be_read_is_not_sent_where_it_is_refused(loss_fn: Any, instead: str) -> None:
+    """A compiled step takes what one program cannot be read for, but no gradients of gradients."""
+    model = critic()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plan = Plan(execution="step-graph")
+    with TrainStep(model, loss_fn, optimizer, plan, device="cpu") as step:
+        step(torch.randn(4, 3))
+        with pytest.raises(CaptureError) as caught:
+            step(torch.randn(4, 3))
+    assert str(caught.value).endswith(f"; use {instead}")

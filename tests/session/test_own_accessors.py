@@ -34,7 +34,9 @@ class Learner(nn.Module):
 def loss_fn(model: Any, batch: Any) -> Tensor:
     """One step of its own on half of the rows, and the loss of the others behind it."""
     rows, wanted = batch
-    gradients = torch.autograd.grad(F.cross_entropy(model(rows[::2]), wanted[::2]), model.parameters())
+    gradients = torch.autograd.grad(
+        F.cross_entropy(model(rows[::2]), wanted[::2]), model.parameters()
+    )
     fast = [p - 0.4 * g for p, g in zip(model.parameters(), gradients, strict=True)]
     return F.cross_entropy(model(rows[1::2], fast), wanted[1::2])
 

@@ -4,30 +4,32 @@ A plan changes what a step's modules are laid out like in memory, which other st
 """
 
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from torch import nn
 
 from ridgeline.planner import Ranking
 from ridgeline.reach.moved_draws import moved_draws
 
+if TYPE_CHECKING:
+    from torch import nn
+
 _STEPS: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-class Step(Protocol):
+class Neighbour(Protocol):
     """What of a step others ask for."""
 
-    model: nn.Module
+    model: "nn.Module"
     loss_fn: Any
 
 
-def join(step: Step) -> None:
+def join(step: Neighbour) -> None:
     """A step is there, until nothing holds it any more: a closed one may be called by hand."""
     _STEPS.add(step)
 
 
-def why_as_is(script: tuple[nn.Module, Any, Any]) -> str:
+def why_as_is(script: "tuple[nn.Module, Any, Any]") -> str:
     """Why the weights of a script's model are to keep their order in memory; empty where they need not.
 
     Cost: See `moved_draws`, for each other step.

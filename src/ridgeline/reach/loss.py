@@ -19,9 +19,7 @@ def have_gradients(parameters: Iterable[Tensor]) -> bool:
     return any(p.grad is not None for p in parameters)
 
 
-def start_backward(
-    loss: Tensor, *, has_gradients: bool = False, keeps_graph: bool = False
-) -> None:
+def start_backward(loss: Tensor, *, has_gradients: bool = False, keeps_graph: bool = False) -> None:
     """The backward pass from a loss.
 
     Args:

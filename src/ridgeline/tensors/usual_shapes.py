@@ -19,8 +19,8 @@ OTHER_LAYOUTS = (
 )
 
 OTHER_CONSTANTS = (
-    "batches with other numbers or texts than the captured one, which has them as constants, ran as they were "
-    "written; give what changes as a tensor"
+    "batches with other numbers or texts than the captured one, which has them as constants, ran as they "
+    "were written; give what changes as a tensor"
 )
 MOST_COUNTED = 256
 """Shapes that are counted; where a number of the batch changes in every step there are no end of them."""
@@ -49,7 +49,7 @@ class UsualShapes:
         return True
 
     def why_other(self, batch: Any, otherwise: str) -> str:
-        """What to say of a batch that is not the usual one: of its objects or constants if those alone differ.
+        """What to say of a batch that is not the usual one: of objects or constants where those alone differ.
 
         Args:
             batch: Given to `is_usual` before.

@@ -103,7 +103,9 @@ class StepBody:
         check_differentiable(model, loss_fn, plan)
         self._keeps_graph = differentiates_gradients(optimizer)
         if self._keeps_graph:
-            check_second_order(optimizer, plan, num_workers=1 if synchronizer is None else plan.workers)
+            check_second_order(
+                optimizer, plan, num_workers=1 if synchronizer is None else plan.workers
+            )
         is_replayed = mode.is_replayed_on(device.type)
         # Parts hand out gradients earlier; a worker alone sends none, and would only pay for the calls.
         is_cut = synchronizer is not None and is_compiled_in_parts(plan, device.type)

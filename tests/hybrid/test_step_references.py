@@ -140,6 +140,21 @@ def test_what_the_compiler_cannot_read_is_refused_with_its_line() -> None:
         pair.train(4, {})
 
 
+def test_what_the_compiler_cannot_differentiate_is_not_sent_to_it() -> None:
+    """A penalty on gradients: forms that are compiled would refuse the step in their turn."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        points = batch["x"].clone().requires_grad_(True)
+        results = model(points)
+        (slope,) = torch.autograd.grad(results.sum(), points, create_graph=True)
+        torch._dynamo.graph_break()
+        return nn.functional.cross_entropy(results, batch["y"]) + slope.square().sum()
+
+    message = r"in one piece, got .* \(test_step_references.py:\d+ in loss\); use execution='graph' or 'eager'$"
+    with pair_of(loss=lambda: loss) as pair, pytest.raises(UnreadableError, match=message):
+        pair.train(4, {})
+
+
 class Passing(TorchFunctionMode):
     """Calls each function as it is."""
 

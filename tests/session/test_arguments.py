@@ -233,3 +233,34 @@ def test_a_module_of_torchscript_is_refused_where_it_has_to_be_watched() -> None
 def test_how_to_choose_is_checked_before_the_choice(given: dict[str, Any], message: str) -> None:
     """A choice may take minutes, which a wrong word would waste."""
     assert refusal(**given) == message
+
+
+class Curved(torch.optim.SGD):
+    """Scales by the diagonal of the Hessian, which it estimates from gradients that keep their graph."""
+
+    def traces(self, weights: list[Tensor], gradients: list[Tensor]) -> Any:
+        signs = [weight.sign() for weight in weights]
+        return torch.autograd.grad(gradients, weights, grad_outputs=signs, retain_graph=True)
+
+
+class OfALoss(torch.optim.SGD):
+    """Differentiates what a closure returns, if there is one."""
+
+    def step(self, closure: Any = None) -> Any:
+        if closure is not None:
+            torch.autograd.grad(closure(), self.param_groups[0]["params"])
+        return super().step()
+
+
+@pytest.mark.parametrize("plan", ["auto", rl.Plan()])
+def test_an_optimizer_that_differentiates_gradients_is_refused(plan: Any) -> None:
+    """It asked for `create_graph=True` in the first step, which no step can be given."""
+    model = nn.Linear(2, 1)
+    curved = Curved(model.parameters(), 0.1)
+    line = Curved.traces.__code__.co_firstlineno
+    assert refusal(plan, optimizer=curved) == (
+        f"wanted an optimizer that takes gradients as numbers, got Curved, which differentiates them again "
+        f"in traces (test_arguments.py:{line}): that needs loss.backward(create_graph=True), which a training "
+        "step does not call; train with it in a loop of your own"
+    )
+    rl.TrainStep(model, loss_of, OfALoss(model.parameters(), 0.1), rl.Plan(), device="cpu").close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ridgeline.reach.reach import Reach, methods_of, names_in
 
@@ -44,6 +45,29 @@ def second_gradients(model: nn.Module, loss_fn: Any) -> str:
 def retained_graphs(model: nn.Module, loss_fn: Any) -> str:
     """The place that keeps what a backward pass needs for another one (`retain_graph=True`); likewise."""
     return _place_of("retain_graph", model, loss_fn)
+
+
+def differentiated_gradients(optimizer: Optimizer) -> str:
+    """The place where an optimizer differentiates gradients again, as for a trace of the Hessian; likewise.
+
+    It multiplies them by a vector, so that torch's function is given `grad_outputs`; gradients of a loss that
+    a closure returns need none.
+
+    Args:
+        optimizer: The methods of its classes are looked into, those of torch left out.
+    """
+    for kind in type(optimizer).__mro__:
+        for _, function in methods_of(kind):
+            code, names = function.__code__, getattr(function, "__globals__", {})
+            found = {
+                "autograd" if names.get(n) is torch.autograd.grad else n for n in names_in(code)
+            }
+            products = (
+                one for one in code.co_consts if isinstance(one, tuple) and "grad_outputs" in one
+            )
+            if not _is_torchs(kind.__module__) and "autograd" in found and any(products):
+                return _written(code)
+    return ""
 
 
 def _place_of(keyword: str, model: nn.Module, loss_fn: Any) -> str:
@@ -112,8 +136,12 @@ def _asks(keyword: str, code: types.CodeType, names: dict[str, Any]) -> str:
     is_named = keyword == "create_graph" and _names_functional(code, names)
     # In constants it stands as a key of a dictionary, which may be unpacked.
     if is_named or keyword in code.co_consts or _passes(keyword, code, names):
-        return f"{code.co_name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
+        return _written(code)
     return ""
+
+
+def _written(code: types.CodeType) -> str:
+    return f"{code.co_name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
 
 
 def _passes(keyword: str, code: types.CodeType, names: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
+from ridgeline.reach.second_gradients import differentiated_gradients
 
 _LOSSES = "torch.nn.modules."
 """Where torch's own criteria are, whose calls take outputs and targets."""
@@ -17,8 +18,8 @@ def check_parts(model: object, loss_fn: object, optimizer: object) -> None:
     """A step calls `loss_fn(model, batch)`.
 
     Raises:
-        PlanError: the model is no module, the optimizer none of torch's, or the loss cannot be called so: it
-            is one of torch's own, which take outputs and targets.
+        PlanError: the model is no module, the optimizer none of torch's, or one that differentiates gradients
+            again, or the loss cannot be called so: it is one of torch's own, which take outputs and targets.
     """
     if not isinstance(model, nn.Module):
         raise PlanError(
@@ -76,4 +77,10 @@ def _check_optimizer(optimizer: object) -> None:
         raise PlanError(
             f"wanted a torch.optim.Optimizer, got {type(optimizer).__name__}; give {what}, and call "
             "whatever else it does (setting learning rates, say) before or after each step"
+        )
+    if place := differentiated_gradients(optimizer):
+        raise PlanError(
+            f"wanted an optimizer that takes gradients as numbers, got {type(optimizer).__name__}, which "
+            f"differentiates them again in {place}: that needs loss.backward(create_graph=True), which a "
+            "training step does not call; train with it in a loop of your own"
         )

@@ -20,6 +20,7 @@ from ridgeline.guards.reading import UnreadableError
 from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.packages.compilers import working_compiler
 from ridgeline.reach.generators import random_state_kept
+from ridgeline.reach.second_gradients import retained_graphs, second_gradients
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.allowed_gaps import few
@@ -320,9 +321,11 @@ class StepGraphRunner:
         try:
             return StepReads(self._body, batch, self._world.device.type, is_lifted=True)
         except UnreadableError as error:
-            raise UnreadableError(
-                f"{error}; use execution='compiled', which leaves that to Python, or 'eager'"
-            ) from error
+            # What is compiled cannot be differentiated twice: it would refuse the step in its turn.
+            model, loss_fn = self._body.model, self._body.loss_fn
+            is_refused = second_gradients(model, loss_fn) or retained_graphs(model, loss_fn)
+            way = "'graph'" if is_refused else "'compiled', which leaves that to Python,"
+            raise UnreadableError(f"{error}; use execution={way} or 'eager'") from error
 
     def _name_without_gradients(self) -> None:
         """Say which gradients a step as written leaves for another optimizer, and a program does not."""

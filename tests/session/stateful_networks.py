@@ -179,7 +179,9 @@ class Learner(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.randn(5, 6)), nn.Parameter(torch.randn(5))])
+        self.weights = nn.ParameterList(
+            [nn.Parameter(torch.randn(5, 6)), nn.Parameter(torch.randn(5))]
+        )
         self.opt = adam(self)
 
     def forward(self, x: Tensor, weights: Any = None) -> Tensor:

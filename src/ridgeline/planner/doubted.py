@@ -46,8 +46,8 @@ def said(machine: Machine) -> tuple[str, ...]:
 def suspicion(machine: Machine, ranking: Ranking) -> str:
     """How trials of plain plans contradict a profile by far, all in one direction; empty where they do not.
 
-    Other plans may be off by what is thought of compilers and captures; see `Machine.suspect`. Nothing is said
-    where rates are assumed: those were never measured, and a note says so already.
+    Other plans may be off by what is thought of compilers and captures; see `Machine.suspect`. Nothing is
+    said where rates are assumed: those were never measured, and a note says so already.
     """
     if any(rate.source == "assumed" for rate in _rates(machine)):
         return ""

@@ -57,7 +57,7 @@ class CheckedRunner:
         self._notes = notes
         self._types: TensorTypes | None = None
         """Those of what was checked; None before."""
-        self._num_graphs = self._num_hooks = 0
+        self._num_hooks = 0
 
     def __call__(self, batch: Any) -> Tensor:
         """One step; the detached loss.
@@ -79,11 +79,15 @@ class CheckedRunner:
         if not why and (num := num_hooks(self._body)) != self._num_hooks:
             check_hook_order(self._body, batch)
             self._num_hooks = num
-        if not (why or self._is_checked()):
+        if is_first := not (why or self._is_checked()):
             self._check(batch)
+        # The compiler compiles again inside of the call, so its tally is all that shows it: from here on,
+        # since a script may compile something else between two steps.
+        num_before = _num_graphs()
         loss = self._run(batch)
-        # The compiler compiles again inside of the call, so its tally is all that shows it.
-        if _num_graphs() != self._num_graphs:
+        # A model that is replayed is captured again behind the check, for which the compiler reads its code.
+        is_again = MODES[self._body.plan.execution].is_compiled and not (is_first and replays_model)
+        if is_again and _num_graphs() != num_before:
             self._count_recompilation()
         return loss
 
@@ -135,7 +139,6 @@ class CheckedRunner:
             self._body.form.trains = not self._body.is_undone
         self._recorder.counts["compile_s"] = time.perf_counter() - begin
         self._types = TensorTypes(Reach(self._body.model, self._body.loss_fn).modules)
-        self._num_graphs = _num_graphs()
 
     def _try_elsewhere(self, batch: Any) -> None:
         """Have a child process take some steps first: a wrong program for a GPU ends this one's use of it.
@@ -155,7 +158,6 @@ class CheckedRunner:
         self._notes.append(f"compiled with shapes that depend on values, it {outcome}")
 
     def _count_recompilation(self) -> None:
-        self._num_graphs = _num_graphs()
         self._recorder.count("recompiles")
         note = (
             "compiled again after the check, because a shape or a value that the compiler had baked in "

@@ -52,6 +52,11 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "forward hook/before the first" if torch.__version__ < "2.12" else "",
     ),
     Exclusion(
+        "torch's compiler does not look again for special methods that a class has not; captured programs do.",
+        GUARDED,
+        "truth of an object/on the class",
+    ),
+    Exclusion(
         "Nesterov momentum in torch's form for many tensors at once, which a user can ask for later, writes into "
         "gradients; the fused form, which replays take, leaves them.",
         REPLAYED,

@@ -14,6 +14,7 @@ import collections
 import dis
 import functools
 import math
+import operator
 import os
 import re
 import types
@@ -157,7 +158,7 @@ def _require_same(builder: Any, guard: Guard) -> None:
         _compare_by_name(builder, guard.name, _content_of, "")
     if type(value) is object:  # a sentinel, which code compares by identity
         manager, what = builder.get_guard_manager(guard), f"{guard.name} changed"
-        manager.add_lambda_guard(lambda now: now is value, [what], None)
+        manager.add_lambda_guard(functools.partial(operator.is_, value), [what], None)
     if _has_zero(value):
         _compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
     if _holds_containers(value):
@@ -268,7 +269,7 @@ def _require_instances(sources: Sequence[Any], builder: Any, _: Guard) -> None:
     values = [_value(builder, Guard(source, _require_same)) for source in sources]
     for is_same in instance_checks(values):
         what = "what a class takes for its instances changed"
-        builder.guard_manager.root.add_lambda_guard(lambda _, same=is_same: same(), [what], None)
+        builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
 
 
 def _require_identities(sources: Sequence[Any], builder: Any, _: Guard) -> None:

@@ -22,6 +22,11 @@ _CAN_BE_CHANGED = 1 << 9
 """Of `type.__flags__`: made while Python runs, so that code may assign to it; `Py_TPFLAGS_HEAPTYPE`. Others
 have names that their metaclass hides, such as `__annotations__` of functions."""
 _CLASS_VARIABLE = re.compile(r"\.__dict__\)\['(\w+)'\]")
+_SPECIAL = frozenset((
+    "__bool__", "__len__", "__eq__", "__ne__", "__call__", "__getattribute__", "__getattr__",
+    "__contains__", "__iter__", "__hash__", "__str__", "__repr__",
+))  # fmt: skip
+"""Methods that Python does without: a class that gets one later answers otherwise."""
 _IS_LOOKED_UP = (types.FunctionType, property, staticmethod, classmethod)
 """What a class gives as it is, or binds anew each time; another descriptor runs code of its own then."""
 
@@ -50,10 +55,9 @@ def require_classes(
         if not kind.__flags__ & _CAN_BE_CHANGED:
             continue
         owner = conditions.constant(kind)
-        for base in filter(
-            is_users_class, kind.__mro__
-        ):  # a method that is new, such as `__bool__`
-            conditions.require(f"len({conditions.constant(vars(base))}) == {len(vars(base))}")
+        for base in filter(is_users_class, kind.__mro__):
+            free = conditions.constant(_SPECIAL - vars(base).keys())
+            conditions.require(f"{free}.isdisjoint({conditions.constant(vars(base))})")
         if issubclass(kind, nn.Module) and is_users_class(kind):  # the compiler calls `forward`
             conditions.require(f"{owner}.__call__ is {conditions.constant(kind.__call__)}")
         for name in sorted({name for base in kind.__mro__ for name in vars(base)}):

@@ -27,8 +27,10 @@ def classes_in_cells(value: Any) -> tuple[type, ...]:
     return tuple(content for content in contents if isinstance(content, type))
 
 
-def instance_checks(values: Sequence[Any]) -> list[Callable[[], bool]]:
+def instance_checks(values: Sequence[Any]) -> list[Callable[[Any], bool]]:
     """For each class of the user's that decides itself, whether its instances are those of now.
+
+    Each takes an argument, the local variables of a call, which say nothing of it.
 
     Args:
         values: What a program reads, classes and objects.
@@ -37,7 +39,7 @@ def instance_checks(values: Sequence[Any]) -> list[Callable[[], bool]]:
     """
     given = (part for value in values for part in (value, *classes_in_cells(value)))
     objects = [found for value in values if (found := _reference(value)) is not None]
-    checks = []
+    checks: list[Callable[[Any], bool]] = []
     for kind in dict.fromkeys(filter(_decides_itself, given)):
         try:
             now = _instances(kind, objects)
@@ -72,7 +74,7 @@ def _token(kind: type) -> Any:
 
 
 def _is_as_before(
-    kind: type, objects: Iterable[Callable[[], Any]], now: list[bool], token: Any
+    kind: type, objects: Iterable[Callable[[], Any]], now: list[bool], token: Any, _: Any
 ) -> bool:
     is_unchanged = token is not None and abc.get_cache_token() == token
     return is_unchanged or _instances(kind, objects) == now

@@ -161,6 +161,8 @@ def test_a_batch_for_which_the_code_cannot_be_read_runs_as_written() -> None:
             torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
         assert pair.counters()["eager_steps"] == 6
         assert "recaptures" not in pair.counters()
+
+
 def test_what_the_compiler_cannot_differentiate_is_not_sent_to_it() -> None:
     """A penalty on gradients: forms that are compiled would refuse the step in their turn."""
 
@@ -171,7 +173,9 @@ def test_what_the_compiler_cannot_differentiate_is_not_sent_to_it() -> None:
         torch._dynamo.graph_break()
         return nn.functional.cross_entropy(results, batch["y"]) + slope.square().sum()
 
-    message = r"in one piece, got .* \(test_step_references.py:\d+ in loss\); use execution='eager'$"
+    message = (
+        r"in one piece, got .* \(test_step_references.py:\d+ in loss\); use execution='eager'$"
+    )
     with pair_of(loss=lambda: loss) as pair, pytest.raises(UnreadableError, match=message):
         pair.train(4, {})
 

@@ -107,8 +107,6 @@ def assert_refusals(run_dir: Path, machine_file: Path, capsys: pytest.CaptureFix
     request = (run_dir / "request.json").read_bytes()
     for option, value, own in (
         ("--seed", "5", "0"),
-        ("--workers", "1", "2"),
-        ("--threads", "2", "1"),
         ("--batch-size", "32", "8"),
         ("--allow", "bf16", "nothing allowed"),
     ):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import ridgeline as rl
 from ridgeline.decision import choice, heartbeat, profiling
 from ridgeline.decision.heartbeat import EVERY_S, Heartbeat
+from ridgeline.probe.groups.group import Group
 from ridgeline.probe.measure import Known
 from strategies import make_machine
 
@@ -121,6 +122,7 @@ def test_a_choice_says_what_is_under_way(
     for place in (choice, profiling):
         monkeypatch.setattr(place, "known_machine", lambda: Known(machine, tmp_path))
     monkeypatch.setattr(profiling, "missing_seconds", lambda *_, **__: 6.0)
+    monkeypatch.setattr(Group, "age_s", 0.0)
     lines: list[str] = []
     beats: list[Heartbeat] = []
 

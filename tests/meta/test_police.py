@@ -1,5 +1,6 @@
 """The fixture that watches every test does see what a test leaves behind."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,13 @@ import pytest
 pytest_plugins = ["pytester"]
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a copy of that file imports lies beside the file itself."""
+    paths = [str(CONFTEST.parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,9 @@ def measure_in_place(request: bytes) -> bytes:
     return json.dumps(everyone).encode()
 
 
-def rates_of_both(_: bytes) -> bytes:
+def rates_of_both(cache: bytes) -> bytes:
     """What `rates_here` returns on every rank, the second of which begins with rates that nobody measured."""
+    os.environ["XDG_CACHE_HOME"] = cache.decode()
     collectives.QUICK_BYTES, overlap.ROUNDS = (1 << 10, 1 << 20), 1
     ceilings.QUICK_S = ceilings.SLOW_S = 0.002
     setting = Setting(device="cpu", workers=2, threads=1)

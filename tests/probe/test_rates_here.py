@@ -38,9 +38,10 @@ def test_what_a_machine_lacks_is_measured_and_not_kept(
     assert rates_here.rates_here(found, setting) == found
 
 
-def test_all_workers_have_the_rates_of_the_first() -> None:
+def test_all_workers_have_the_rates_of_the_first(tmp_path: Path) -> None:
     """Collectives too, whatever the caches of their hosts know."""
-    reply = run_in_group("probe_targets:rates_of_both", b"", workers=2, threads=1, device="cpu")
+    cache = str(tmp_path).encode()
+    reply = run_in_group("probe_targets:rates_of_both", cache, workers=2, threads=1, device="cpu")
     first, second = json.loads(reply)
     assert first == second
     machine = msgspec.json.decode(first, type=Machine)

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from adversary.interpreting import interpreted
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.checks.fitting_inputs import judged
+from ridgeline.runtime.steps.checks.perturbation import perturb_inputs
 from ridgeline.runtime.steps.step import PlannedStep
-from ridgeline.tensors.perturbation import perturb_inputs
 from ridgeline.workers.world import World
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ridgeline.runtime.steps.checks.perturbation import perturb_inputs
 from ridgeline.runtime.steps.checks.perturbed_runs import LEARNING_RATE_FACTORS
-from ridgeline.tensors.perturbation import perturb_inputs
 
 
 def perturbed(originals: list[Tensor], shift: int) -> list[Tensor]:

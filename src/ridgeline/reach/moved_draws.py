@@ -9,6 +9,7 @@ trace; those of another step with the same modules (a penalty beside a generator
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ridgeline.reach.reach import Reach, names_in
 from ridgeline.reach.step_code import place_of, step_code
@@ -49,4 +50,7 @@ def moved_draws(model: nn.Module, other_model: nn.Module, other_loss: Any) -> st
 def _has_images(module: nn.Module) -> bool:
     # Not by its method, which a model may have written anew.
     own = module._parameters.values()  # noqa: SLF001 - what the method of torch reads
-    return any(parameter is not None and parameter.dim() == 4 for parameter in own)
+    return any(
+        parameter is not None and not is_lazy(parameter) and parameter.dim() == 4
+        for parameter in own
+    )

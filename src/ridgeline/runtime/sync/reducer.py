@@ -60,6 +60,7 @@ class Reducer(UpdatesAtOnce):
         overhead_ns: Host time spent in here since `arm`, without copies and collective calls.
         knows_order: Whether the order of gradients was measured, and the buckets stay as they are.
         num_held: How many of the last buckets leave when backward is over, in the opposite order.
+        own_collectives: Of the model's forward pass; checked by `arm`, before that by whoever sends first.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Reducer(UpdatesAtOnce):
             present=self._present,
         )
         is_threaded = transport.blocks and not self._on_device
-        self._own = OwnCollectives(self._group, sync, is_watched=is_threaded)
+        self.own_collectives = OwnCollectives(self._group, sync, is_watched=is_threaded)
         self._is_armed = self.knows_order = self._has_failed = self._keeps_order = False
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
@@ -115,7 +116,7 @@ class Reducer(UpdatesAtOnce):
 
     def clearing(self) -> contextlib.AbstractContextManager[None]:
         """See `Synchronizer`; a forward pass is next."""
-        self._own.begin()
+        self.own_collectives.begin()
         return super().clearing()
 
     def arm(self, recorder: Recorder) -> None:
@@ -123,11 +124,10 @@ class Reducer(UpdatesAtOnce):
 
         Raises:
             WorkloadError: a parameter requires a gradient now that did not when the reducer was made, a
-                buffer changed its shape, the last backward pass did not come to its end, or the model has
-                collectives of its own, see `OwnCollectives`.
+                buffer changed its shape, the last backward pass did not end, or see `OwnCollectives`.
         """
         self._coverage.check_frozen()
-        self._own.check()
+        self.own_collectives.check()
         if self._is_armed:
             raise WorkloadError(
                 "wanted the last backward pass to have ended, got one that raised while gradients were on "

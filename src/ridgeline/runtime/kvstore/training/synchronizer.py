@@ -113,6 +113,7 @@ class StoreUpdate(AroundReducer):
             KVStoreError: the optimizer refuses its settings.
         """
         begin = time.perf_counter_ns()
+        self._reducer.own_collectives.check()  # before the store's first values are agreed on
         if not self._is_filled:
             self._fill()
         elif self._writes.found():

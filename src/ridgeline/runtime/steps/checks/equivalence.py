@@ -23,6 +23,7 @@ from ridgeline.runtime.steps.checks.allowed_gaps import Gap, agreement_text, few
 from ridgeline.runtime.steps.checks.fitting_inputs import judged
 from ridgeline.runtime.steps.checks.gradient_gaps import EXACT, ROUNDED, settled
 from ridgeline.runtime.steps.checks.kept_runs import KeptRuns
+from ridgeline.runtime.steps.checks.perturbation import perturb_inputs
 from ridgeline.runtime.steps.checks.perturbed_runs import (
     MOST_NUDGES,
     SHIFTS,
@@ -47,7 +48,6 @@ from ridgeline.runtime.steps.checks.step_difference import (
     without_turned,
     written_apart,
 )
-from ridgeline.tensors.perturbation import perturb_inputs
 from ridgeline.workers.agree import largest_of_workers
 from ridgeline.workers.world import World
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from ridgeline.errors import RidgelineError, first_line
-from ridgeline.tensors.perturbation import is_whole, perturb_inputs
+from ridgeline.runtime.steps.checks.perturbation import is_whole, perturb_inputs
 from ridgeline.workers.world import World
 
 Judged = TypeVar("Judged")

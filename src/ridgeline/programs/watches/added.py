@@ -156,9 +156,7 @@ def _require_same(builder: Any, guard: Guard) -> None:
     ):
         # Below a dictionary of a class of its own nothing is looked at while it has the entries that it had.
         _compare_by_name(builder, guard.name, _content_of, "")
-    if (
-        type(value) is object and value is not _UNKNOWN
-    ):  # a sentinel, which code compares by identity
+    if type(value) is object and value is not _UNKNOWN:  # a sentinel: compared by identity
         manager, what = builder.get_guard_manager(guard), f"{guard.name} changed"
         manager.add_lambda_guard(functools.partial(operator.is_, value), [what], None)
     if _has_zero(value):

@@ -8,7 +8,6 @@ from ridgeline.cli.arguments.inputs import counts
 from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.arguments.run_directory import if_there
 from ridgeline.cli.command import FINE, Output
-from ridgeline.errors import FileFormatError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.reporting.report import report
@@ -69,12 +68,7 @@ class ScalingCommand:
 def _load(path: Path) -> MeasuredRun:
     """The run in a directory, which needs the file of the step and that of what was measured."""
     needed = (run_directory.WORKLOAD, run_directory.MEASURED)
-    missing = [name for name in needed if not (path / name).is_file()]
-    if missing:
-        raise FileFormatError(
-            f"wanted the directory of a finished run, got no {' and no '.join(missing)} in {path}; train "
-            "there first, or name another"
-        )
+    run_directory.check_has(path, needed, "train there first, or name another")
     # A run is compared without these, too: only its step and its times are needed.
     machine = if_there(Machine, path / run_directory.MACHINE)
     return MeasuredRun(

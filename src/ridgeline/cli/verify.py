@@ -122,10 +122,6 @@ def _timelines(run_dir: Path) -> tuple[Path, Path]:
         FileFormatError: one of them is not there.
     """
     names = (run_directory.PREDICTED, run_directory.MEASURED)
-    missing = [name for name in names if not (run_dir / name).is_file()]
-    if missing:
-        raise FileFormatError(
-            f"wanted the directory of a finished run, got no {' and no '.join(missing)} in {run_dir}; name "
-            "another, or finish that run with `ridgeline train --resume`"
-        )
+    instead = "name another, or finish that run with `ridgeline train --resume`"
+    run_directory.check_has(run_dir, names, instead)
     return run_dir / names[0], run_dir / names[1]

@@ -317,7 +317,9 @@ def _measure_in_place(
     if hosts > 1:
         machine = msgspec.structs.replace(machine, collectives=(), overlaps=())
     over = time.monotonic() + MOST_OVER_ESTIMATE * wanted.limit_s
-    machine = _share(machine, peers)  # caches may differ between hosts, but all must measure alike
+    machine = of_first(
+        machine, peers
+    )  # caches may differ between hosts, but all must measure alike
     for asked in wanted.missing(machine, settings):
         request, left_out = fitted(asked, wanted.limit_s)  # by the clock alone workers would differ
         machine = merge(machine, Findings(warnings=left_out))
@@ -328,14 +330,14 @@ def _measure_in_place(
         alone, apart = without_timings(request)
         if alone is not None:
             found = measure_here(alone, group=peers.group)
-            machine = _share(merge(machine, found), peers)
+            machine = of_first(merge(machine, found), peers)
         if apart is not None and is_first:
             found = time_apart(apart, max(1.0, over - time.monotonic()))
             machine = merge(machine, found)
         after = _counted(peers, hosts)
         if before is not None and after is not None:
             machine = _loaded(machine, between(before, after, machine.ceilings[known:]))
-        machine = _share(machine, peers)
+        machine = of_first(machine, peers)
         if is_first:
             machine = _kept(machine, hosts)
     return machine
@@ -348,8 +350,10 @@ def _counted(peers: Peers, hosts: int) -> Counters | None:
     return counters(own_s=sum(own_s for (own_s,) in peers.gather([own_seconds()])))
 
 
-def _share(machine: Machine, peers: Peers) -> Machine:
+def of_first(machine: Machine, peers: Peers) -> Machine:
     """The machine of rank 0, on all ranks."""
+    if peers.size == 1:
+        return machine
     text = encode(machine) if peers.rank == 0 else b""
     return decode(Machine, peers.share(text), where="the process group")
 

@@ -7,10 +7,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from ridgeline.codec import decode, encode
 from ridgeline.machine import Machine, Setting
 from ridgeline.probe.findings import Request
 from ridgeline.probe.groups.peers import Peers
+from ridgeline.probe.measure import of_first
 from ridgeline.probe.missing import merge, requests
 from ridgeline.probe.survey import measure_here
 
@@ -51,13 +51,13 @@ def rates_here(
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     peers = Peers.of(process_group, device)
     # Caches may differ between hosts, but all must measure alike.
-    machine = _of_first(machine, peers)
+    machine = of_first(machine, peers)
     request = _lacking(machine, setting)
     if request is None:
         return machine
     if on_gpu and not peers.agree(torch.cuda.mem_get_info(device)[0] > ROOM_BYTES):
         return None
-    machine = _of_first(merge(machine, measure_here(request, group=peers.group)), peers)
+    machine = of_first(merge(machine, measure_here(request, group=peers.group)), peers)
     if on_gpu:
         torch.cuda.empty_cache()  # the training that follows has tensors of other sizes
     return machine
@@ -69,10 +69,3 @@ def _lacking(machine: Machine, setting: Setting) -> Request | None:
         if request.ceilings or request.dispatch or request.collectives:
             return msgspec.structs.replace(request, links=False, visits=1)
     return None
-
-
-def _of_first(machine: Machine, peers: Peers) -> Machine:
-    """The machine of rank 0."""
-    if peers.size == 1:
-        return machine
-    return decode(Machine, peers.share(encode(machine)), where="the process group")

@@ -6,12 +6,13 @@ verdict.json history.json trace.json.gz report.html request.json checkpoints/ lo
 
 import datetime
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from ridgeline.codec import Noun
 from ridgeline.decision.heartbeat import Say
-from ridgeline.errors import CheckpointError
+from ridgeline.errors import CheckpointError, FileFormatError
 from ridgeline.history import History
 
 N = TypeVar("N", bound=Noun)
@@ -39,6 +40,25 @@ def if_there(noun: type[N], path: Path) -> N | None:
         FileFormatError: the file holds something else.
     """
     return noun.load(path) if path.is_file() else None
+
+
+def check_has(run_dir: Path, names: Sequence[str], instead: str) -> None:
+    """A finished run has left these files.
+
+    Args:
+        run_dir: That of the run.
+        names: Of the files.
+        instead: What to do where one is missing.
+
+    Raises:
+        FileFormatError: one of them is not there.
+    """
+    missing = [name for name in names if not (run_dir / name).is_file()]
+    if missing:
+        raise FileFormatError(
+            f"wanted the directory of a finished run, got no {' and no '.join(missing)} in {run_dir}; "
+            f"{instead}"
+        )
 
 
 def fresh(task: str) -> Path:

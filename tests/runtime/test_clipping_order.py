@@ -56,6 +56,16 @@ def test_parameters_come_in_the_order_of_the_model() -> None:
     assert list(map(id, clipped.of(optimizer))) == wanted
 
 
+def test_a_method_of_that_name_may_be_the_models_own() -> None:
+    class Own(nn.Linear):
+        def parameters(self, group: str) -> dict[str, Any]:  # type: ignore[override]
+            return {group: self.weight}
+
+    model = Own(2, 2)
+    optimizer = torch.optim.SGD([model.bias, model.weight], 0.1)
+    assert [*map(id, ClippedParameters(model).of(optimizer))] == [id(model.weight), id(model.bias)]
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_parameters_of_an_optimizer_that_are_not_the_models_come_last(is_late: bool) -> None:
     """Whenever they were added; a model's own that the optimizer does not have are not clipped."""

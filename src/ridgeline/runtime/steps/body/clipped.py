@@ -28,9 +28,9 @@ class ClippedParameters:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         grouped = [id(parameter) for parameter in held]
         if grouped != self._grouped:
-            places = {
-                id(parameter): place for place, parameter in enumerate(self._model.parameters())
-            }
+            # Not by a method of that name that a model may have written anew.
+            ordered = nn.Module.parameters(self._model)
+            places = {id(parameter): place for place, parameter in enumerate(ordered)}
             held.sort(key=lambda parameter: places.get(id(parameter), len(places)))
             self._grouped, self._ordered = grouped, held
         return self._ordered

@@ -13,7 +13,7 @@ _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
-BITS_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+BITS_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 """Words for the rates of links, as `tc` has them."""
 
 

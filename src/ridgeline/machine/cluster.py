@@ -17,7 +17,6 @@ from ridgeline.machine.quantity import MOST
 _RATE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit|tbit)(?:/s)?"
 # In a fixed order, so that a second rate can only be the traffic of others.
 _LEVEL = re.compile(rf"(\d+):{_RATE}(?::(\d+(?:\.\d+)?)(ns|us|ms|s))?(?::(\d+)jobs?)?(?::{_RATE})?")
-_BITS_PER_S = {**units.BITS_PER_S, "tbit": 1e12}
 MOST_JOBS = 1000
 """On one link beside this one; of more nothing would be left."""
 _PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
@@ -157,7 +156,7 @@ def _level(text: str) -> Level:
 
 
 def _bytes_per_s(number: str, unit: str) -> float:
-    return float(number) * _BITS_PER_S[unit] / 8
+    return float(number) * units.BITS_PER_S[unit] / 8
 
 
 def _bits(bytes_per_s: float) -> str:

@@ -38,7 +38,8 @@ def test_what_a_slow_link_has_no_time_for_is_left_out(
 ) -> None:
     """Three sizes are taken in any case; with more, the least rounds of all are within the seconds.
 
-    The least rounds of a slow call are its most, and so are no more than it is asked for.
+    The least rounds of a slow call are its most, and so are no more than it is asked for; the call that told
+    how long it takes is a sample.
     """
     sizes = [1 << (10 + 2 * power) for power in range(num_sizes)]
     now = {size: latency_s + size / bytes_per_s for size in sizes}
@@ -49,7 +50,7 @@ def test_what_a_slow_link_has_no_time_for_is_left_out(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "_time", lambda call, peers: (call(), now[called[-1]])[1])
         alone = Peers(0, 1, torch.device("cpu"))
-        found, rounds = collectives._affordable(calls, alone, limit_s=2.0)
+        found, rounds, samples = collectives._affordable(calls, alone, limit_s=2.0)
     taken = [size for _, size in found]
     assert taken == sizes[: len(taken)]
     assert called == [size for size in taken for _ in range(2)]
@@ -58,6 +59,7 @@ def test_what_a_slow_link_has_no_time_for_is_left_out(
         ("all_reduce", size): collectives.SLOW_ROUNDS if is_slow[size] else collectives.MOST_ROUNDS
         for size in taken
     }
+    assert samples == {("all_reduce", size): [now[size]] if is_slow[size] else [] for size in taken}
     least_of = {True: collectives.SLOW_ROUNDS, False: collectives.LEAST_ROUNDS}
     rounds_s = [least_of[is_slow[size]] * now[size] for size in taken]
     if len(taken) > collectives.LEAST_SIZES:

@@ -19,8 +19,9 @@ from ridgeline.workers import flat_collectives
 QUICK_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 FULL_BYTES = tuple(1 << power for power in range(10, 29))
 LEAST_ROUNDS = 2
-SLOW_S, SLOW_ROUNDS = 0.05, 1
-"""What takes this long varies little: one round is enough, and leaves time for larger sizes."""
+SLOW_S, SLOW_ROUNDS = 0.05, 2
+"""What takes this long varies little: two rounds are enough, and leave time for larger sizes. With the call
+that told how long it takes they make three samples, of which one may be disturbed."""
 LATEST_SHARE = 7.5
 """Of the wanted seconds, what the rounds that are taken in any case may take."""
 MOST_ROUNDS = 35
@@ -30,8 +31,9 @@ on the way hold is sent both ways at once, while of long messages one direction 
 LAUNCH_CYCLES = 600_000
 """About 0.3 ms of GPU clock: longer than it takes to launch two collectives."""
 
-Calls = dict[tuple[Operation, int], Callable[[], object]]
-"""What is measured, by operation and bytes."""
+Measured = tuple[Operation, int]
+"""An operation and its bytes."""
+Calls = dict[Measured, Callable[[], object]]
 
 
 def measure_collectives(
@@ -49,8 +51,7 @@ def measure_collectives(
     buffer = torch.zeros(sizes[-1] // 4, device=peers.device)
     measured = operations(setting.device)
     calls = {(o, s): _call(o, buffer[: s // 4], peers) for o in measured for s in sizes}
-    calls, rounds_of = _affordable(calls, peers, LATEST_SHARE * budget / len(measured))
-    samples: dict[tuple[Operation, int], list[float]] = {key: [] for key in calls}
+    calls, rounds_of, samples = _affordable(calls, peers, LATEST_SHARE * budget / len(measured))
     end = time.perf_counter() + budget
     rounds = 0
     while peers.agree(
@@ -80,10 +81,11 @@ def measure_collectives(
 
 def _affordable(
     calls: Calls, peers: Peers, limit_s: float
-) -> tuple[Calls, dict[tuple[Operation, int], int]]:
-    """What of each operation fits into the limit (three sizes in any case), warmed up, and its rounds."""
+) -> tuple[Calls, dict[Measured, int], dict[Measured, list[float]]]:
+    """What of each operation fits into the limit (three sizes in any case), warmed up, and its samples."""
     found: Calls = {}
-    rounds: dict[tuple[Operation, int], int] = {}
+    rounds: dict[Measured, int] = {}
+    samples: dict[Measured, list[float]] = {}
     for operation in dict.fromkeys(operation for operation, _ in calls):
         sizes = [size for name, size in calls if name == operation]
         left_s, each_s = limit_s, 0.0
@@ -101,7 +103,8 @@ def _affordable(
             left_s -= (SLOW_ROUNDS if is_slow else LEAST_ROUNDS) * each_s
             found[operation, size] = call
             rounds[operation, size] = SLOW_ROUNDS if is_slow else MOST_ROUNDS
-    return found, rounds
+            samples[operation, size] = [each_s] if is_slow else []
+    return found, rounds, samples
 
 
 def _call(operation: Operation, tensor: Tensor, peers: Peers) -> Callable[[], object]:

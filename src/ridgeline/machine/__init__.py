@@ -1,5 +1,6 @@
 """What is known of a machine, number by number: measured, from datasheets, or written by people."""
 
+from ridgeline.machine.contention import Overlap as Overlap
 from ridgeline.machine.machine import Ceiling as Ceiling
 from ridgeline.machine.machine import CodecTiming as CodecTiming
 from ridgeline.machine.machine import Collective as Collective
@@ -13,7 +14,6 @@ from ridgeline.machine.machine import Link as Link
 from ridgeline.machine.machine import Machine as Machine
 from ridgeline.machine.machine import Operation as Operation
 from ridgeline.machine.machine import OperatorTiming as OperatorTiming
-from ridgeline.machine.machine import Overlap as Overlap
 from ridgeline.machine.machine import SizePoint as SizePoint
 from ridgeline.machine.machine import StepCheck as StepCheck
 from ridgeline.machine.machine import Workspace as Workspace

@@ -15,7 +15,7 @@ from ridgeline.errors import MachineError
 from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
 from ridgeline.machine.cluster import Level
-from ridgeline.machine.contention import Contention
+from ridgeline.machine.contention import Contention, Overlap
 from ridgeline.machine.gpu_levels import GpuLevels
 from ridgeline.machine.host_load import HostLoad
 from ridgeline.machine.limits import Limit
@@ -182,27 +182,6 @@ class Link(Value, frozen=True, kw_only=True):
         # The median, as copies that others disturbed are no property of the link.
         points = [(float(point.num_bytes), point.seconds.value) for point in self.table]
         return table_seconds(points, num_bytes)
-
-
-class Overlap(Value, frozen=True, kw_only=True):
-    """How much computing and communicating slow each other when both run at once (1.0: not at all).
-
-    `kernel` is how long the kernels took that computing consisted of: a GPU full of a long one leaves the
-    collective's kernels waiting. None on CPUs.
-    """
-
-    setting: Setting
-    compute_slowdown: Quantity
-    communication_slowdown: Quantity
-    kernel: Quantity | None = None
-
-    def __post_init__(self) -> None:
-        """Reject kernels that take no time by a `LawError`: lengths are compared by their logarithm."""
-        check_unit("the slowdown of computing", self.compute_slowdown, "x")
-        check_unit("the slowdown of communicating", self.communication_slowdown, "x")
-        if self.kernel is not None:
-            check_unit("the length of kernels", self.kernel, "s")
-            check("kernel in s", self.kernel.value, least=LEAST, most=MOST)
 
 
 class CodecTiming(Value, frozen=True, kw_only=True):

@@ -47,6 +47,8 @@ def quantities_of(machine: Machine) -> list[Figure]:
                 "slowdown of communicating while computing", where, overlap.communication_slowdown
             ),
         ]
+        if overlap.gain is not None:
+            found.append(Figure("gain by doing both at once", where, overlap.gain))
     for timing in machine.codecs:
         entry = COMPRESSIONS.get(timing.compression)  # of another program, it may be unknown here
         label = timing.compression if entry is None else entry.label

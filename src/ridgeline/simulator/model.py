@@ -309,7 +309,7 @@ def _held(
     pieces["optimizer"] = (*decoding_pieces(machine, plan, setting, cuts), *update)
     copies = [
         (
-            *copy_pieces(machine, setting, cut, number),
+            *copy_pieces(machine, setting, cuts, number),
             *encoding_pieces(machine, plan, setting, cut, number),
         )
         for number, cut in enumerate(cuts)

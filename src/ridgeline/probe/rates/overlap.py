@@ -1,5 +1,6 @@
 """How much computing and communicating slow each other when both run at once."""
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,6 +14,10 @@ from ridgeline.probe.gpu import sleep
 from ridgeline.probe.groups.peers import Peers
 
 MESSAGE_BYTES = 4 << 20
+BUCKET_BYTES = 25 << 20
+"""On a CPU, where the link is fast: a usual bucket, which no core's cache holds."""
+QUICK_MESSAGE_S = 0.01
+"""On a link on which `MESSAGE_BYTES` take no longer, a round of buckets takes less than a second."""
 ROUNDS = 1
 """Of a visit; in a full measurement three times as many."""
 SLOW_MESSAGE_S = 0.1
@@ -35,11 +40,11 @@ class OverlapRound(NamedTuple):
 
 
 def measure_overlap(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Overlap, ...]:
-    """Slowdown of computing beside back-to-back all-reduces of 4 MiB, and the other way round.
+    """Slowdown of computing beside back-to-back all-reduces, and the other way round.
 
     While both are active, computing runs at `1 / compute_slowdown` of its speed alone, and
     communication at `1 / communication_slowdown`. 1.0 is perfect overlap; 2.0 for both means that
-    nothing is gained by running them at once.
+    nothing is gained by running them at once. Messages are of 4 MiB, on a CPU with a fast link of 25 MiB.
 
     Returns:
         On CPUs one; on GPUs one for each of `KERNEL_SIDES`.
@@ -53,19 +58,35 @@ def measure_overlap(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Ove
 
 
 def _measure(setting: Setting, compute: Compute, peers: Peers, rounds: int) -> Overlap:
-    message = torch.zeros(MESSAGE_BYTES // 4, device=peers.device)
+    message = _message(peers)
     compute()  # warms up
     found = [beside_all_reduces(compute, message, peers) for _ in range(rounds)]
     compute_x, transfer_x = computing_slowdowns(found, peers), transfer_slowdowns(found, peers)
     kernel = None
     if peers.device.type == "cuda":
         kernel = Sampled.measured(_of_all([one.call_s for one in found], peers), "s")
+        gain = None  # each side was measured by itself
+    else:
+        gain = Sampled.measured(gains(compute_x, transfer_x), "x")
     return Overlap(
         setting=setting,
         compute_slowdown=Sampled.measured(compute_x, "x"),
         communication_slowdown=Sampled.measured(transfer_x, "x"),
         kernel=kernel,
+        gain=gain,
     )
+
+
+def _message(peers: Peers) -> torch.Tensor:
+    """What is sent: on a CPU with a fast link a bucket."""
+    if peers.device.type != "cpu":
+        return torch.zeros(MESSAGE_BYTES // 4, device=peers.device)
+    bucket = torch.zeros(BUCKET_BYTES // 4, device="cpu")
+    small = bucket[: MESSAGE_BYTES // 4]
+    dist.all_reduce(small, group=peers.group)  # connects
+    start = time.perf_counter()
+    dist.all_reduce(small, group=peers.group)
+    return bucket if peers.agree(time.perf_counter() - start < QUICK_MESSAGE_S) else small
 
 
 def rounds_of(together: Callable[[], OverlapRound], rounds: int) -> list[OverlapRound]:
@@ -89,6 +110,18 @@ def computing_slowdowns(found: Sequence[OverlapRound], peers: Peers) -> list[flo
 def transfer_slowdowns(found: Sequence[OverlapRound], peers: Peers) -> list[float]:
     """What transferring loses, of all workers."""
     return _of_all([max(1.0, one.communication) for one in found], peers)
+
+
+def gains(compute_x: Sequence[float], transfer_x: Sequence[float]) -> list[float]:
+    """Of each round, what was done at once over the same one after the other.
+
+    Args:
+        compute_x: A slowdown of each round.
+        transfer_x: Those of all workers, worker by worker.
+    """
+    rounds = len(compute_x)
+    transfers = [statistics.fmean(transfer_x[r::rounds]) for r in range(rounds)]
+    return [1.0 / compute + 1.0 / sent for compute, sent in zip(compute_x, transfers, strict=True)]
 
 
 def _of_all(mine: list[float], peers: Peers) -> list[float]:

@@ -198,11 +198,8 @@ def overlap_slowdown(
     # Weighted by time: a moment picked at random falls into a long kernel more often than into a short one.
     usual_s = sum(length**2 for length in kernels_s) / total_s if total_s else 0.0
     entry = min(known[nearest], key=partial(_distance, usual_s))
-    slowdown: dict[Lane, float] = {
-        # Below 1 is noise: nothing gets faster by what runs beside it.
-        "compute": max(1.0, entry.compute_slowdown.value),
-        "communication": max(1.0, entry.communication_slowdown.value),
-    }
+    compute, communication = entry.slowdowns()
+    slowdown: dict[Lane, float] = {"compute": compute, "communication": communication}
     if nearest == setting:
         return slowdown, ""
     return slowdown, f"overlap at {setting} was not measured: assumed as at {nearest}"

@@ -236,23 +236,23 @@ def handed_out_by_part(workload: Workload, cuts: Sequence[BucketCut]) -> tuple[B
 
 
 def copy_pieces(
-    machine: Machine, setting: Setting, cut: BucketCut, number: int
+    machine: Machine, setting: Setting, cuts: Sequence[BucketCut], number: int
 ) -> tuple[tuple[int, Piece], ...]:
     """The copies of a bucket's gradients into it: (op after which it happens, piece).
 
-    On the CPU every gradient is copied as soon as it is made, at the rate of the whole bucket: what is
+    On the CPU every gradient is copied as soon as it is made, at the rate of all buckets together: what is
     written to was last touched a step ago. On a GPU one launch copies the bucket, and what else sending it
     costs the host is with it.
 
     Raises:
         MachineError: no ceiling in bytes per second was measured.
     """
-    list_ = prices(machine, setting)
+    list_, cut = prices(machine, setting), cuts[number]
     module = f"bucket/{number}"
     if setting.device == "cuda":
         return ((cut.closing_op, _sending(list_, "bucket_copy", module, cut.num_bytes)),)
     dispatch_s = list_.dispatch("backward")
-    total = sum(size for _, size in cut.members)
+    total = sum(size for each in cuts for _, size in each.members)
     whole_s = list_.copy_seconds(2 * total) if total else 0.0
     found: list[tuple[int, Piece]] = []
     for op, size in cut.members:

@@ -86,23 +86,23 @@ class ServerBeside:
             self._watch = threading.Thread(target=self._restart, name="kvstore-server", daemon=True)
             self._watch.start()
 
-    def close(self, *, is_failing: bool = False) -> None:
+    def close(self, within_s: float | None = None) -> None:
         """Let it end, and wait for that: as long as other workers use it.
 
         Args:
-            is_failing: This worker ends by an error, and others may wait for its end: it waits for `END_S`
-                alone, and the server ends with it.
+            within_s: This worker ends by an error, and others may wait for its end: it waits so long alone,
+                and the server ends with it.
         """
         with self._lock:
             self._ends = True
             self._input.close()
         if self._watch is not None:
             # Joined first, since it reads what the server prints and may be about to replace it.
-            self._watch.join(END_S if is_failing else None)
-        elif not is_failing:
+            self._watch.join(within_s)
+        elif within_s is None:
             _ended(self._process)
         try:
-            self._process.wait(END_S)
+            self._process.wait(END_S if within_s is None else within_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -7,6 +7,7 @@ from served_here import connected, serving
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.joining.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.server.shard import Reply, Shard
 from ridgeline.runtime.kvstore.serving.wire import Call, ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.patience import Patience
@@ -109,6 +110,20 @@ def test_who_came_is_waited_for_in_full_again() -> None:
             assert not mine._peer.patience._was_alone
         finally:
             other.close()
+
+
+def test_a_server_does_not_wait_for_who_hangs(capfd: pytest.CaptureFixture[str]) -> None:
+    """One that says only that it is there would keep its server, and who waits for that to end, for ever."""
+    beside = ServerBeside(2, None, "", idle_s=0.5)
+    shelf = RemoteShelf([beside.address], 1, 2, parked_s=0.5)
+    shelf.present()
+    beside.close()
+    assert capfd.readouterr().err == (
+        "wanted calls of worker 1, or the word that it leaves, got none for 0.5 s, though it says that it is "
+        "there; the worker beside this server has left, so it ends: see what the other one does\n"
+    )
+    with pytest.raises(KVStoreError, match=r"^wanted an answer of the server at "):
+        shelf.close()
 
 
 def test_a_worker_leaves_a_silent_server_without_a_word() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -39,6 +40,7 @@ class ServerBeside:
         keys: Directory of the keys of those whom it lets in; empty for none.
         snapshots: A folder for those of this server.
         tell: Notified of a server that has taken the place of one that died; False: another one has before.
+        idle_s: How long others may ask for nothing, once this worker has left it.
 
     Attributes:
         address: Where the first one is found.
@@ -56,12 +58,14 @@ class ServerBeside:
         keys: str = "",
         snapshots: Path | None = None,
         tell: Callable[[FoundServer], bool] | None = None,
+        idle_s: float = math.inf,
     ) -> None:
         # A process and no fork: forked threads of torch and ZeroMQ would be in an unknown state.
         words = ["-m", "ridgeline", "kvserver", "--beside", "--workers", str(num_workers)]
         words += [] if staleness is None else ["--staleness", str(staleness)]
         words += ["--import", module] if module else []
         words += ["--listen", address]
+        words += [] if idle_s == math.inf else ["--idle", str(idle_s)]
         words += ["--keys", keys] if keys else []
         words += [] if snapshots is None else ["--snapshots", str(snapshots)]
         self._words = words

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ridgeline.closing import Closing
 from ridgeline.decision import neighbours
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.given import check_choice, given_plan
@@ -32,6 +31,7 @@ from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.steps.body import requirements
 from ridgeline.runtime.steps.body.given import check_parts
 from ridgeline.runtime.steps.step import CLOSED, PlannedStep, move
+from ridgeline.runtime.steps.worker_state import HasWorkerState
 from ridgeline.simulator.step import simulate
 from ridgeline.tensors.batch import rebuilt
 from ridgeline.timeline import Timeline
@@ -55,7 +55,7 @@ _NONE_YET = object()
 """Stands for the batch that has not come yet."""
 
 
-class TrainStep(Closing):
+class TrainStep(HasWorkerState):
     """One training step, as fast as the machine allows: `loss = step(batch)`.
 
     With `plan="auto"` the first batch starts the loop: the machine is measured (or its saved profile used),

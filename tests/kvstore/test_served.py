@@ -25,7 +25,7 @@ from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.server.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.server.snapshots import Snapshots
 from ridgeline.runtime.kvstore.serving.slices import Asked
-from ridgeline.runtime.kvstore.serving.worker import channel as channel_module
+from ridgeline.runtime.kvstore.serving.worker import outages
 from ridgeline.runtime.kvstore.serving.worker.channel import Connection
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections
 from ridgeline.runtime.kvstore.serving.worker.peer import Peer
@@ -199,7 +199,7 @@ def test_an_outage_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the worker, once it hears of the server again."""
-    monkeypatch.setattr(channel_module, "OUTAGE_S", 0.2)
+    monkeypatch.setattr(outages, "OUTAGE_S", 0.2)
     with (
         serving(Deaf(5)) as server,
         connected(server.address, resend_s=0.1) as channel,
@@ -275,7 +275,7 @@ def test_workers_that_do_not_come_are_told_of() -> None:
     ):
         message = (
             rf"^wanted other workers to come to what worker 0 waits for \(Barrier\) at {server.address}, "
-            "got none for 0 s; make sure that all make the same calls of init and barrier, and push$"
+            "got none of worker 1 for 0 s; make sure that all make the same calls of init and barrier, and push$"
         )
         with pytest.raises(KVStoreError, match=message):
             channel.ask(wire.Barrier())

@@ -16,13 +16,15 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.errors import AbsentWorkerError
+from ridgeline.errors import AbsentWorkerError, KVStoreError
+from ridgeline.runtime.kvstore.serving.joining import gathering
 
 TIMEOUT = timedelta(seconds=3)
 """Of collectives: what a case lasts, since all but the last one wait for its end."""
@@ -151,6 +153,31 @@ def one_chooses(rank: int, wait: Callable[[], None]) -> None:
         make(**settings)(batch())
 
 
+class WithoutServer:
+    """Stands for a server that has started."""
+
+    address = "tcp://127.0.0.1:1"
+
+    def close(self) -> None: ...
+
+
+def starts_a_server_late(rank: int, wait: Callable[[], None]) -> None:
+    """Its server takes longer than the time-out."""
+
+    def starting(*_: Any) -> WithoutServer:
+        if rank:
+            wait()
+            raise KVStoreError("given up")
+        return WithoutServer()
+
+    sync = rl.Sync(algorithm="kvstore", options={"kind": "dist_async"})
+    with (
+        mock.patch.object(gathering, "ServerBeside", starting),
+        contextlib.suppress(KVStoreError),
+    ):
+        make(plan=rl.Plan(workers=2, sync=sync))
+
+
 def trains_alone(rank: int, wait: Callable[[], None]) -> None:
     wait() if rank else make()
 
@@ -175,6 +202,7 @@ CASES = (
     two_steps,
     chooses_alone,
     one_chooses,
+    starts_a_server_late,
     trains_alone,
     is_killed,
 )

@@ -71,6 +71,11 @@ WANTED = {
         "else; make the same calls in the same order on all workers: plan='auto' and optimizer_state() on all "
         "of them, or on none"
     ),
+    "starts_a_server_late": (
+        "wanted all 2 workers in an exchange through the store of the job of the start of servers, got none "
+        f"from rank 1: {RUNS}in the start of servers. Completed: 0 steps on ranks 0 and 1. See where it "
+        "hangs: py-spy dump --pid PID"
+    ),
     "trains_alone": (
         "wanted all 2 workers in an exchange between all workers of step 1, got none from rank 1: it made no "
         "TrainStep. Completed: no step on rank 0. Make the same steps on all workers"

@@ -310,6 +310,26 @@ def of_one_scalar(world: World) -> float:
     return model[0].tolist()
 
 
+def without_elements(world: World) -> bool:
+    """Whether the whole state has what an optimizer remembers of a parameter without elements."""
+    found = []
+    for algorithm in (SHARDED, PLAIN):
+        model = nn.ParameterDict({"full": torch.ones(5), "empty": torch.ones(0, 3)})
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        plan = planned(algorithm)
+        with PlannedStep(
+            model,
+            lambda model, batch: (model["full"] * batch).sum() + model["empty"].sum(),  # type: ignore[index]
+            optimizer,
+            plan,
+            device="cpu",
+        ) as step:
+            for _ in range(3):
+                step(torch.arange(5.0) + world.rank)
+            found.append(step.optimizer_state())
+    return bool(world.rank) or (same(*found) and len(found[0]["state"]) == 2)
+
+
 def messages(world: World) -> dict[str, str]:
     """What is refused, and how."""
     model, optimizer = fresh("SGD")
@@ -385,6 +405,7 @@ def main() -> None:
         "hooked": hooked(world),
         "made again": made_again(world),
         "one scalar": of_one_scalar(world),
+        "without elements": without_elements(world),
         "put back": put_back(world),
         "messages": messages(world),
         "resumed": resumed(world, output.parent),

@@ -4,7 +4,7 @@ The exchange, error feedback and state are the runtime's; only what crosses the 
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,8 +159,10 @@ class Worker:
         self.buckets = layout.buckets
         self.transport.arranged(self.buckets)
 
-    def reduce(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What arrives of gradients; those that are not given are missing."""
+    def reduce(
+        self, gradients: Mapping[str, Tensor], unused: Collection[str] = ()
+    ) -> dict[str, Tensor]:
+        """What arrives of gradients; those that are not given are missing, on all workers if `unused`."""
         arrived = {}
         for bucket in self.buckets:
             bucket.arrived = [name in gradients for name in bucket.names]
@@ -172,6 +174,10 @@ class Worker:
             arrived |= {
                 name: view.clone() for name, view in zip(bucket.names, bucket.views, strict=True)
             }
+            dropped = [n for n, name in enumerate(bucket.names) if name in unused]
+            for position in dropped:
+                arrived[bucket.names[position]].zero_()
+            self.transport.dropped(bucket, dropped)
         return arrived
 
     def residuals(self) -> dict[str, Tensor]:

@@ -114,6 +114,11 @@ def test_clipping_is_by_the_norm_of_all_parts(found: dict[str, Any]) -> None:
     assert found["one scalar"] == pytest.approx(2.0 - 2 * 0.1 * 0.5)
 
 
+def test_what_is_remembered_of_no_elements_is_whole(found: dict[str, Any]) -> None:
+    """No worker has a part of them: a count of steps, say, is there all the same."""
+    assert found["without elements"]
+
+
 def test_hooks_behind_the_update_find_all_of_it(found: dict[str, Any]) -> None:
     """An average of the weights is that of a worker that updates all; what parameters lack is a note."""
     assert found["hooked"] == {"averages": True, "notes": [NO_GRADIENTS]}

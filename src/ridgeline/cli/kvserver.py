@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import math
 import sys
 from pathlib import Path
 
@@ -61,6 +62,7 @@ class KvserverCommand:
             help="write new keys into a new directory instead of serving",
         )
         parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
+        parser.add_argument("--idle", type=float, default=math.inf, help=argparse.SUPPRESS)
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Serve until it is over."""
@@ -100,7 +102,7 @@ class KvserverCommand:
         snapshots = None if args.snapshots is None else Snapshots(args.snapshots, shard)
         server = Server(shard, args.listen, keys=keys, snapshots=snapshots)
         try:
-            serve_beside(server)
+            serve_beside(server, args.idle)
         finally:
             server.close()
         return FINE

@@ -5,6 +5,7 @@ environment names rank and size, and joining initialises the process group over 
 has a mesh or a process group of some of its workers may name that: these alone train together then.
 """
 
+import math
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -128,6 +129,14 @@ class World:
         )
         assert group is not None, "a worker alone has no group"
         return group
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a collective of all that train together may take; endless for a worker alone."""
+        if self.size == 1:
+            return math.inf
+        backend = self.group()._get_backend(self.device)  # noqa: SLF001 - there is no public name
+        return backend.options._timeout.total_seconds()  # noqa: SLF001 - nor for this
 
     @property
     def is_among_others(self) -> bool:

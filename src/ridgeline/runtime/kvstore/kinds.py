@@ -17,11 +17,13 @@ from ridgeline.runtime.kvstore.serving.joining.gathering import (
     gather,
     gather_later,
 )
+from ridgeline.runtime.kvstore.serving.worker.channel import PARKED_S
 from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.store import KVStore
 from ridgeline.runtime.kvstore.values.collective import CollectiveShelf
 from ridgeline.runtime.kvstore.values.local import LocalShelf
 from ridgeline.runtime.kvstore.values.shelf import Shelf
+from ridgeline.workers import attendance
 from ridgeline.workers.world import World
 
 MOST_THREADS = 4
@@ -94,6 +96,8 @@ def create(
         KVStoreError: no such kind, a group of another backend, an argument that is not for this kind or
             makes no sense, workers on several hosts without keys, keys that cannot be read, or a server that
             does not start; what goes wrong for one worker is reported to all.
+        AbsentWorkerError: of `dist_async`: another worker does not come within the time-out of the job, or
+            starts its server for longer than that; names it.
         PlanError: this worker is not in the group.
 
     Cost: With several workers waits until all have called it, and takes a process group of its own, or
@@ -144,11 +148,14 @@ def _served(wanted: Wanted) -> Shelf:
         raise KVStoreError(f"wanted staleness as a number from 0 on, or None, got {staleness!r}")
     if not isinstance(servers, int) or not 0 <= servers <= world.size:
         raise KVStoreError(f"wanted servers from 1 to {world.size}, one a worker, got {servers!r}")
-    found = gather(world, wanted._replace(num_servers=servers or world.size))
-    return _remote(found, world.rank, world.size)
+    with attendance.phase("the start of servers", world):
+        found = gather(world, wanted._replace(num_servers=servers or world.size))
+    return _remote(found, world.rank, world.size, min(PARKED_S, world.timeout_s))
 
 
-def _remote(found: Gathered, rank: int, num_workers: int) -> RemoteShelf:
+def _remote(
+    found: Gathered, rank: int, num_workers: int, parked_s: float = PARKED_S
+) -> RemoteShelf:
     return RemoteShelf(
         found.addresses,
         rank,
@@ -157,6 +164,7 @@ def _remote(found: Gathered, rank: int, num_workers: int) -> RemoteShelf:
         keys=found.keys,
         notice=found.notice,
         members=found.members,
+        parked_s=parked_s,
     )
 
 

@@ -202,7 +202,7 @@ class Reducer(UpdatesAtOnce):
     def settle_unused(self, bucket: Bucket) -> None:
         """Set the gradients that this worker had none of, as the others' flags say."""
         if positions := self._missing.get(bucket.index):
-            self._unused.settle(bucket, positions)
+            self._transport.dropped(bucket, self._unused.settle(bucket, positions))
 
     def _wait(self, name: str, done: Variable) -> None:
         try:

@@ -229,6 +229,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         epoch: Of the server.
         begun: How many snapshots it had begun when it did what was asked.
         durable: Up to which of them all are written; -1: it writes none.
+        awaits: The workers for whom a parked call waits.
     """
 
     number: int
@@ -240,6 +241,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     epoch: int = 0
     begun: int = 0
     durable: int = -1
+    awaits: tuple[int, ...] = ()
 
 
 _calls = msgspec.msgpack.Decoder(Call)

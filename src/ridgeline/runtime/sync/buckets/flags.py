@@ -59,12 +59,15 @@ class UnusedParameters:
         self._on_device = on_device
         self._is_unused: dict[str, bool] = {}
 
-    def settle(self, bucket: Bucket, positions: Sequence[int]) -> None:
+    def settle(self, bucket: Bucket, positions: Sequence[int]) -> list[int]:
         """Give parameters that only other workers used their mean; leave None what no worker used.
 
         Args:
             bucket: Its exchange is over.
             positions: Of the parameters in it for which this worker had no gradient.
+
+        Returns:
+            The positions of those that no worker used.
 
         Raises:
             PlanError: the step is being captured, and an eager step before had that gradient.
@@ -87,3 +90,4 @@ class UnusedParameters:
                 bucket.parameters[position].grad = None
             else:
                 bucket.show(position)
+        return [position for position in positions if self._is_unused[bucket.names[position]]]

@@ -1,6 +1,6 @@
 """A transport that sends what a codec makes of the payload."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -49,6 +49,11 @@ class Compressed(Transport):
         self._algorithm.arranged(buckets)
         if self._feedback is not None:
             self._feedback.arranged(buckets)
+
+    def dropped(self, bucket: Bucket, positions: Collection[int]) -> None:
+        """What was left out of these before is left out still."""
+        if self._feedback is not None:
+            self._feedback.put_back(bucket, positions)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What was left out, and what the codec and the algorithm remember."""

@@ -26,7 +26,7 @@ class ParameterShard:
         position: Its place there.
         begin: First element of the worker's part, in the order of memory.
         end: Behind the last one; at `begin` where nothing of it is the worker's.
-        part: The part, one-dimensional; None where there is none.
+        part: The part, one-dimensional; None where the worker has none.
         address: Where the parameter was in memory when the part was made.
     """
 
@@ -66,7 +66,9 @@ def _of_bucket(bucket: Bucket, rank: int, num_parts: int) -> Iterator[ParameterS
         offset = view.storage_offset() - bucket.payload.storage_offset()
         bounds = (rank * share - offset, (rank + 1) * share - offset)
         begin, end = (min(max(int(bound), 0), parameter.numel()) for bound in bounds)
-        part = _part(parameter, begin, end) if begin < end else None
+        # Of a parameter without elements each worker has all, so that the optimizer remembers what it would.
+        has_part = begin < end or not parameter.numel()
+        part = _part(parameter, begin, end) if has_part else None
         yield ParameterShard(
             parameter=parameter,
             bucket=bucket,

@@ -7,7 +7,7 @@ error feedback, checkpoints) knows no transport by name.
 """
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -74,6 +74,13 @@ class Transport(abc.ABC):
 
     def settle(self, bucket: Bucket) -> None:
         """What is left to compute once the exchange is over, in the thread and stream of the step."""
+        return
+
+    def dropped(self, bucket: Bucket, positions: Collection[int]) -> None:
+        """No worker had a gradient at some positions of a bucket: the means of these are not used.
+
+        Called once flags have told, where this worker lacked a gradient of the bucket.
+        """
         return
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -4,12 +4,14 @@ import ipaddress
 import os
 import re
 import socket
+from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving.segment import SHARED_FILES
+from ridgeline.workers import attendance
 from ridgeline.workers.leaving import job_store
 from ridgeline.workers.world import World
 
@@ -124,14 +126,20 @@ def told_by_all(world: World, topic: str, mine: str) -> list[str]:
         topic: Another one each time.
         mine: What this one says.
 
+    Raises:
+        AbsentWorkerError: another worker says nothing within the time-out of the job; names it.
+
     Cost: Waits for all.
     """
     if world.size == 1:
         return [mine]
     store = dist.PrefixStore(topic, job_store())
-    store.set(str(world.rank), mine)
-    # Waits for keys that are not there yet, so that no barrier is needed.
-    told = store.multi_get([str(rank) for rank in range(world.size)])
+    with attendance.meeting("an exchange through the store of the job", world):
+        store.set(str(world.rank), mine)
+        names = [str(rank) for rank in range(world.size)]
+        # As long as a collective, whatever time-out the store itself was made with.
+        store.wait(names, timedelta(seconds=world.timeout_s))
+        told = store.multi_get(names)
     return [one.decode() for one in told]
 
 

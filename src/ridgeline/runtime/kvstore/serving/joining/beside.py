@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -39,6 +40,7 @@ class ServerBeside:
         keys: Directory of the keys of those whom it lets in; empty for none.
         snapshots: A folder for those of this server.
         tell: Notified of a server that has taken the place of one that died; False: another one has before.
+        idle_s: How long others may ask for nothing, once this worker has left it.
 
     Attributes:
         address: Where the first one is found.
@@ -56,12 +58,14 @@ class ServerBeside:
         keys: str = "",
         snapshots: Path | None = None,
         tell: Callable[[FoundServer], bool] | None = None,
+        idle_s: float = math.inf,
     ) -> None:
         # A process and no fork: forked threads of torch and ZeroMQ would be in an unknown state.
         words = ["-m", "ridgeline", "kvserver", "--beside", "--workers", str(num_workers)]
         words += [] if staleness is None else ["--staleness", str(staleness)]
         words += ["--import", module] if module else []
         words += ["--listen", address]
+        words += [] if idle_s == math.inf else ["--idle", str(idle_s)]
         words += ["--keys", keys] if keys else []
         words += [] if snapshots is None else ["--snapshots", str(snapshots)]
         self._words = words
@@ -86,23 +90,23 @@ class ServerBeside:
             self._watch = threading.Thread(target=self._restart, name="kvstore-server", daemon=True)
             self._watch.start()
 
-    def close(self, *, is_failing: bool = False) -> None:
+    def close(self, within_s: float | None = None) -> None:
         """Let it end, and wait for that: as long as other workers use it.
 
         Args:
-            is_failing: This worker ends by an error, and others may wait for its end: it waits for `END_S`
-                alone, and the server ends with it.
+            within_s: This worker ends by an error, and others may wait for its end: it waits so long alone,
+                and the server ends with it.
         """
         with self._lock:
             self._ends = True
             self._input.close()
         if self._watch is not None:
             # Joined first, since it reads what the server prints and may be about to replace it.
-            self._watch.join(END_S if is_failing else None)
-        elif not is_failing:
+            self._watch.join(within_s)
+        elif within_s is None:
             _ended(self._process)
         try:
-            self._process.wait(END_S)
+            self._process.wait(END_S if within_s is None else within_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -119,6 +119,7 @@ def gather(world: World, wanted: Wanted) -> Gathered:
                 directory,
                 _folder(wanted, world.rank),
                 None if notice is None else partial(notice.publish, world.rank),
+                world.timeout_s,
             )
     except KVStoreError as error:
         problem = error

@@ -4,6 +4,7 @@ A worker that is not heard of for a lease is taken for gone: what waits for it c
 """
 
 import logging
+import math
 import os
 import sys
 import time
@@ -92,7 +93,7 @@ class Server:
         self._identities: dict[Sender, bytes] = {}
         # Those who were there before this server have a lease of it, too.
         self._heard_s = dict.fromkeys(shard.awaits, time.monotonic())
-        self._looked_s = time.monotonic()
+        self._looked_s = self._asked_s = time.monotonic()
         self._lost_s: dict[int, float] = {}
         self._segments: dict[Sender, Segment] = {}
         self._context = zmq.Context()
@@ -131,6 +132,12 @@ class Server:
         is_there = any(worker in self._shard.slots.present for worker in self._heard_s)
         return is_there or bool(self._until_written)
 
+    def idle_workers(self, after_s: float) -> list[int]:
+        """Those who have not left, where none of them has asked for anything for so long."""
+        if time.monotonic() - self._asked_s <= after_s:
+            return []
+        return sorted(worker for worker in self._heard_s if worker in self._shard.slots.present)
+
     def close(self) -> None:
         """Write what is not written yet, and release the address."""
         if self._snapshots is not None:
@@ -157,6 +164,8 @@ class Server:
         # The last one counts: a worker that connects again has another identity of ZeroMQ's.
         self._identities[sender] = identity.bytes
         self._hear(call.worker)
+        if not isinstance(call.body, wire.Beat):
+            self._asked_s = time.monotonic()
         replies = self._shard.handle(call, payload)
         if self._snapshots is not None:
             self._snapshots.count(call.body, sum(map(len, payload)))
@@ -311,8 +320,11 @@ def is_wanted() -> bool:
     return bool(os.read(sys.stdin.fileno(), 1))
 
 
-def serve_beside(server: Server) -> None:
+def serve_beside(server: Server, idle_s: float = math.inf) -> None:
     """Print the address on standard output, and serve until standard input ends and all workers have left.
+
+    Workers who hang say that they are there, and never leave: once none of them has asked for anything for
+    `idle_s` they are named in the log, and it ends.
 
     Behind the address stands the epoch of a server that writes snapshots. That all have left is printed, too:
     the process that started it then knows that it is to end soon.
@@ -332,6 +344,15 @@ def serve_beside(server: Server) -> None:
         if not is_over and poller.poll(0):
             # An empty read is the end: the process that started this one closed it, or is gone.
             is_over = not os.read(sys.stdin.fileno(), 4096)
+        if is_over and (idle := server.idle_workers(idle_s)):
+            _log.error(
+                "wanted calls of worker %s, or the word that it leaves, got none for %.3g s, though it says "
+                "that it is there; the worker beside this server has left, so it ends: see what the other "
+                "one does",
+                " and ".join(map(str, idle)),
+                idle_s,
+            )
+            return True
         return is_over and not server.is_used
 
     server.serve(stops)

@@ -148,7 +148,7 @@ class Shard:
         if isinstance(call.body, _REPEATED):
             return [self._done_or_parked(sender, call, frames)._replace(call=None)]
         if call.number in self._parked.get(sender, {}):
-            return [Reply(sender, Answer(call.number, is_parked=True))]
+            return [self._waiting(sender, call)]
         return [Reply(sender, Answer(call.number))]
 
     def _done_or_parked(self, sender: Sender, call: Call, frames: Frames) -> Reply:
@@ -166,7 +166,20 @@ class Shard:
             )
         # With its frames, which hold the memory of the message.
         parked.setdefault(call.number, Parked(call, frames))
-        return Reply(sender, Answer(call.number, is_parked=True))
+        return self._waiting(sender, call)
+
+    def _waiting(self, sender: Sender, call: Call) -> Reply:
+        """The word that a call waits, and for whom: its worker names them if they never come."""
+        awaits = {*self.awaits}
+        if isinstance(call.body, wire.Pull) and not awaits:
+            awaits = self.slots.awaited(call.worker, call.body.slot)
+        elif isinstance(call.body, wire.Barrier) and not awaits:
+            mine = self._at_barrier[sender][call.number]
+            awaits = {w for w in self.slots.present if self._barriers.get(w, 0) < mine}
+        elif isinstance(call.body, wire.Know):
+            awaits = {FIRST}
+        answer = Answer(call.number, is_parked=True, awaits=tuple(sorted(awaits)))
+        return Reply(sender, answer)
 
     def _reply(self, sender: Sender, call: Call, frames: Frames) -> Reply | None:
         """The answer or refusal; None where the call waits for other workers."""

@@ -199,6 +199,19 @@ class Slots:
         behind = min(one.clock(other) for other in {*self._counted(one), worker})
         return one.clock(worker) - behind <= self.staleness
 
+    def awaited(self, worker: int, slot: ValueSlot) -> set[int]:
+        """Those whose pushes are missing where a worker may not read a slice yet.
+
+        Raises:
+            KVStoreError: the slice has no value.
+        """
+        one = self._of(slot)
+        behind = one.clock(worker) - (self.staleness or 0)
+        if self.staleness == 0:
+            here = [other for other in self._counted(one) if not one.waiting.get(other)]
+            return {other for other in here if one.clock(other) <= behind}
+        return {other for other in self._counted(one) if one.clock(other) < behind}
+
     def pull(self, slot: ValueSlot, rows: Tensor | None) -> tuple[Tensor, dict[int, int]]:
         """The value itself, or a copy of some rows, and how many pushes of each worker it holds.
 

@@ -23,9 +23,6 @@ from ridgeline.runtime.kvstore.serving.slices import Answered, Asked
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call
 from ridgeline.runtime.kvstore.serving.worker.outages import (
     Silence,
-    check_heard,
-    nobody_came,
-    num_pushes,
 )
 from ridgeline.runtime.kvstore.serving.worker.peer import Kept, Peer
 
@@ -37,8 +34,6 @@ SILENCE_S = 30.0
 """How long a server may say nothing at all."""
 PARKED_S = 1800.0
 """How long a call may wait for other workers. Source: torch.distributed, the default of gloo."""
-OUTAGE_S = 5.0
-"""How long a server may say nothing before the log reports it, once it is heard of again."""
 ALIVE_S = 2.0
 """How often ZeroMQ asks whether the other end is there; five times in vain, and it connects again. TCP alone
 would notice after minutes that a host was cut off."""
@@ -101,6 +96,8 @@ class Connection:
         self._places: dict[int, int] = {}
         self._shares = True
         self._num_asked = 0
+        self._awaits: dict[int, tuple[int, ...]] = {}
+        """Of calls that wait for other workers: for whom."""
         self._unsent: list[tuple[int, Asked]] = []
         self._num_sent = 0
         self._under_way: dict[int, tuple[int, Asked]] = {}
@@ -245,14 +242,18 @@ class Connection:
             looks = is_late or self._entrance.is_lost or self._told > self._at.epoch
             if looks and self._follow():
                 sent_s = now
-            check_heard(self._at.address, now - self._heard_s, self._silence_s)
-            if now - begun_s > self._parked_s:
-                waiting = [type(one.body).__name__ for _, one in self._under_way.values()]
-                raise nobody_came(self._at.address, self._worker, waiting, now - begun_s)
+            self._check_patience(now - begun_s, now - self._heard_s)
             if is_late and now - sent_s >= self._resend_s:
                 sent_s = now
                 for number, (_, asked) in self._under_way.items():
                     self._send(number, asked)
+
+    def _check_patience(self, asked_s: float, silent_s: float) -> None:
+        address, patience = self._at.address, self._peer.patience
+        patience.check_heard(address, silent_s, self._silence_s)
+        calls = {type(one.body).__name__ for _, one in self._under_way.values()}
+        awaits = {worker for number in self._under_way for worker in self._awaits.get(number, ())}
+        patience.check_came(address, self._worker, calls, asked_s, self._parked_s, awaits)
 
     def _follow(self) -> bool:
         """Go to a server that has taken the place of the one that was asked, where there is one."""
@@ -293,6 +294,7 @@ class Connection:
         self._unsent[:0] = self._under_way.values()
         self._under_way.clear()
         self._places.clear()
+        self._awaits.clear()
         self._num_sent = 0
         self._segment, self._shares = None, True
         self._connect()
@@ -347,23 +349,12 @@ class Connection:
 
     def _tell_of_outage(self) -> None:
         """The server is there, and was not for long."""
-        now = time.monotonic()
-        if now - self._heard_s <= OUTAGE_S:
-            return
-        _log.warning(
-            "the server at %s did not answer for %.1f s and answers again; worker %d waited with %d calls",
-            self._at.address,
-            now - self._heard_s,
-            self._worker,
-            len(self._under_way),
-        )
-        pushes = num_pushes([one.body for _, one in self._under_way.values()])
-        self._peer.silences.add(
-            Silence(self._heard_s, now, self._at.address, pushes, is_replaced=False)
-        )
+        bodies = [one.body for _, one in self._under_way.values()]
+        self._peer.silences.heard_again(self._heard_s, self._at.address, self._worker, bodies)
 
     def _receive(self) -> None:
         self._heard_s = time.monotonic()
+        self._peer.patience.heard()
         frames = self.socket.recv_multipart(copy=False)
         answer = wire.decode_answer(frames[0].buffer)
         if not answer.number:
@@ -372,8 +363,13 @@ class Connection:
             )
         self._told = max(self._told, answer.epoch)
         is_expected = answer.number in self._under_way and answer.epoch == self._at.epoch
-        if not is_expected or answer.is_parked:
+        if not is_expected:
             return
+        if answer.is_parked:
+            self._awaits[answer.number] = answer.awaits
+            return
+        if self._awaits.pop(answer.number, ()):
+            self._peer.patience.came()
         which, asked = self._under_way[answer.number]
         self._peer.answered(self._worker, asked.body, answer)
         tensor = self._tensor(answer, [frame.buffer for frame in frames[1:]])

@@ -13,7 +13,12 @@ from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer, Notice
 from ridgeline.runtime.kvstore.serving.addressing.keys import Keys
 from ridgeline.runtime.kvstore.serving.slices import Answered, Asked
-from ridgeline.runtime.kvstore.serving.worker.channel import LOOK_S, Connection
+from ridgeline.runtime.kvstore.serving.worker.channel import (
+    LOOK_S,
+    PARKED_S,
+    SILENCE_S,
+    Connection,
+)
 from ridgeline.runtime.kvstore.serving.worker.peer import Peer
 
 
@@ -26,6 +31,7 @@ class Connections:
         beat_s: How often it says that it is there.
         keys: Of workers; None for servers that ask for none.
         notice: Reports servers that take the place of these.
+        parked_s: How long a call may wait for other workers; a server is silent no longer than that, either.
     """
 
     def __init__(
@@ -35,6 +41,7 @@ class Connections:
         beat_s: float,
         keys: Keys | None = None,
         notice: Notice | None = None,
+        parked_s: float = PARKED_S,
     ) -> None:
         self.num_servers = len(addresses)
         self.peers = [
@@ -43,6 +50,7 @@ class Connections:
         ]
         self._worker = worker
         self._keys = keys
+        self._parked_s = parked_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._local = threading.local()
         self._lock = threading.Lock()
@@ -105,7 +113,7 @@ class Connections:
         return self.ask([Asked(body, place=place) for place in range(self.num_servers)])
 
     def close(self) -> None:
-        """Notify the servers that this worker is done.
+        """Notify the servers that this worker is done, but for those that it has waited for in vain.
 
         Raises:
             KVStoreError: a server says nothing; the connections are released all the same.
@@ -115,7 +123,8 @@ class Connections:
         for thread in self._beating:
             thread.join()
         try:
-            self.tell_all(wire.Leave())
+            heard = [place for place, peer in enumerate(self.peers) if not peer.patience.is_silent]
+            self.ask([Asked(wire.Leave(), place=place) for place in heard])
         finally:
             for channel in self._opened:
                 channel.close()
@@ -132,7 +141,13 @@ class Connections:
         with self._lock:
             self._last_channel += 1
             made = Connection(
-                self._context, peer, self._worker, self._last_channel, keys=self._keys
+                self._context,
+                peer,
+                self._worker,
+                self._last_channel,
+                silence_s=min(SILENCE_S, self._parked_s),
+                parked_s=self._parked_s,
+                keys=self._keys,
             )
             self._opened.append(made)
         return made

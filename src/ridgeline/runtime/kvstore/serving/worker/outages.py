@@ -1,14 +1,19 @@
 """When a worker did not hear of a server: what each of its connections has seen of that, put together."""
 
 import datetime
+import logging
 import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.serving import wire
+
+OUTAGE_S = 5.0
+"""How long a server may say nothing before the log reports it, once it is heard of again."""
+
+_log = logging.getLogger(__name__)
 
 
 class Silence(NamedTuple):
@@ -56,6 +61,29 @@ class Silences:
                 )
             self._all.append(new)
 
+    def heard_again(
+        self, began_s: float, address: str, worker: int, calls: Sequence[wire.Body]
+    ) -> None:
+        """The server is there, and the log says so where it was not for long.
+
+        Args:
+            began_s: When it was heard of before.
+            address: Where it is.
+            worker: That waited.
+            calls: With which.
+        """
+        now_s = time.monotonic()
+        if now_s - began_s <= OUTAGE_S:
+            return
+        _log.warning(
+            "the server at %s did not answer for %.1f s and answers again; worker %d waited with %d calls",
+            address,
+            now_s - began_s,
+            worker,
+            len(calls),
+        )
+        self.add(Silence(began_s, now_s, address, num_pushes(calls), is_replaced=False))
+
     def all(self) -> list[Silence]:
         """Those so far."""
         with self._lock:
@@ -95,37 +123,3 @@ def num_pushes(bodies: Sequence[wire.Body]) -> int:
 
 def _moment(wall_s: float) -> str:
     return datetime.datetime.fromtimestamp(wall_s, datetime.UTC).isoformat(timespec="seconds")
-
-
-def check_heard(address: str, silent_s: float, most_s: float) -> None:
-    """Refuse to wait for a server for ever.
-
-    Args:
-        address: Of the server.
-        silent_s: How long nothing was heard of it.
-        most_s: How long that may be.
-
-    Raises:
-        KVStoreError: it was longer.
-    """
-    if silent_s > most_s:
-        raise KVStoreError(
-            f"wanted an answer of the server at {address}, got none for {silent_s:.0f} s; check whether it "
-            "runs"
-        )
-
-
-def nobody_came(address: str, worker: int, calls: Sequence[str], asked_s: float) -> KVStoreError:
-    """What is raised where other workers do not come to what this one waits for.
-
-    Args:
-        address: Of the server.
-        worker: That waits.
-        calls: Kinds of the calls that are not answered.
-        asked_s: How long it has waited.
-    """
-    waiting = ", ".join({*calls})
-    return KVStoreError(
-        f"wanted other workers to come to what worker {worker} waits for ({waiting}) at {address}, got none "
-        f"for {asked_s:.0f} s; make sure that all make the same calls of init and barrier, and push"
-    )

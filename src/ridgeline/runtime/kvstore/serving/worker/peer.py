@@ -16,6 +16,7 @@ from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.outages import Silences, num_pushes
+from ridgeline.runtime.kvstore.serving.worker.patience import Patience
 
 _log = logging.getLogger(__name__)
 KEPT_BYTES = 1 << 29
@@ -60,6 +61,7 @@ class Peer:
         writes: Whether the server writes snapshots; None: it has not said so yet.
         least_bytes: What may be kept, at least, before a snapshot is waited for.
         silences: When it was not heard of.
+        patience: With which it is waited for.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Peer:
         self.writes: bool | None = None
         self.least_bytes = KEPT_BYTES
         self.silences = Silences()
+        self.patience = Patience()
         self._value_bytes = 0
         self._look = look
         self._kept: dict[tuple[ValueSlot, int], Kept] = {}

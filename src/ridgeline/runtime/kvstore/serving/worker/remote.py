@@ -14,12 +14,13 @@ from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.serving import slices, wire
 from ridgeline.runtime.kvstore.serving.addressing.epochs import Notice
 from ridgeline.runtime.kvstore.serving.addressing.keys import Keys
-from ridgeline.runtime.kvstore.serving.joining.beside import ServerBeside
+from ridgeline.runtime.kvstore.serving.joining.beside import END_S, ServerBeside
 from ridgeline.runtime.kvstore.serving.joining.members import Members
 from ridgeline.runtime.kvstore.serving.server.server import LEASE_S
 from ridgeline.runtime.kvstore.serving.server.shard import FIRST
 from ridgeline.runtime.kvstore.serving.slices import Answered, Asked
 from ridgeline.runtime.kvstore.serving.wire import ValueSlot
+from ridgeline.runtime.kvstore.serving.worker.channel import PARKED_S
 from ridgeline.runtime.kvstore.serving.worker.connections import Connections
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
@@ -52,6 +53,7 @@ class RemoteShelf(Shelf):
         keys: Of workers; None for servers that ask for none.
         notice: Reports servers that take the place of these; None where none does.
         members: Who takes part; None where none can join.
+        parked_s: How long a call may wait for other workers, or for a server.
 
     Attributes:
         enters_at_init: One who comes later pushes to keys from their `init` on, else from `take_part` on.
@@ -67,6 +69,7 @@ class RemoteShelf(Shelf):
         keys: Keys | None = None,
         notice: Notice | None = None,
         members: Members | None = None,
+        parked_s: float = PARKED_S,
     ) -> None:
         super().__init__()
         self.rank = rank
@@ -77,7 +80,8 @@ class RemoteShelf(Shelf):
         self._beside = beside
         self._parts: dict[Key, tuple[ValuePart, ...]] = {}
         self._held: dict[Key, Held] = {}
-        self._servers = Connections(addresses, rank, lease_s / 5, keys, notice)
+        self._parked_s = parked_s
+        self._servers = Connections(addresses, rank, lease_s / 5, keys, notice, parked_s)
 
     def join(self) -> None:
         """Have the servers count this worker, which comes later than others."""
@@ -286,7 +290,8 @@ class RemoteShelf(Shelf):
         finally:
             if self._beside is not None:
                 error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-                self._beside.close(is_failing=leaving.is_failure(error))
+                within_s = min(END_S, self._parked_s) if leaving.is_failure(error) else None
+                self._beside.close(within_s)
 
     def _first_calls(self, values: Mapping[Key, Tensor]) -> tuple[list[Asked], list[Asked]]:
         """Those that give first values, on worker 0, and those that wait for them."""

@@ -1,0 +1,44 @@
+"""Scripts of the user's own save what a worker alone remembers, and continue to the bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_state_cases import CASES
+
+from torchrun import torchrun
+
+OTHER = (
+    "wanted the worker_state() of a worker with {0}, as the step has it, got {1}; load that of the same rank into "
+    "a step of the same plan, or leave it out: what was not sent of gradients is lost then, and a rhythm begins anew"
+)
+LATE = (
+    "wanted a step that has not trained yet, got one after 1 steps; load the worker_state() before the first of "
+    "them"
+)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two workers over gloo found, in one start."""
+    output = tmp_path_factory.mktemp("worker_state") / "found.json"
+    torchrun(2, Path(__file__).parent / "worker_state_cases.py", output)
+    told: dict[str, Any] = json.loads(output.read_text())
+    return told
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_that_begins_again_continues_to_the_bit(found: dict[str, Any], name: str) -> None:
+    """On both workers: with what was not sent of gradients, common parameters, and what was on its way."""
+    assert found[name] == 2
+
+
+def test_states_of_other_steps_are_refused(found: dict[str, Any]) -> None:
+    """What differs is named, and what is lost without it."""
+    assert found["refused"] == [
+        LATE,
+        OTHER.format("rank=0", "rank=7"),
+        OTHER.format("workers=2", "workers=3"),
+        OTHER.format("compression='none'", "compression='int8'"),
+    ]

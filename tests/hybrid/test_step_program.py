@@ -369,7 +369,7 @@ def test_a_count_in_a_python_number_is_refused(place: str) -> None:
         traced_step(counting)
     assert str(caught.value) == (
         f"wanted everything that changes between steps in tensors, got 'count' as int in {place} of Counting; "
-        "use execution='eager', or an optimizer that counts in tensors"
+        "use execution='compiled' or 'eager', or an optimizer that counts in tensors"
     )
     assert made[0].count == (place == "the attributes")
     assert made[0].param_groups[0].get("count", 1) == 1

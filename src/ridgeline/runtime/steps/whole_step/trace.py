@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 from ridgeline.reach.owners import is_machinery
+from ridgeline.runtime.steps.whole_step.rates import ScaledByTensors
 
 _READS_A_VALUE = "aten._local_scalar_dense.default"
 _HOST_READS = (
@@ -79,7 +80,8 @@ class TracedOptimizer:
         before = torch.compiler._is_compiling_flag  # noqa: SLF001
         torch.compiler._is_compiling_flag = True  # noqa: SLF001
         try:
-            step(self._optimizer)
+            with ScaledByTensors():
+                step(self._optimizer)
         finally:
             torch.compiler._is_compiling_flag = before  # noqa: SLF001
 

@@ -144,11 +144,15 @@ def _refusal(error: Exception) -> str:
         if not (frame.filename.startswith((_TORCH, "<")) or is_machinery(frame.filename))
     ]
     place = (theirs or frames)[-1]
+    where = f"at {Path(place.filename).name}:{place.lineno} in {place.name}"
+    # Of an operator's own derivative, which no line of the step calls, torch's line says nothing.
+    if not theirs and any(frame.name == "backward" for frame in frames):
+        where = "in its backward pass"
     reason = first_line(error)
     instead = "use execution='eager'"
     if isinstance(error, _HOST_READS) or "tracing tensor" in reason:
         instead = f"remove what reads values on the host (.item(), float(), `if` on a tensor) or {instead}"
     return (
-        f"wanted a step that can be written as one program, got {type(error).__name__}: {reason}, at "
-        f"{Path(place.filename).name}:{place.lineno} in {place.name}; {instead}"
+        f"wanted a step that can be written as one program, got {type(error).__name__}: {reason}, "
+        f"{where}; {instead}"
     )

@@ -148,11 +148,12 @@ def _refusal(error: Exception) -> str:
     # Of an operator's own derivative, which no line of the step calls, torch's line says nothing.
     if not theirs and any(frame.name == "backward" for frame in frames):
         where = "in its backward pass"
-    reason = first_line(error)
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, GuardOnDataDependentSymNode):
+        reason = (
+            "a number or a branch that depends on the values of tensors"  # torch names its symbols
+        )
     instead = "use execution='eager'"
     if isinstance(error, _HOST_READS) or "tracing tensor" in reason:
         instead = f"remove what reads values on the host (.item(), float(), `if` on a tensor) or {instead}"
-    return (
-        f"wanted a step that can be written as one program, got {type(error).__name__}: {reason}, "
-        f"{where}; {instead}"
-    )
+    return f"wanted a step that can be written as one program, got {reason}, {where}; {instead}"

@@ -116,8 +116,8 @@ def first_line(error: BaseException, otherwise: str = "no message") -> str:
     """The first line of what an error says, and the second where the first announces it.
 
     Args:
-        error: Of any kind; those of torch's compiler begin with `backend='inductor' raised:`, or say, or quote,
-            in an `Explanation:` what they got.
+        error: Of any kind; those of torch's compiler begin with `backend='inductor' raised:`, or say or
+            quote in an `Explanation:` what they got.
         otherwise: What to say where it says nothing.
     """
     first, second, *_ = [*map(str.strip, str(error).strip().splitlines()), "", ""]

@@ -206,3 +206,24 @@ def test_a_learning_rate_that_is_handed_on_as_a_number(name: str) -> None:
     with pair_of(lambda: make(0.0), lambda m: Scaled(m.parameters(), UPDATES[name])) as pair:
         pair.train(8, {4: fade, 6: fade})
         assert not [note for note in pair.program.notes if "compiled again" in note]
+
+
+def own_rate(model: nn.Module) -> torch.optim.Optimizer:
+    """As Adafactor does that finds its rates itself: its groups have None."""
+    optimizer = Scaled(model.parameters(), lambda p, m, _: p.sub_(m * p.norm() * 0.01))
+    optimizer.param_groups[0]["lr"] = None
+    return optimizer
+
+
+def test_a_learning_rate_that_is_none_is_left_so(interpreted: None) -> None:
+    """The check of a compiled step scales what rates there are; one program has an input for each."""
+    with pair_of(lambda: make(0.0), own_rate, plan=Plan(execution="compiled")) as pair:
+        pair.train(5, {})
+        assert pair.program.optimizer.param_groups[0]["lr"] is None
+    with (
+        pair_of(lambda: make(0.0), own_rate) as pair,
+        pytest.raises(
+            CaptureError, match="got group 0 of Scaled with lr=None; put it there, or use"
+        ),
+    ):
+        pair.train(3, {})

@@ -28,10 +28,12 @@ class LearningRateInputs:
         self.tensors: list[Tensor] = []
         dtype = torch.float64 if device.type == "cpu" else torch.float32
         for index, group in enumerate(optimizer.param_groups):
-            if "lr" not in group:
+            if group.get("lr") is None:
+                name = type(optimizer).__name__
+                got = f"{name} with lr=None" if "lr" in group else f"{name} without"
                 raise CaptureError(
                     "wanted a learning rate 'lr' in each parameter group, which one program for the whole "
-                    f"step takes as an input, got group {index} of {type(optimizer).__name__} without; put "
+                    f"step takes as an input, got group {index} of {got}; put "
                     "it there, or use execution='compiled' or 'eager'"
                 )
             rate = group["lr"]

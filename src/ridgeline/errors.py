@@ -5,6 +5,8 @@ was wanted, what was got (name, value, unit), where (operator, rank, file), and 
 text is part of the interface: tests pin it.
 """
 
+import re
+
 
 class RidgelineError(Exception):
     """Base of every error that Ridgeline raises on purpose; the command line exits with status 1."""
@@ -106,17 +108,23 @@ class VerificationError(RidgelineError):
     """Prediction and measurement differ by more than the stated tolerance (exit status 3)."""
 
 
+_QUOTED = re.compile(r"`([\w.]+)`")
+"""A name as Dynamo quotes it; places, which it quotes too, have other characters in them."""
+
+
 def first_line(error: BaseException, otherwise: str = "no message") -> str:
     """The first line of what an error says, and the second where the first announces it.
 
     Args:
-        error: Of any kind; those of torch's compiler begin with `backend='inductor' raised:`, or say in an
-            `Explanation:` what they got.
+        error: Of any kind; those of torch's compiler begin with `backend='inductor' raised:`, or say or
+            quote in an `Explanation:` what they got.
         otherwise: What to say where it says nothing.
     """
     first, second, *_ = [*map(str.strip, str(error).strip().splitlines()), "", ""]
     if first.endswith(":"):
         return f"{first} {second}".strip()
-    # Dynamo's first line names a kind of failure; what it failed at stands behind `got`.
-    got = second.partition("): got ")[2] if second.startswith("Explanation:") else ""
-    return f"{first}: {got}" if got else first or otherwise
+    # Dynamo's first line names a kind of failure; what it failed at stands behind `got`, or is quoted.
+    got = ""
+    if second.startswith("Explanation:"):
+        got = second.partition("): got ")[2] or "".join(_QUOTED.findall(second)[:1])
+    return f"{first}: {got}" if got and got not in first else first or otherwise

@@ -85,12 +85,13 @@ def pair_of(
     model: Callable[[], nn.Module] = make,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
     loss: Callable[[], Any] = lambda: loss_fn,
+    plan: Plan = STEP_GRAPH,
 ) -> Iterator[Pair]:
-    """The pair, closed at the end; `loss()` makes a loss function for each."""
+    """The pair, closed at the end; `loss()` makes a loss function for each, `plan` is the first one's."""
     steps = []
-    for plan in (STEP_GRAPH, Plan()):
+    for each in (plan, Plan()):
         made = model()
-        steps.append(PlannedStep(made, loss(), optimizer(made), plan, device="cpu"))
+        steps.append(PlannedStep(made, loss(), optimizer(made), each, device="cpu"))
     try:
         yield Pair(*steps)
     finally:

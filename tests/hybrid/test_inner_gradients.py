@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
+from ridgeline.errors import CaptureError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.steps.step import PlannedStep
 
@@ -52,3 +53,28 @@ def test_they_train_as_the_eager_step(
             losses = [step(torch.randn(6, 2)).detach().clone() for _ in range(8)]
         trained.append([torch.stack(losses), *model.state_dict().values()])
     torch.testing.assert_close(trained[1], trained[0], rtol=1e-5, atol=1e-6)
+
+
+def curvature(model: nn.Module, x: Tensor) -> Tensor:
+    """By forward over reverse mode, through which torch traces no backward pass without data."""
+    parameters = dict(model.named_parameters())
+
+    def value(point: Tensor) -> Tensor:
+        return torch.func.functional_call(model, parameters, (point,)).squeeze(-1)
+
+    return torch.func.vmap(torch.func.hessian(value))(x).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_what_fails_in_the_backward_pass_is_placed_there() -> None:
+    """No line of the step's own is reached, and a line of torch's would say nothing."""
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    plan, refusal = (
+        Plan(execution="step-graph"),
+        r"cpu!, in its backward pass; use execution='eager'$",
+    )
+    with PlannedStep(model, curvature, optimizer, plan, device="cpu") as step:
+        step(torch.ones(3, 2))  # the first is eager
+        with pytest.raises(CaptureError, match=refusal):
+            step(torch.ones(3, 2))

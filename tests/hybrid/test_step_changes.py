@@ -84,3 +84,29 @@ def test_sparse_buffers_are_refused_by_name() -> None:
         "wanted dense parameters and buffers, which one program reads and writes where they lie, got the buffer "
         "'adjacency' of layout sparse_coo; use execution='compiled' or 'eager'"
     )
+
+
+def test_variables_of_the_loss_are_called_by_their_names(interpreted: None) -> None:
+    """Not by the places in its closure where torch's compiler finds them."""
+    kept, scale = list[Tensor](), [1.0]
+
+    def scaled(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch["x"]) * scale[0], batch["y"])
+
+    def keeping(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        kept.append(scaled(model, batch).detach())
+        return scaled(model, batch)
+
+    with pair_of(loss=lambda: scaled) as pair:
+        pair.program(batch_of(0))
+        pair.program(batch_of(1))
+        scale[0] = 1.5
+        pair.program(batch_of(2))
+        pair.program(batch_of(3))
+        assert "compiled again because scale[0] == 1.0 no longer holds" in pair.program.notes
+    with pair_of(loss=lambda: keeping) as pair:
+        pair.program(batch_of(0))
+        with pytest.raises(
+            CaptureError, match=r"one that changes kept \(a list\), which one program"
+        ):
+            pair.program(batch_of(1))

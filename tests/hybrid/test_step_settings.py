@@ -166,3 +166,64 @@ def test_what_a_step_writes_into_its_batch(accumulate: int, is_turned: bool) -> 
             counters = step.timeline().counters
     torch.testing.assert_close(*left)
     assert counters.get("eager_steps", 0.0) == 0.0
+
+
+class Scaled(torch.optim.Optimizer):
+    """Hands its learning rate to torch as a number, as optimizers written by hand do; counts nothing."""
+
+    def __init__(self, parameters: Any, update: Callable[..., Any]) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+        self.update = update
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                mean.mul_(0.9).add_(p.grad, alpha=0.1)
+                self.update(p, mean, group["lr"])
+
+
+UPDATES = {
+    "add_": lambda p, m, lr: p.add_(m.sign(), alpha=-lr),
+    "sub_": lambda p, m, lr: p.data.sub_(other=m, alpha=lr * 0.5),
+    "add": lambda p, m, lr: p.copy_(torch.add(p, m, alpha=-lr)),
+    "addcmul_": lambda p, m, lr: p.addcmul_(m, m.abs(), value=-lr),
+    "addcdiv_": lambda p, m, lr: p.addcdiv_(m, m.abs().add_(1e-3), value=-lr),
+    "addcdiv": lambda p, m, lr: p.copy_(
+        torch.addcdiv(p, tensor1=m, tensor2=m.abs() + 1.0, value=-lr)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_learning_rate_that_is_handed_on_as_a_number(name: str) -> None:
+    """It is an input of the program as any other: the schedule goes on."""
+
+    def fade(step: PlannedStep) -> None:
+        step.optimizer.param_groups[0]["lr"] *= 0.5
+
+    with pair_of(lambda: make(0.0), lambda m: Scaled(m.parameters(), UPDATES[name])) as pair:
+        pair.train(8, {4: fade, 6: fade})
+        assert not [note for note in pair.program.notes if "compiled again" in note]
+
+
+def own_rate(model: nn.Module) -> torch.optim.Optimizer:
+    """As Adafactor does that finds its rates itself: its groups have None."""
+    optimizer = Scaled(model.parameters(), lambda p, m, _: p.sub_(m * p.norm() * 0.01))
+    optimizer.param_groups[0]["lr"] = None
+    return optimizer
+
+
+def test_a_learning_rate_that_is_none_is_left_so(interpreted: None) -> None:
+    """The check of a compiled step scales what rates there are; one program has an input for each."""
+    with pair_of(lambda: make(0.0), own_rate, plan=Plan(execution="compiled")) as pair:
+        pair.train(5, {})
+        assert pair.program.optimizer.param_groups[0]["lr"] is None
+    with (
+        pair_of(lambda: make(0.0), own_rate) as pair,
+        pytest.raises(
+            CaptureError, match="got group 0 of Scaled with lr=None; put it there, or use"
+        ),
+    ):
+        pair.train(3, {})

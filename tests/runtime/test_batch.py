@@ -82,3 +82,41 @@ def test_objects_that_hold_tensors_otherwise_are_not_divided(make: Callable[[], 
             batches.split(batch, 2)
         assert str(caught.value) == message
     assert batches.split(held, 1)[0][0] is held
+
+
+@pytest.mark.parametrize(
+    "make",
+    [torch.Tensor.to_sparse, lambda x: torch.nested.as_nested_tensor([*x], layout=torch.jagged)],
+)
+def test_tensors_whose_samples_cannot_be_cut_out_are_not_divided(
+    make: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Torch would fail at the slice, with a page about its backends."""
+    held = make(torch.eye(4))
+    message = (
+        "wanted tensors to divide into accumulate=2 micro-batches, got one of layout "
+        f"{str(held.layout).removeprefix('torch.')}, whose samples cannot be cut out; make it dense, or use "
+        "accumulate=1 with smaller batches"
+    )
+    with pytest.raises(BatchError) as caught:
+        batches.split({"a": held, "x": torch.zeros(4)}, 2)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("values", [["a", "b", "c", "d"], [1, 2, 3, 4], [0.5, 1, 2, 3]])
+def test_lists_with_as_many_values_as_samples_are_not_divided(values: list[object]) -> None:
+    """Whole, they would stand beside the wrong samples in every part but the first."""
+    x = torch.zeros(4)
+    message = (
+        "wanted what belongs to a sample as tensors or arrays to divide into accumulate=2 micro-batches, got a "
+        f"list of 4 values such as {values[0]!r} beside 4 samples; make it an array, which is divided, or a "
+        "tuple, which each part gets whole"
+    )
+    for batch in ({"x": x, "v": values}, Pair(x, UserDict(y=x, v=values))):
+        with pytest.raises(BatchError) as caught:
+            batches.split(batch, 2)
+        assert str(caught.value) == message
+    assert batches.split((x, values[:3]), 2)[1][0][1] == values[:3]
+    assert batches.split((x, tuple(values)), 2)[1][0][1] == tuple(values)
+    (_, (second, _)) = batches.split((x, numpy.array(values)), 2)
+    assert second[1].tolist() == numpy.array(values)[2:].tolist()

@@ -88,7 +88,12 @@ class LayoutReads:
         """What is not as it was, whatever a call brings; None while nothing is."""
         if self.still_hold():
             return None
-        return spoken(self.guards[0].difference(self._captured))
+        return self._spoken(self.guards[0].difference(self._captured))
+
+    def _spoken(self, expression: str) -> str:
+        """An expression as people write it, the variables of a fixed function's closure by their names."""
+        closures = (value for value in self._fixed.values() if getattr(value, "__closure__", None))
+        return spoken(expression, next(closures, None))
 
     def _read(self, brought: Mapping[str, Any]) -> Guards:
         return Guards(self._program, {**self._fixed, **brought}, [*brought], self._followed)

@@ -230,5 +230,5 @@ class LearningRates:
         for group in self._optimizer.param_groups:
             if isinstance(group.get("lr"), Tensor):
                 group["lr"].mul_(factor)
-            elif "lr" in group:
+            elif group.get("lr") is not None:  # Adafactor finds its own rates, and has None
                 group["lr"] *= factor

@@ -1,6 +1,6 @@
 """Batches: any nest of tuples, lists and dicts of tensors (and constants)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -105,22 +105,17 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
     derived from dict or list, are divided entry by entry.
 
     Raises:
-        BatchError: fewer samples than parts, or an object that holds tensors and says nothing of samples.
+        BatchError: fewer samples than parts, or something that is not divided like the samples.
     """
     if parts == 1:
         return [(batch, 1.0)]
-    for leaf in _inner_leaves(batch):
-        if not _has_samples(leaf) and _holds_tensors(leaf):
-            raise BatchError(
-                f"wanted tensors to divide into accumulate={parts} micro-batches, got a "
-                f"{type(leaf).__name__} that holds tensors itself, of which nobody knows which belong to a "
-                "sample; put the tensors into the batch, or use accumulate=1 with smaller batches"
-            )
+    _check_tensors(batch, parts)
     total = num_samples(batch)
     if total < parts:
         raise BatchError(
             f"wanted at least accumulate={parts} samples in a batch, got {total}; lower accumulate"
         )
+    _check_lists(batch, parts, total)
     # Sizes differ by one at most, and each sample is in one part.
     bounds = [total * index // parts for index in range(parts + 1)]
 
@@ -139,14 +134,49 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
     ]
 
 
-def _inner_leaves(nest: Any) -> Iterator[Any]:
+def _check_tensors(batch: Any, parts: int) -> None:
+    wanted = f"wanted tensors to divide into accumulate={parts} micro-batches, got"
+    for leaf in _inner_leaves(batch):
+        if isinstance(leaf, Tensor):
+            if leaf.layout is not torch.strided or leaf.is_nested:
+                layout = str(leaf.layout).removeprefix("torch.")
+                raise BatchError(
+                    f"{wanted} one of layout {layout}, whose samples cannot be cut out; make it dense, or "
+                    "use accumulate=1 with smaller batches"
+                )
+        elif not _has_samples(leaf) and _holds_tensors(leaf):
+            raise BatchError(
+                f"{wanted} a {type(leaf).__name__} that holds tensors itself, of which nobody knows which "
+                "belong to a sample; put the tensors into the batch, or use accumulate=1 with smaller batches"
+            )
+
+
+def _check_lists(batch: Any, parts: int, total: int) -> None:
+    """Refuse a list that has one entry for each sample, or that many by chance: either guess may be wrong.
+
+    A loader makes such lists of strings.
+    """
+    for leaf in _inner_leaves(batch, is_leaf=_is_list_of_values):
+        if _is_list_of_values(leaf) and len(leaf) == total:
+            raise BatchError(
+                f"wanted what belongs to a sample as tensors or arrays to divide into accumulate={parts} "
+                f"micro-batches, got a list of {total} values such as {leaf[0]!r} beside {total} samples; "
+                "make it an array, which is divided, or a tuple, which each part gets whole"
+            )
+
+
+def _is_list_of_values(nest: Any) -> bool:
+    return type(nest) is list and all(isinstance(value, str | int | float) for value in nest)
+
+
+def _inner_leaves(nest: Any, is_leaf: Callable[[Any], bool] = moves_itself) -> Iterator[Any]:
     """The leaves, those of objects with entries in place of these; a tuple that moves itself is one."""
-    for leaf in pytree.tree_leaves(nest, is_leaf=moves_itself):
-        entries = None if isinstance(leaf, Tensor) else entries_of(leaf)
+    for leaf in pytree.tree_leaves(nest, is_leaf=is_leaf):
+        entries = None if isinstance(leaf, Tensor) or type(leaf) is list else entries_of(leaf)
         if entries is None:
             yield leaf
         else:
-            yield from _inner_leaves([*entries.values()])
+            yield from _inner_leaves((*entries.values(),), is_leaf)
 
 
 def _has_samples(leaf: Any) -> bool:

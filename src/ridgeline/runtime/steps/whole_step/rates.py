@@ -1,8 +1,12 @@
 """Learning rates as inputs of a step program."""
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from ridgeline.errors import CaptureError
 
@@ -24,10 +28,12 @@ class LearningRateInputs:
         self.tensors: list[Tensor] = []
         dtype = torch.float64 if device.type == "cpu" else torch.float32
         for index, group in enumerate(optimizer.param_groups):
-            if "lr" not in group:
+            if group.get("lr") is None:
+                name = type(optimizer).__name__
+                got = f"{name} with lr=None" if "lr" in group else f"{name} without"
                 raise CaptureError(
                     "wanted a learning rate 'lr' in each parameter group, which one program for the whole "
-                    f"step takes as an input, got group {index} of {type(optimizer).__name__} without; put "
+                    f"step takes as an input, got group {index} of {got}; put "
                     "it there, or use execution='compiled' or 'eager'"
                 )
             rate = group["lr"]
@@ -56,3 +62,56 @@ class LearningRateInputs:
             elif rate != self._known[index]:
                 tensor.fill_(rate)
                 self._known[index] = rate
+
+
+class ScaledByTensors(TorchFunctionMode):
+    """Inside, what operators take as a number may be a tensor of one element, as a learning rate in a trace.
+
+    Written for numbers, an optimizer passes them as `alpha=-lr` or `value=-lr`, where torch would read the
+    tensor on the host. Here the product is an operator of its own, which a compiler joins with the rest.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The result of the operator."""
+        given = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        makes_product = _PRODUCTS.get(name.rstrip("_"))
+        key = "value" if "addc" in name else "alpha"
+        if makes_product is None or not isinstance(given.get(key), Tensor):
+            return func(*args, **given)
+        term, scale = makes_product(args, given), given.pop(key)
+        if name.startswith("addc"):
+            # What is left is a sum; a name with an underscore at its end is that of an operator in place.
+            func = Tensor.add_ if name.endswith("_") else torch.add
+        product = term * scale
+        if isinstance(term, Tensor) and term.is_floating_point():
+            product = product.to(term.dtype)  # of two single elements the wider one would decide
+        return func(args[0], product, **given)
+
+
+def _operand(args: Sequence[Any], given: dict[str, Any]) -> Any:
+    return args[1] if len(args) > 1 else given.pop("other")
+
+
+def _factors(args: Sequence[Any], given: dict[str, Any]) -> list[Any]:
+    return [*args[1:], *(given.pop(key) for key in ("tensor1", "tensor2") if key in given)]
+
+
+def _product(args: Sequence[Any], given: dict[str, Any]) -> Any:
+    first, second = _factors(args, given)
+    return first * second
+
+
+def _quotient(args: Sequence[Any], given: dict[str, Any]) -> Any:
+    first, second = _factors(args, given)
+    return first / second
+
+
+_PRODUCTS = {"add": _operand, "sub": _operand, "addcmul": _product, "addcdiv": _quotient}
+"""Operators that add a term times a number, and that term."""

@@ -13,7 +13,6 @@ from ridgeline.guards.guards import Guards
 from ridgeline.guards.layouts import LayoutReads
 from ridgeline.guards.lenient import host_draws_read
 from ridgeline.guards.reading import Write
-from ridgeline.guards.spoken import spoken
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
 from ridgeline.tensors.batch import split
 
@@ -75,7 +74,7 @@ class StepReads(LayoutReads):
         Raises:
             CaptureError: names what it changes.
         """
-        _refuse([w for w in self.guards[0].writes if not _BUFFERS.match(w.what)])
+        self._refuse([w for w in self.guards[0].writes if not _BUFFERS.match(w.what)])
 
     def check_batch_kept(self) -> None:
         """Refuse a step that puts something into its batch, or takes something from it.
@@ -83,7 +82,7 @@ class StepReads(LayoutReads):
         Raises:
             CaptureError: names what it changes.
         """
-        _refuse([w for w in self.guards[0].writes if w.what.startswith(_BATCH)])
+        self._refuse([w for w in self.guards[0].writes if w.what.startswith(_BATCH)])
 
     def serves(self, batch: Any) -> bool:
         """Whether the program computes the step of this batch, see `fit`."""
@@ -124,11 +123,10 @@ class StepReads(LayoutReads):
         # All parts run the same code, so the first is read for the others.
         return {"batch": split(batch, self._accumulate)[0][0] if self._accumulate > 1 else batch}
 
-
-def _refuse(written: Sequence[Write]) -> None:
-    if written:
-        listed = ", ".join(f"{spoken(w.what)} (a {w.kind})" for w in written)
-        raise CaptureError(
-            f"wanted a step that changes tensors only, got one that changes {listed}, which one program "
-            "would never do again; do it after each training step, or use execution='compiled' or 'eager'"
-        )
+    def _refuse(self, written: Sequence[Write]) -> None:
+        if written:
+            listed = ", ".join(f"{self._spoken(w.what)} (a {w.kind})" for w in written)
+            raise CaptureError(
+                f"wanted a step that changes tensors only, got one that changes {listed}, which one program "
+                "would never do again; do it after each training step, or use execution='compiled' or 'eager'"
+            )

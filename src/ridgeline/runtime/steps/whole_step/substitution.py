@@ -114,7 +114,7 @@ class OptimizerSubstitution:
         return CaptureError(
             f"wanted an optimizer that leaves the entries of its groups as they are, got {key!r} changed by "
             f"{type(self._optimizer).__name__}.step(), which one program would never do again; use "
-            "execution='eager', or change it after each training step"
+            "execution='compiled' or 'eager', or change it after each training step"
         )
 
     def _check_constants(
@@ -126,7 +126,7 @@ class OptimizerSubstitution:
         raise CaptureError(
             f"wanted everything that changes between steps in tensors, got {changed[0]!r} as "
             f"{type(now[changed[0]]).__name__} in {place} of {type(self._optimizer).__name__}; use "
-            "execution='eager', or an optimizer that counts in tensors"
+            "execution='compiled' or 'eager', or an optimizer that counts in tensors"
         )
 
     def remove(self) -> None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 from ridgeline.reach.owners import is_machinery
+from ridgeline.runtime.steps.whole_step.rates import ScaledByTensors
 
 _READS_A_VALUE = "aten._local_scalar_dense.default"
 _HOST_READS = (
@@ -79,7 +80,8 @@ class TracedOptimizer:
         before = torch.compiler._is_compiling_flag  # noqa: SLF001
         torch.compiler._is_compiling_flag = True  # noqa: SLF001
         try:
-            step(self._optimizer)
+            with ScaledByTensors():
+                step(self._optimizer)
         finally:
             torch.compiler._is_compiling_flag = before  # noqa: SLF001
 
@@ -142,11 +144,16 @@ def _refusal(error: Exception) -> str:
         if not (frame.filename.startswith((_TORCH, "<")) or is_machinery(frame.filename))
     ]
     place = (theirs or frames)[-1]
-    reason = first_line(error)
+    where = f"at {Path(place.filename).name}:{place.lineno} in {place.name}"
+    # Of an operator's own derivative, which no line of the step calls, torch's line says nothing.
+    if not theirs and any(frame.name == "backward" for frame in frames):
+        where = "in its backward pass"
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, GuardOnDataDependentSymNode):
+        reason = (
+            "a number or a branch that depends on the values of tensors"  # torch names its symbols
+        )
     instead = "use execution='eager'"
     if isinstance(error, _HOST_READS) or "tracing tensor" in reason:
         instead = f"remove what reads values on the host (.item(), float(), `if` on a tensor) or {instead}"
-    return (
-        f"wanted a step that can be written as one program, got {type(error).__name__}: {reason}, at "
-        f"{Path(place.filename).name}:{place.lineno} in {place.name}; {instead}"
-    )
+    return f"wanted a step that can be written as one program, got {reason}, {where}; {instead}"

@@ -187,6 +187,22 @@ def test_errors_become_exit_statuses(run, monkeypatch, error, status: int, messa
     assert (ran.status, ran.out, ran.err) == (status, "", message)
 
 
+@pytest.mark.parametrize(
+    ("words", "by"),
+    [
+        (("report", "somewhere", "--nosuch"), "ridgeline report"),
+        (("verify", "a", "b", "c"), "ridgeline verify"),
+        (("--nosuch", "report", "somewhere"), "ridgeline"),
+    ],
+)
+def test_unknown_arguments_are_told_by_their_verb(run, words: tuple[str, ...], by: str) -> None:
+    """The usage shown is that of the verb, which says what it takes."""
+    done = run(*words)
+    assert done.status == 2
+    assert done.err.startswith(f"usage: {by} [-h]")
+    assert f"{by}: error: unrecognized arguments: " in done.err
+
+
 def test_an_interrupt_while_a_verb_is_imported(run, monkeypatch) -> None:
     """Ends like one while it runs."""
 

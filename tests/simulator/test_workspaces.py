@@ -143,3 +143,30 @@ def test_a_plan_whose_workspaces_find_no_room_is_ruled_out() -> None:
         f"needs {units.num_bytes(400 + 400 + 100 + 125 + 5000)} of memory per worker, of which 2.64 KiB are "
         "usable"
     )
+
+
+def test_operators_in_another_precision_take_what_they_took_as_written() -> None:
+    """Where only the step as written was measured, one in bf16 is not predicted to need none."""
+    workload = make_workload()
+    narrow = [msgspec.structs.replace(spec, dtype="bfloat16") for spec in workload.ops[1].inputs]
+    variant = msgspec.structs.replace(
+        changed(workload, 1, msgspec.structs.replace(workload.ops[1], inputs=tuple(narrow))),
+        precision="bf16",
+    )
+    machine = machine_with(
+        workload, [Workspace(passing_bytes=1 << 30 if k == 1 else 0) for k in range(NUM_OPS)]
+    )
+    both = msgspec.structs.replace(workload, variants=(variant,))
+    peak = memory_peak(both, Plan(precision="bf16"), machine)
+    assert peak == memory_peak(both, Plan(), machine)
+    assert peak.workspace_bytes == 1 << 30
+
+
+def test_a_step_of_which_nothing_was_measured_has_no_workspaces_of_size_zero() -> None:
+    """Timings of another step in the profile say nothing of this one."""
+    workload = make_workload()
+    machine = machine_with(workload, [Workspace(passing_bytes=7)] * NUM_OPS)
+    ops = tuple(msgspec.structs.replace(op, name=f"other.{op.name}") for op in workload.ops)
+    other = msgspec.structs.replace(workload, ops=ops)
+    assert workspace_bytes(machine, other, ALONE) == ()
+    assert memory_peak(other, Plan(), machine).workspace_bytes is None

@@ -1,10 +1,11 @@
 """Images in memory: the split, the scaling, and batches that equal their samples."""
 
-import builtins
 import gzip
 import struct
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 from ridgeline.errors import DataError
+from ridgeline.tasks import images
 from ridgeline.tasks.images import ImageData, load_images, stratified_mask
 
 
@@ -121,20 +123,35 @@ def test_sizes_differ(tmp_path: Path) -> None:
 
 def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without scikit-learn the message offers both ways on."""
-    real = builtins.__import__
-
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("sklearn"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
     with pytest.raises(DataError) as caught:
         load_images()
     assert str(caught.value) == (
         "wanted scikit-learn, which holds the bundled digits, got no such package; "
         "run `pip install ridgeline[digits]`, or give IDX files with `--data DIR`"
     )
+
+
+def test_the_digits_are_those_of_scikit_learn_which_is_not_imported() -> None:
+    """Its import, and that of SciPy, would take longer than all of a prediction of the task."""
+    code = (
+        "import sys; from ridgeline.tasks.images import load_images; data = load_images(); "
+        "assert not {'sklearn', 'scipy'} & set(sys.modules), 'imported'; "
+        "from sklearn.datasets import load_digits; import torch; "
+        "pixels = torch.cat([data.train.images, data.test.images]).sum(); "
+        "labels = torch.cat([data.train.labels, data.test.labels]).bincount(); digits = load_digits(); "
+        "assert pixels == digits.images.sum() and labels.tolist() == [sum(digits.target == n) for n in range(10)]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_scikit_learn_without_its_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says where they were looked for."""
+    spec = ModuleSpec("sklearn", None)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(images, "find_spec", lambda name: spec)
+    with pytest.raises(DataError, match=f"got none in {tmp_path}; run"):
+        load_images()
 
 
 DIGITS = load_images()

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         # Only the module of the verb is imported, so that help and mistakes are answered at once.
-        args = make_parser(words[0] if words and words[0] in VERBS else None).parse_args(words)
+        args = _parsed(words)
     except SystemExit as leaving:  # argparse leaves after help (0) and wrong usage (2)
         return leaving.code if isinstance(leaving.code, int) else USER_ERROR
     except KeyboardInterrupt:  # while the verb is imported
@@ -85,11 +85,22 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
             own = verbs.add_parser(name, help=line, description=type(command).__doc__)
             command.prepare_parser(own)
             add_output_flags(own)
-            own.set_defaults(command=command)
+            # A flag that a verb does not have is shown with the usage of that verb.
+            own.set_defaults(command=command, parser=own)
         else:
             # A line in the list; whoever asks for its help gets the parser above.
             verbs.add_parser(name, help=line, add_help=False)
     return parser
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command line; what is wrong is told by the parser of its verb."""
+    parser = make_parser(words[0] if words and words[0] in VERBS else None)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        # Behind flags of nobody's the verb was not looked for, and its parser has no arguments.
+        vars(args).get("parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
 
 def load_verb(name: str) -> Verb:

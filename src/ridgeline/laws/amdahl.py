@@ -113,7 +113,8 @@ def usl(workers: float, *, sigma: float, kappa: float, rate: float = 1.0) -> flo
     check("kappa", kappa, least=0.0)
     check("rate", rate, above=0.0)
     others = workers - 1.0
-    return rate * workers / (1.0 + sigma * others + kappa * workers * others)
+    # The rate last: its product with the workers may be infinite where the costs of agreeing are, too.
+    return rate * (workers / (1.0 + sigma * others + kappa * workers * others))
 
 
 def usl_peak(sigma: float, kappa: float) -> float:

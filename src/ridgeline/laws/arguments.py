@@ -6,6 +6,13 @@ from itertools import pairwise
 
 from ridgeline.errors import LawError
 
+_MOST_BITS = 1023
+"""Whole numbers with more may be too large to divide as floats, of which the laws are made."""
+_MOST_WORKERS = 1e15
+"""In fits: of more, doubles do not tell n from n - 1, which all speed-up laws are about."""
+_VALUES = (1e-60, 1e60)
+"""Throughputs that fits take: the squares of their ratios are no longer finite much beyond these."""
+
 
 def check(
     name: str,
@@ -29,7 +36,8 @@ def check(
     Raises:
         LawError: it does not.
     """
-    is_wrong = (
+    is_countless = isinstance(value, int) and value.bit_length() > _MOST_BITS
+    is_wrong = is_countless or (
         # NaN compares as false with every bound, so it has to be asked for.
         math.isnan(value)
         or (is_finite and math.isinf(value))
@@ -43,10 +51,10 @@ def check(
             for sign, bound in ((">=", least), (">", above), ("<=", most))
             if bound is not None
         ]
-        kind = "finite " if is_finite else ""
-        raise LawError(
-            f"wanted a {kind}{name} {' and '.join(wanted)}, got {value:g}; give a number in that range"
-        )
+        kind = "finite " if is_finite or is_countless else ""
+        got = f"a whole number of {int(value).bit_length()} bits" if is_countless else f"{value:g}"
+        ends = f" {' and '.join(wanted)}" if wanted else ""
+        raise LawError(f"wanted a {kind}{name}{ends}, got {got}; give a number in that range")
     return value
 
 
@@ -72,7 +80,7 @@ def check_points(workers: Sequence[float], values: Sequence[float], least: int) 
 
     Raises:
         LawError: unequal lengths, fewer than `least` different numbers of workers, or numbers out of
-            range (workers >= 1, values > 0).
+            range (workers from 1 to 1e15, values from 1e-60 to 1e60).
     """
     if len(workers) != len(values):
         raise LawError(
@@ -86,6 +94,7 @@ def check_points(workers: Sequence[float], values: Sequence[float], least: int) 
             "measure more points"
         )
     for count in workers:
-        check("workers", count, least=1.0)
+        check("workers", count, least=1.0, most=_MOST_WORKERS)
     for value in values:
         check("value", value, above=0.0)
+        check("value", value, least=_VALUES[0], most=_VALUES[1])

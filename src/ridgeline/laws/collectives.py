@@ -132,7 +132,8 @@ def tree_all_reduce_seconds(
     # Up and down each move the whole tensor: twice a broadcast's traffic.
     # Half the latency each way, as it is paid once for both.
     bandwidth, hops = bandwidth_bytes_per_s, _tree_depth(workers)
-    return 2 * _seconds("broadcast", num_bytes, workers, bandwidth, latency_s / 2, hops, hop_s)
+    half_s = check("latency_s", latency_s, least=0.0) / 2
+    return 2 * _seconds("broadcast", num_bytes, workers, bandwidth, half_s, hops, hop_s)
 
 
 def reduce_scatter_seconds(
@@ -291,8 +292,10 @@ def _seconds(
     check("hop_s", hop_s, least=0.0)
     if workers == 1:
         return 0.0
-    return factor * num_bytes / bandwidth_bytes_per_s + latency_s + hops * hop_s
+    # Free hops cost nothing, however many there are: infinity times 0 would be no number.
+    waiting_s = hops * hop_s if hop_s else 0.0
+    return factor * num_bytes / bandwidth_bytes_per_s + latency_s + waiting_s
 
 
 def _tree_depth(workers: int) -> int:
-    return math.ceil(math.log2(max(1, workers)))
+    return math.ceil(math.log2(check("workers", workers, least=1)))

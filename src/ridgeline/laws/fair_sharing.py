@@ -55,7 +55,7 @@ def fair_rates(flows: Sequence[Flow], capacities: Mapping[str, float]) -> tuple[
     for flow in flows:
         _check(flow, capacities)
     rates = [0.0] * len(flows)
-    left = {link: float(capacity) for link, capacity in capacities.items()}
+    left = {link: float(capacities[link]) for flow in flows for link in flow.links}
     growing = list(range(len(flows)))
     level = 0.0
     while growing:

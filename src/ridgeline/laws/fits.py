@@ -240,7 +240,7 @@ def _least_squares(
 
 
 def _rate(shape: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    return float(np.exp(np.mean(np.log(values / shape))))
+    return float(np.exp(np.mean(np.log(values) - np.log(shape))))
 
 
 def _max_error(fitted: NDArray[np.float64], values: NDArray[np.float64]) -> float:

@@ -7,7 +7,7 @@ computed, only the larger of the two is left, and above the ridge point that is 
 import math
 
 from ridgeline.laws.arguments import check
-from ridgeline.laws.roofline import ridge_point
+from ridgeline.laws.roofline import roofline
 
 
 def pipelined_seconds(
@@ -36,10 +36,7 @@ def pipelined_seconds(
     check("compute_s", compute_s, least=0.0)
     check("communication_s", communication_s, least=0.0)
     check("pieces", pieces, least=1.0, is_finite=False)
-    first = 1.0 / pieces
-    longer, shorter = max(compute_s, communication_s), min(compute_s, communication_s)
-    # The formula above in short: the longer one, and the shorter one for one piece.
-    return longer + first * shorter
+    return _overlapped(compute_s, communication_s, pieces)
 
 
 def pipelined_speedup(
@@ -65,10 +62,15 @@ def pipelined_speedup(
         >>> round(pipelined_speedup(9.0, 1.0, 3.0), 3), pipelined_speedup(9.0, 1.0, 9.0)
         (3.333, 10.0)
     """
+    before = pipelined_seconds(compute_s, communication_s, pieces=1)
+    check("sum of compute_s and communication_s", before)
+    check("pieces", pieces, least=1.0, is_finite=False)
     check("speedup", speedup, above=0.0)
-    after = pipelined_seconds(compute_s / speedup, communication_s, pieces=pieces)
-    before = compute_s + communication_s
-    return 1.0 if before == 0.0 else before / after
+    # Not checked: a quotient of numbers in range may itself be too large or too small for a float.
+    after = _overlapped(compute_s / speedup, communication_s, pieces)
+    if before == 0.0:
+        return 1.0
+    return before / after if after else math.inf
 
 
 def pipelined_parallel_fraction(
@@ -93,8 +95,8 @@ def pipelined_parallel_fraction(
         >>> pipelined_parallel_fraction(2.5, 100e9, 20e9)
         0.5
     """
-    check("intensity", intensity, least=0.0)
-    return min(1.0, intensity / ridge_point(peak_flops_per_s, bandwidth_bytes_per_s))
+    # Of the attainable rate, since a ridge point may be too small for a float.
+    return roofline(intensity, peak_flops_per_s, bandwidth_bytes_per_s) / peak_flops_per_s
 
 
 def pipeline_bubble(stages: int, micro_batches: int) -> float:
@@ -170,3 +172,10 @@ def prefetched_step_seconds(
     check("loaders", loaders, least=1)
     check("depth", depth, least=0)
     return load_s + step_s if depth == 0 else max(load_s / min(loaders, depth), step_s)
+
+
+def _overlapped(compute_s: float, communication_s: float, pieces: float) -> float:
+    """Seconds of two units of which the slower one waits for one piece of the other."""
+    longer, shorter = max(compute_s, communication_s), min(compute_s, communication_s)
+    # The two-stage formula in short: the longer one, and the shorter one for one piece.
+    return longer + shorter / pieces

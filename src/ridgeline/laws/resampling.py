@@ -13,6 +13,8 @@ SHARE = 0.9
 """Of the resampled values that an interval covers."""
 QUARTILES_IN_DEVIATIONS = 1.349
 """How many standard deviations the quartiles of a normal distribution are apart."""
+_MOST_SPREAD = 3.0
+"""Of logarithms: throughputs that scatter by more than a factor of 20 say nothing, and leave all bounds."""
 LEAST_TO_EXTRAPOLATE = 6
 """Different numbers of workers. With fewer, a law that fits them all says little of larger numbers: fitted to
 1, 2 and 4 GPUs it missed 8 by up to 26 % (TensorFlow benchmarks, VGG-16). Source of the number: the advice on
@@ -68,7 +70,7 @@ def resampled(
         has coefficients.
 
     Raises:
-        LawError: what `fit` refuses; spreads that are not one for each point, negative or no numbers.
+        LawError: what `fit` refuses; spreads that are not one for each point, or not from 0 to 3.
 
     Source: Efron, Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 6.
 
@@ -86,8 +88,11 @@ def resampled(
         )
     for spread in spreads:
         check("spread", spread, least=0.0)
+        check("spread", spread, most=_MOST_SPREAD)
+    check("number of draws", draws, least=1)
     left = _unexplained(found, workers, throughputs)
     widths = np.maximum(np.asarray(spreads or [0.0] * len(throughputs), float), left)
+    widths = np.minimum(widths, _MOST_SPREAD)
     # Spreads of 0 that were given are knowledge, and none given is not.
     if not widths.any() and not spreads and len(throughputs) <= found.num_fitted:
         return ()
@@ -108,6 +113,8 @@ def interval(values: Sequence[float], share: float = SHARE) -> tuple[float, floa
         (5.0, 95.0)
     """
     check("share", share, above=0.0, most=1.0)
+    for value in values:
+        check("value", value, is_finite=False)
     if not values:
         raise LawError("wanted values for an interval, got none; resample with spreads")
     ends = [(1.0 - share) / 2.0, (1.0 + share) / 2.0]

@@ -72,11 +72,13 @@ def memory_peak(workload: Workload, plan: Plan, machine: Machine | None = None) 
     Source: liveness of the trace plus the bucket layout of the reducer; allocations within operators as
         measured (`probe/operators/workspaces.py`).
     """
-    workload = workload.at(plan.precision, plan.memory_format)
+    written, workload = workload, workload.at(plan.precision, plan.memory_format)
     spaces: tuple[int, ...] = ()
     if machine is not None:
         setting = setting_of(machine, workload, plan)
-        spaces = workspace_bytes(machine, workload, setting, accumulate=plan.accumulate)
+        spaces = workspace_bytes(
+            machine, workload, setting, accumulate=plan.accumulate, written=written
+        )
     is_alone = plan.workers == 1 and plan.accumulate == 1
     parts = state_parts(plan.sync, plan.workers)
 

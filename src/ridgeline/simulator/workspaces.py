@@ -11,9 +11,14 @@ from ridgeline.workload import Op, Workload
 
 @kept_by_identity(64)
 def workspace_bytes(
-    machine: Machine, workload: Workload, setting: Setting, *, accumulate: int = 1
+    machine: Machine,
+    workload: Workload,
+    setting: Setting,
+    *,
+    accumulate: int = 1,
+    written: Workload | None = None,
 ) -> tuple[int, ...]:
-    """Bytes beside the traced ones while each operator runs; empty where no workspace was measured.
+    """Bytes beside the traced ones while each operator runs; empty where none of them was measured.
 
     What passes counts at its operator. What is kept counts until the last operator that reads it, a sparse
     gradient to the end. A library's buffers stay for good, once for the thread that runs the backward pass on
@@ -23,15 +28,26 @@ def workspace_bytes(
         machine: Whose timings know the workspaces; of another setting where this one was not measured.
         workload: The step.
         setting: Where it runs.
+        written: The step as it is written, where `workload` is the same in another precision. An operator
+            that was not measured is expected to take what its equal there took, of the same shapes.
         accumulate: Micro-batches of the step. What is kept is smaller in each, as activations are; copies of
             weights are not, so what passes counts whole.
     """
     known = _known(machine, setting)
     if not known:
         return ()
-    nothing, ops = Workspace(), workload.ops
+    ops = workload.ops
     # By key, so that equal operators need one measurement.
-    spaces = [known.get(key, nothing) for key in _keys(workload)]
+    found = [known.get(key) for key in _keys(workload)]
+    if written is not None and written is not workload:
+        twins = {
+            _alike(op): known.get(key) for op, key in zip(written.ops, _keys(written), strict=True)
+        }
+        found = [space or twins.get(_alike(op)) for op, space in zip(ops, found, strict=True)]
+    # Zeros would say that somebody looked.
+    if not any(found):
+        return ()
+    spaces = [space or Workspace() for space in found]
     held = [0] * len(ops)
     for index, last in enumerate(_last_readers(ops, spaces)):
         for position in range(index, last + 1):
@@ -45,6 +61,11 @@ def workspace_bytes(
     return tuple(
         library + space.passing_bytes + kept for space, kept in zip(spaces, held, strict=True)
     )
+
+
+def _alike(op: Op) -> tuple[object, ...]:
+    """Equal for operators that differ in the types of their tensors alone."""
+    return op.name, *(spec.shape for spec in (*op.inputs, *op.outputs))
 
 
 @kept_by_identity(64)

@@ -1,9 +1,10 @@
 """Labelled grey images in memory: the bundled handwritten digits, or IDX files; loss and metric."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -85,18 +86,25 @@ def _digits() -> Images:
 
     Source: scikit-learn's copy of the UCI optical recognition of handwritten digits test set.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError(
-            "wanted scikit-learn, which holds the bundled digits, got no such package; "
-            "run `pip install ridgeline[digits]`, or give IDX files with `--data DIR`"
-        ) from error
-    bunch: Any = load_digits()
-    images = torch.from_numpy(bunch.images).to(torch.uint8)
-    labels = torch.from_numpy(bunch.target).to(torch.int64)
+    rows = torch.from_numpy(np.loadtxt(_digits_file(), delimiter=",", dtype=np.uint8))
+    images, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].to(torch.int64)
     is_test = stratified_mask(labels, fraction=TEST_FRACTION, seed=SPLIT_SEED)
     return _scaled(images[~is_test], labels[~is_test], images[is_test], labels[is_test])
+
+
+def _digits_file() -> Path:
+    """Where scikit-learn keeps the digits; its import, and that of SciPy, would take a second."""
+    found = find_spec("sklearn")
+    places = [] if found is None else found.submodule_search_locations or []
+    for place in places:
+        path = Path(place, "datasets", "data", "digits.csv.gz")
+        if path.is_file():
+            return path
+    got = "no such package" if found is None else f"none in {', '.join(places)}"
+    raise DataError(
+        f"wanted scikit-learn, which holds the bundled digits, got {got}; "
+        "run `pip install ridgeline[digits]`, or give IDX files with `--data DIR`"
+    )
 
 
 def stratified_mask(labels: Tensor, *, fraction: float, seed: int) -> Tensor:

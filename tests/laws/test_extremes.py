@@ -1,0 +1,107 @@
+"""Laws at the ends of what floats can say: a number or a plain error, never an error of Python's own."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+
+from ridgeline import laws
+from ridgeline.errors import LawError
+
+EXTREMES = (
+    0,
+    1,
+    -1,
+    0.5,
+    3.0,
+    1e-320,
+    1e-300,
+    1e300,
+    1.7e308,
+    math.inf,
+    -math.inf,
+    math.nan,
+    10**400,
+)
+PLAIN: tuple[tuple[Callable[..., float], int], ...] = (
+    (laws.amdahl, 2),
+    (laws.karp_flatt, 2),
+    (laws.gustafson, 2),
+    (laws.usl_peak, 2),
+    (lambda n, s, k: laws.usl(n, sigma=s, kappa=k, rate=1.7e308), 3),
+    (laws.roofline, 3),
+    (laws.ridge_point, 2),
+    (laws.pipelined_seconds, 2),
+    (laws.pipelined_speedup, 3),
+    (laws.pipelined_parallel_fraction, 3),
+    (laws.pipeline_bubble, 2),
+    (laws.ring_all_reduce_seconds, 3),
+    (laws.tree_all_reduce_seconds, 3),
+    (laws.broadcast_seconds, 3),
+    (laws.parameter_server_seconds, 3),
+    (laws.wire_intensity, 2),
+)
+
+
+@pytest.mark.parametrize(("law", "num_arguments"), PLAIN)
+def test_no_number_makes_a_law_fail_otherwise(
+    law: Callable[..., float], num_arguments: int
+) -> None:
+    """Every combination of extreme arguments gives a number, or an error that says what was wanted."""
+    for arguments in itertools.product(EXTREMES, repeat=num_arguments):
+        # Any other error fails the test.
+        with contextlib.suppress(LawError):
+            assert not math.isnan(law(*arguments)), arguments
+
+
+def test_a_number_that_no_float_holds_is_refused_by_its_size() -> None:
+    """Whole numbers of Python's have no end, and floats do."""
+    with pytest.raises(
+        LawError,
+        match=r"^wanted a finite speedup > 0, got a whole number of 1329 bits; give a number in that range$",
+    ):
+        laws.amdahl(0.9, 10**400)
+
+
+def test_quotients_too_small_for_a_float_are_no_division_by_zero() -> None:
+    """A ridge point near 0 leaves computing the limit; work that takes no time was sped up without end."""
+    assert laws.pipelined_parallel_fraction(2.0, 1e-300, 1.7e308) == 1.0
+    assert laws.pipelined_speedup(1e-300, 0.0, 1e300) == math.inf
+    assert laws.pipelined_speedup(1e10, 1.0, 1e-300) == 0.0
+
+
+def test_infinite_workers_are_refused_by_trees_as_by_rings() -> None:
+    """The depth of a tree is asked for before anything else."""
+    for law in (laws.tree_all_reduce_seconds, laws.broadcast_seconds):
+        with pytest.raises(LawError, match=r"^wanted a finite workers >= 1, got inf"):
+            law(1e9, math.inf, 1e9)
+
+
+@pytest.mark.parametrize("fit", [laws.fit_amdahl, laws.fit_gustafson, laws.fit_usl])
+def test_fits_refuse_what_their_squares_cannot_hold(fit: Callable[..., object]) -> None:
+    """Throughputs and numbers of workers at the ends of the range fit, and beyond them are named."""
+    fit([1.0, 2.0, 1e15], [1e-60, 1.0, 1e60])
+    with pytest.raises(
+        LawError, match=r"^wanted a finite value >= 1e-60 and <= 1e\+60, got 1e-310"
+    ):
+        fit([1, 2, 4], [1e-310] * 3)
+    with pytest.raises(LawError, match=r"^wanted a finite workers >= 1 and <= 1e\+15, got 1e\+300"):
+        fit([1, 2, 1e300], [1.0, 2.0, 3.0])
+
+
+def test_resampling_refuses_what_is_no_sample() -> None:
+    """Draws below one, spreads of many decades, and values that are no numbers."""
+    points = ([1, 2, 4], [1.0, 1.8, 3.0])
+    with pytest.raises(LawError, match=r"^wanted a finite number of draws >= 1, got -1"):
+        laws.resampled(laws.fit_amdahl, *points, draws=-1)
+    with pytest.raises(LawError, match=r"^wanted a finite spread <= 3, got 1000"):
+        laws.resampled(laws.fit_amdahl, *points, [1e3] * 3)
+    with pytest.raises(LawError, match=r"^wanted a value, got nan; give a number in that range$"):
+        laws.interval([1.0, math.nan])
+
+
+def test_links_that_nobody_uses_may_have_any_capacity() -> None:
+    """Only those on the way of a flow are looked at."""
+    assert laws.fair_rates([laws.Flow(("a",))], {"a": 2.0, "b": 10**400}) == (2.0,)

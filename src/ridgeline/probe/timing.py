@@ -10,6 +10,7 @@ import torch
 from ridgeline import units
 from ridgeline.codec import Value
 from ridgeline.machine import Quantity
+from ridgeline.recording.turns import calls_in
 
 BLOCK_S = 2e-3
 """Calls faster than this are timed in blocks, so that reading the clock does not count."""
@@ -154,5 +155,4 @@ def _block(fn: Callable[[], Any]) -> int:
     """Calls per block, so that a block lasts `BLOCK_S`; two calls warm up first."""
     fn()
     once = time_block(fn, 1)
-    # At most a thousand: a call that the clock does not resolve would be repeated millions of times.
-    return max(1, min(1000, round(BLOCK_S / max(once, 1e-9))))
+    return calls_in(BLOCK_S, once)

@@ -190,13 +190,7 @@ def is_doubtful(lint: Lint) -> bool:
 
 
 def judge_python(seen: Observation, python: Undo, state: Iterable[Tensor]) -> None:
-    """Report what the watched run changed in Python: a replay would never do it again.
-
-    Args:
-        seen: What was watched; receives the finding.
-        python: The state before the watched run.
-        state: Parameters, buffers and what else is renewed in place.
-    """
+    """Report what the watched run changed in Python: a replay would never do it again."""
     # The attribute that got another tensor would be found once more.
     if any(finding.rule == "moved-state" for finding in seen.findings):
         return  # said with its line

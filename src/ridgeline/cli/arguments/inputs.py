@@ -335,13 +335,6 @@ def measured(
 ) -> Machine:
     """This machine, measured as far as its saved profile lacks what a step needs, with signs of life.
 
-    Args:
-        workload: The step.
-        setting: How devices will be shared.
-        heartbeat: Reports what is under way.
-        codecs: Whether the step may send less.
-        refresh: Measure again what is known.
-
     Raises:
         LaunchError: a measuring process failed.
     """

@@ -25,9 +25,6 @@ NO_GPU, NO_OTHER = "there is no GPU", "there is no second GPU"
 def gpu_latencies(num_samples: int) -> tuple[Latency, ...]:
     """Each once the host has seen it done; those of hardware that is not there say so.
 
-    Args:
-        num_samples: Of each.
-
     Cost: Synchronises the GPU; 2 MB of its memory and 1 MB of pinned memory.
     """
     if not torch.cuda.is_available():

@@ -18,13 +18,7 @@ FEW_ROUNDS, TURNS = 10, 9
 
 
 class SortedBatches(IterableDataset[Tensor]):
-    """`num` batches of `shape`, each made by sorting random values `rounds` times.
-
-    Args:
-        num: Batches in an epoch.
-        shape: Of a batch.
-        rounds: How much work a batch is.
-    """
+    """`num` batches of `shape`, each made by sorting random values `rounds` times."""
 
     def __init__(self, num: int, shape: tuple[int, ...], rounds: int) -> None:
         super().__init__()

@@ -38,11 +38,7 @@ Made = TypeVar("Made", bound=Runs)
 
 
 class Holding(Generic[Row, Made]):
-    """The rows of one case as they come to be, and those who run.
-
-    Args:
-        progress: Takes lines about what happens now.
-    """
+    """The rows of one case as they come to be, and those who run."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

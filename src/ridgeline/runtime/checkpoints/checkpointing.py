@@ -50,10 +50,6 @@ class _Share(Value, frozen=True, kw_only=True):
 def gathered(synchronizer: Synchronizer | None, world: World) -> dict[str, Tensor]:
     """What the synchronizers of all workers remember, on the CPU of the first one; nothing on the others.
 
-    Args:
-        synchronizer: This worker's.
-        world: This worker's place.
-
     Returns:
         `sync.<rank>.<name>` to tensors of their own memory.
 

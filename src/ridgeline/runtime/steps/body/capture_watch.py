@@ -29,10 +29,6 @@ of_accumulation = attrgetter("_post_accumulate_grad_hooks")
 class CaptureWatch:
     """Modules, parameters and hooks, and of an optimizer inside of the graph settings and state.
 
-    Args:
-        body: The step, once it was captured and checked.
-        has_optimizer: The graph contains the optimizer's step.
-
     Attributes:
         holds: Whether all is the very same as when `settle` was called, and what `watched` asks of autograd;
             False until then, and of an equal object in the place of another, of which `changed` says more.

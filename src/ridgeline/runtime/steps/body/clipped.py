@@ -10,9 +10,6 @@ class ClippedParameters:
     A total norm is summed up in the order of its parameters, and an optimizer may have them in groups (with
     decay and without, by depth): scripts call `clip_grad_norm_(model.parameters(), ...)`, and other sums
     round otherwise.
-
-    Args:
-        model: Its parameters come first, in their order.
     """
 
     def __init__(self, model: nn.Module) -> None:

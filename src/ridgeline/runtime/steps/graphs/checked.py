@@ -40,12 +40,6 @@ class CheckedRunner:
 
     The compiler guards on everything that it baked in, so another shape or setting compiles again. What is
     compiled for other types of parameters or buffers is checked again.
-
-    Args:
-        body: The step.
-        recorder: Notified of the steps, and of the seconds spent compiling.
-        world: For the check, which all workers make together.
-        notes: Receives the result of the check.
     """
 
     places: ClassVar[bool] = False

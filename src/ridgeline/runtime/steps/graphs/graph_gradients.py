@@ -140,10 +140,6 @@ class GraphGradients:
 def leave_kept(held: Sequence[GraphGradients], num_workers: int) -> str | None:
     """Show copies of gradients from now on, where somebody keeps one that the next replay would write over.
 
-    Args:
-        held: Of all graphs.
-        num_workers: That train together.
-
     Returns:
         Why the graphs must be given up; None where they may stay.
 

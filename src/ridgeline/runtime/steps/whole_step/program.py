@@ -89,11 +89,7 @@ class StepProgram:
         return [*(entry.tensor for entry in self.state), *self.inputs]
 
     def run(self, inputs: Sequence[Tensor]) -> Tensor:
-        """One step, operator by operator; the loss.
-
-        Args:
-            inputs: The batch's tensors, shaped as in `inputs`.
-        """
+        """One step, operator by operator; the loss."""
         with torch.no_grad():
             return self.graph(*(entry.tensor for entry in self.state), *inputs)[0]
 

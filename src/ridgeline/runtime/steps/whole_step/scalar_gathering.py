@@ -18,9 +18,6 @@ def gather_scalars(graph: fx.Graph) -> int:
     """Put the computed scalars that an operator on larger tensors reads through one vector; how many did.
 
     Only scalars of 64 bits: those that the optimizer computes on the CPU. Values stay what they are.
-
-    Args:
-        graph: As traced, with its nodes' `val`; changed.
     """
     gathered = 0
     for node in list(graph.nodes):

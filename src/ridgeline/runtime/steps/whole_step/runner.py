@@ -18,6 +18,7 @@ from ridgeline.errors import CaptureError, PlanError
 from ridgeline.guards.model_guard import check_scripted
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.optimizers.capturable import LearningRates
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.packages.compilers import working_compiler
 from ridgeline.reach.generators import random_state_kept
 from ridgeline.reach.second_gradients import retained_graphs, second_gradients
@@ -330,7 +331,7 @@ class StepGraphRunner:
 
     def _name_without_gradients(self) -> None:
         """Say which gradients a step as written leaves for another optimizer, and a program does not."""
-        held = {p for group in self._body.optimizer.param_groups for p in group["params"]}
+        held = {*parameters_of(self._body.optimizer)}
         named = self._body.model.named_parameters()
         others = [name for name, p in named if p.requires_grad and p not in held]
         if others:

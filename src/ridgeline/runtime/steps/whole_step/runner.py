@@ -41,6 +41,7 @@ from ridgeline.runtime.steps.whole_step.saved.saving import save_step
 from ridgeline.simulator.frames import WHOLE_STEP
 from ridgeline.tensors import batch as batches
 from ridgeline.tensors.batch_pattern import BatchPattern
+from ridgeline.tensors.nests import tensors_in
 from ridgeline.tensors.usual_shapes import UsualShapes
 from ridgeline.workers.world import World
 
@@ -244,7 +245,7 @@ class StepGraphRunner:
         """Make a program for this shape; False where the batch is better run eagerly."""
         if self._num_recompiles > MOST_RECOMPILES:
             return False
-        tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
+        tensors = tensors_in(batch)
         if any(tensor.requires_grad for tensor in tensors):
             self._note(WITH_GRADIENTS)
             return False

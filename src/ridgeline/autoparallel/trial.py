@@ -18,7 +18,7 @@ from ridgeline.callables.calls.equivalence import (
     largest_difference,
     tolerance_of,
 )
-from ridgeline.recording.turns import call_s, calls_in, turns_of
+from ridgeline.recording.turns import call_s, calls_in, turns_of, wait_for
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
 from ridgeline.tensors.call_perturbation import perturbed_inputs
@@ -74,7 +74,7 @@ def take_turns(
     Cost: Up to `TURNS` blocks of `BLOCK_S` or one call for each way; about `LIMIT_S` at most. Waits for the
     device.
     """
-    devices = sorted({op.device for op in program.operations}, key=str)
+    wait = partial(wait_for, *sorted({op.device for op in program.operations}, key=str))
     begin = time.perf_counter()
 
     def called(way: Call) -> None:
@@ -86,10 +86,8 @@ def take_turns(
         for name, way in ways.items():
             call = partial(called, way)
             # Once before it is timed: libraries tune themselves in their first call.
-            call_s(call, 1, devices)
-            blocks[name] = partial(
-                call_s, call, calls_in(BLOCK_S, call_s(call, 1, devices)), devices
-            )
+            call_s(call, 1, wait)
+            blocks[name] = partial(call_s, call, calls_in(BLOCK_S, call_s(call, 1, wait)), wait)
         turns: list[dict[str, float]] = []
         for turn in itertools.islice(turns_of(blocks), TURNS):
             turns.append(turn)

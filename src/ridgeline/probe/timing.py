@@ -10,7 +10,7 @@ import torch
 from ridgeline import units
 from ridgeline.codec import Value
 from ridgeline.machine import Quantity
-from ridgeline.recording.turns import calls_in
+from ridgeline.recording.turns import call_s, calls_in
 
 BLOCK_S = 2e-3
 """Calls faster than this are timed in blocks, so that reading the clock does not count."""
@@ -137,9 +137,7 @@ def time_block(fn: Callable[[], Any], calls: int) -> float:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         synchronize()
         return device_seconds(block) / calls
-    start = time.perf_counter()
-    block()
-    return (time.perf_counter() - start) / calls
+    return call_s(fn, calls)
 
 
 def synchronize() -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -28,17 +28,20 @@ def calls_in(block_s: float, once_s: float) -> int:
     return max(1, min(MOST_CALLS, round(block_s / max(once_s, 1e-9))))
 
 
-def call_s(call: Callable[[], Any], calls: int, devices: Sequence[torch.device]) -> float:
-    """Mean seconds of a call in a block of `calls`, on the host's clock.
-
-    Cost: Waits for the GPUs among the devices before and behind the block.
-    """
-    gpus = [device for device in devices if device.type == "cuda"]
-    for gpu in gpus:
-        torch.cuda.synchronize(gpu)
+def call_s(
+    call: Callable[[], Any], calls: int = 1, wait: Callable[[], object] = lambda: None
+) -> float:
+    """Mean seconds of a call in a block of `calls`, by the host's clock; `wait` before and behind them."""
+    wait()
     begin = time.perf_counter()
     for _ in range(calls):
         call()
-    for gpu in gpus:
-        torch.cuda.synchronize(gpu)
+    wait()
     return (time.perf_counter() - begin) / calls
+
+
+def wait_for(*devices: torch.device) -> None:
+    """Wait for the GPUs among the devices."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)

@@ -28,7 +28,7 @@ from ridgeline.errors import CaptureError, PackageError
 from ridgeline.execution import MODES, Form, offered
 from ridgeline.guards.settled import tensors_of
 from ridgeline.plan import Execution
-from ridgeline.recording.turns import call_s, calls_in, turns_of
+from ridgeline.recording.turns import call_s, calls_in, turns_of, wait_for
 from ridgeline.state.saved_state import preserved
 
 ORDER: tuple[Execution, ...] = (
@@ -196,12 +196,11 @@ def _time(
     after every block.
     """
     with preserved(tensors):
-        blocks: dict[Execution, Callable[[], float]] = {}
+        wait, blocks = partial(wait_for, device), dict[Execution, Callable[[], float]]()
         for mode, run in runs.items():
             # Warms caches and clocks up; only the calls behind these count.
-            call_s(run, 3, [device])
-            calls = calls_in(BLOCK_S, call_s(run, 3, [device]))
-            blocks[mode] = partial(call_s, run, calls, [device])
+            call_s(run, 3, wait)
+            blocks[mode] = partial(call_s, run, calls_in(BLOCK_S, call_s(run, 3, wait)), wait)
         samples: dict[Execution, list[float]] = {mode: [] for mode in runs}
         timings: dict[Execution, ModeTiming] = {}
         for _ in range(MOST_ROUNDS):

@@ -85,7 +85,7 @@ def describe(
     machine = profile(args, output)
     counts = worker_counts(machine, task.batch_size, wished=wished, most=most)
     with Heartbeat(output.progress) as heartbeat:
-        workloads = traced(task, counts, machine.device_kind, heartbeat, allow)
+        workloads = traced(task, counts, machine.device_kind, heartbeat, precisions_of(allow))
         # A profile that was given may be another machine's, of which measuring here says nothing.
         if args.machine is None:
             machine = measured_for(machine, workloads, heartbeat)
@@ -123,16 +123,12 @@ def traced(
     counts: Collection[int],
     device: str,
     heartbeat: Heartbeat,
-    allow: Collection[str] = (),
+    precisions: Collection[str] = (),
+    memory_formats: Collection[str] = MEMORY_FORMATS,
 ) -> dict[int, Workload]:
     """What each worker does, by the number of workers that share the task's batch.
 
-    Args:
-        task: Of which a step is traced.
-        counts: Numbers of workers.
-        device: `cpu` or `cuda`.
-        heartbeat: Reports what is under way.
-        allow: Changes of the maths that may be made; the step is traced in the precisions among them, too.
+    The step is traced as the task has it, and in those precisions and memory formats.
 
     Raises:
         TaskError: its batch is too small.
@@ -148,8 +144,8 @@ def traced(
                 task,
                 workers=count,
                 device=device,
-                precisions=precisions_of(allow),
-                memory_formats=MEMORY_FORMATS,
+                precisions=precisions,
+                memory_formats=memory_formats,
                 may_run=True,
             )
             for count in counts

@@ -99,9 +99,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         return try_apart(requested(plan))
 
     with Heartbeat(say) as heartbeat:
-        workloads = traced(
-            task, counts, device, heartbeat, wishes.precisions, wishes.memory_formats
-        )
+        workloads = traced(task, counts, device, heartbeat, *wishes.forms)
         key = choice_key(here.machine, workloads, wishes, steps)
         is_open = given is None and wishes.plan is None and wishes.tries > 0
         again = "" if given is not None else why_again(known, heartbeat)
@@ -188,8 +186,7 @@ def decide_in_group(
         return msgspec.json.decode(share_bytes(msgspec.json.encode(mine), world), type=Timeline)
 
     with Heartbeat(say if world.rank == 0 else None) as heartbeat:
-        forms = wishes.precisions, wishes.memory_formats
-        mine = traced(task, (world.size,), world.device.type, heartbeat, *forms)[world.size]
+        mine = traced(task, (world.size,), world.device.type, heartbeat, *wishes.forms)[world.size]
         shared = share_bytes(msgspec.json.encode(mine), world)
         workload = msgspec.json.decode(shared, type=Workload)
         mine_again = "" if wishes.machine is not None else why_again(known.machine, heartbeat)

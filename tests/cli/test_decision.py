@@ -109,7 +109,7 @@ def test_trials_are_told_and_learned_from(
     assumed_s = compile_seconds(decision.workload, mode)
     takes = units.seconds(2.0 * assumed_s)
     assert said == [
-        "tracing the step of tiny with 1 worker",
+        "tracing a step of tiny for 1 worker",
         "trying 1 worker x 2 threads, eager",
         "  40.0 ms a step",
         f"trying 1 worker x 2 threads, {mode}, compiling it first for about {takes}",
@@ -203,7 +203,7 @@ def test_silence_while_compiling_is_announced(
         "in its cache"
     )
     assert said == [
-        "tracing the step of tiny with 1 worker",
+        "tracing a step of tiny for 1 worker",
         *([line] if execution == "compiled" else []),
     ]
     assert decision.predicted.counters.get("compile_s", 0.0) == pytest.approx(seconds)
@@ -374,7 +374,7 @@ def test_a_group_tells_the_same_on_rank_0(
         "seconds, or use execution='eager'"
     )
     expected = [
-        "tracing the step of tiny with 1 worker",
+        "tracing a step of tiny for 1 worker",
         f"trying {label(tried[0])}",
         "  40.0 ms a step",
         f"trying {label(compiled)}, compiling it first for about {units.seconds(seconds)}",

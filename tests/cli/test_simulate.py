@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ridgeline import units
-from ridgeline.cli.arguments import inputs
+from ridgeline.cli.arguments import flags
 from ridgeline.cli.curves import scaling_curve
 from ridgeline.machine import Machine
 from ridgeline.machine.host_load import HostLoad
@@ -158,13 +158,13 @@ def test_simulate_beside_other_jobs(run, task_file, machine_file) -> None:
 )
 def test_numbers_of_workers_go_on_as_they_began(devices: str, counts: tuple[int, ...]) -> None:
     """What stands before three dots doubles, or rises by as much each time."""
-    assert inputs.counts(devices) == counts
+    assert flags.counts(devices) == counts
 
 
 def test_dots_stand_for_no_more_numbers_than_a_table_shows() -> None:
     """What would list a billion sizes is refused before they are made."""
     with pytest.raises(argparse.ArgumentTypeError) as caught:
-        inputs.counts("2,3,...,1000000000")
+        flags.counts("2,3,...,1000000000")
     assert str(caught.value) == (
         "wanted at most 1000 numbers in place of ..., got 999999996 in '2,3,...,1000000000'; begin with "
         "numbers that are further apart, or that double"
@@ -177,7 +177,7 @@ def test_dots_stand_for_no_more_numbers_than_a_table_shows() -> None:
 def test_dots_need_numbers_around_them(devices: str) -> None:
     """Two before that rise, and a larger one after."""
     with pytest.raises(argparse.ArgumentTypeError) as caught:
-        inputs.counts(devices)
+        flags.counts(devices)
     assert str(caught.value) == (
         f"wanted two rising numbers before ... and a larger one after it, got {devices!r}"
     )

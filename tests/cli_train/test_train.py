@@ -83,7 +83,7 @@ def test_whole_loop(tmp_path: Path, machine_file: Path, capsys: pytest.CaptureFi
     assert f"tiny  test metric {100 * history.epochs[-1].metric:.1f} % after 2 epochs" in shown.out
     assert re.search(r"Ridgeline's own time: \S+ \Ss a step", shown.out)
     assert f"report: {run_dir / 'report.html'}" in shown.out
-    assert shown.err.startswith("tracing the step of tiny with 2 workers\n")
+    assert shown.err.startswith("tracing a step of tiny for 2 workers\n")
     plan = label(Plan.load(run_dir / "plan.json"))
     assert plan.startswith("2 workers x 1 thread, eager, ")
     assert f"\ntraining with {plan} into " in shown.err

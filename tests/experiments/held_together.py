@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from ridgeline.experiments import contests, turns
+from ridgeline.experiments import turns
 from ridgeline.experiments.ways import contest
 from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
 from ridgeline.probe.groups.peers import Peers
+from ridgeline.recording import turns as blocks
 
 SLOW_S = 2.0**-6
 """All times are powers of two, whose sums and means are exact."""
@@ -22,7 +23,7 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
         stand_in: Any = SimpleNamespace(perf_counter=lambda: self.now_s)
-        contest.time = contests.time = turns.time = stand_in
+        contest.time = blocks.time = turns.time = stand_in
 
     def takes(self, seconds: float, result: float = 1.0) -> float:
         self.now_s += seconds

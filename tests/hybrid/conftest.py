@@ -15,6 +15,25 @@ from ridgeline.runtime.steps.whole_step.program import StepProgram
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 
+@pytest.fixture(scope="module")
+def compiled_in_this_process() -> Iterator[None]:
+    """The compiler's pool of processes would outlive the tests."""
+    from torch._inductor import config
+
+    with config.patch(compile_threads=1):
+        yield
+
+
+@pytest.fixture
+def compiler_begins_anew() -> Iterator[None]:
+    """The compiler knows nothing of earlier cases, whose code may be the same, and starts no processes."""
+    from torch._inductor import config
+
+    torch._dynamo.reset()
+    with config.patch(compile_threads=1):
+        yield
+
+
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Programs run operator by operator instead of compiled, which takes milliseconds to prepare.

@@ -1,7 +1,6 @@
 """What a capture can bake in is caught before it is used, and what a program reads is found."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,16 +14,9 @@ from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.plan import Execution
 
+pytestmark = pytest.mark.usefixtures("compiled_in_this_process")
+
 NAN = float("nan")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_in_this_process() -> Iterator[None]:
-    """The compiler's pool of processes would outlive the tests."""
-    from torch._inductor import config
-
-    with config.patch(compile_threads=1):
-        yield
 
 
 def mlp(features: int = 8) -> nn.Module:

@@ -1,6 +1,6 @@
 """A hybridized model follows ordinary edits of the model: its results stay those of the model itself."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,14 +12,7 @@ from ridgeline.callables.calls.reads import CallReads
 from ridgeline.callables.hybridize import hybridize
 from ridgeline.plan import Execution
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_in_this_process() -> Iterator[None]:
-    """The compiler's pool of processes would outlive the tests."""
-    from torch._inductor import config
-
-    with config.patch(compile_threads=1):
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_in_this_process")
 
 
 class Edited(nn.Module):

@@ -17,7 +17,10 @@ from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_hoo
 from ridgeline.runtime.steps.step import PlannedStep
 
 # Of torch's compiler itself, where it reads a hook of a tensor (2.11).
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.usefixtures("compiler_begins_anew"),
+]
 
 HOOKS: dict[str, Callable[[], Any]] = {
     "forward": lambda: registry.register_module_forward_hook(lambda _, __, out: out * 1.5),
@@ -31,16 +34,6 @@ HOOKS: dict[str, Callable[[], Any]] = {
         lambda _, gradients, __: tuple(g if g is None else g * 2 for g in gradients)
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    """Dynamo keeps what it compiled by code, which all cases share."""
-    from torch._inductor import config
-
-    torch._dynamo.reset()
-    with config.patch(compile_threads=1):
-        yield
 
 
 @contextlib.contextmanager

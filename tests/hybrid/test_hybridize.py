@@ -14,16 +14,9 @@ from ridgeline.callables.hybridize import Hybrid, hybridize
 from ridgeline.errors import BatchError, CaptureError, PlanError
 from ridgeline.plan import Execution
 
+pytestmark = pytest.mark.usefixtures("compiled_in_this_process")
+
 FORMS: tuple[Execution, ...] = ("eager", "script", "compiled")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_in_this_process() -> Iterator[None]:
-    """The compiler's pool of processes would outlive the tests."""
-    from torch._inductor import config
-
-    with config.patch(compile_threads=1):
-        yield
 
 
 def mlp(features: int = 8) -> nn.Module:

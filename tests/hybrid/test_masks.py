@@ -1,7 +1,7 @@
 """Constant masks of attention in compiled programs."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,18 +12,10 @@ from torch.nn import functional
 from ridgeline.programs import inductor
 from ridgeline.programs.masks import use_causal_attention
 
+pytestmark = pytest.mark.usefixtures("compiler_begins_anew")
+
 N = 6
 attention = functional.scaled_dot_product_attention
-
-
-@pytest.fixture(autouse=True)
-def in_this_process() -> Iterator[None]:
-    """The compiler's pool of processes would outlive the tests."""
-    from torch._inductor import config
-
-    torch._dynamo.reset()
-    with config.patch(compile_threads=1):
-        yield
 
 
 def compared() -> Tensor:

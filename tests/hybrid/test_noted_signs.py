@@ -3,7 +3,7 @@
 torch's operators look at the note; code of its compiler takes elements as they are written.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,14 +17,7 @@ from ridgeline.plan import Execution, Plan
 from ridgeline.programs.inductor import NOTED
 from ridgeline.runtime.steps.step import PlannedStep
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_in_this_process() -> Iterator[None]:
-    """The compiler's pool of processes would outlive the tests."""
-    from torch._inductor import config
-
-    with config.patch(compile_threads=1):
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_in_this_process")
 
 
 def plain() -> Tensor:

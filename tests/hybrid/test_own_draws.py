@@ -1,7 +1,7 @@
 """Generators of Python's that a program owns, and what `random` draws: no form draws the same again."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,17 +14,9 @@ from ridgeline.guards.reading import UnreadableError, read_program
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.step import PlannedStep
 
+pytestmark = pytest.mark.usefixtures("compiler_begins_anew")
+
 OWN = random.Random(3)
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    """The compiler knows nothing before, and starts no processes."""
-    from torch._inductor import config
-
-    torch._dynamo.reset()
-    with config.patch(compile_threads=1):
-        yield
 
 
 def _number(generator: random.Random) -> float:

@@ -1,7 +1,6 @@
 """Sizes among results stay sizes, in every form of a callable."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,6 +12,8 @@ from torch.utils import _pytree as pytree
 
 import ridgeline as rl
 from ridgeline.tensors.nests import builder, map_tensors
+
+pytestmark = pytest.mark.usefixtures("compiled_in_this_process")
 
 
 class Pair(NamedTuple):
@@ -72,15 +73,6 @@ class Net(nn.Module):
         """Of a linear layer."""
         y = self.linear(x)
         return y, y.shape
-
-
-@pytest.fixture(autouse=True)
-def compiles_alone() -> Iterator[None]:
-    """The compiler's pool of processes would outlive the tests."""
-    from torch._inductor import config
-
-    with config.patch(compile_threads=1):
-        yield
 
 
 @pytest.mark.parametrize("mode", ["compiled", "packaged"])

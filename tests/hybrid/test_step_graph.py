@@ -9,7 +9,6 @@ import pytest
 import torch
 from step_pairs import STEP_GRAPH, Pair, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
-from torch._inductor import config
 
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.plan import Plan
@@ -184,13 +183,6 @@ def test_several_workers_are_refused() -> None:
         "wanted a single worker for execution='step-graph', got workers=2; its one program has no room for "
         "the synchronisation of gradients: use 'compiled+graph' or 'regional+graph' there"
     )
-
-
-@pytest.fixture
-def compiled_in_this_process() -> Iterator[None]:
-    """The compiler's pool of processes would outlive the test."""
-    with config.patch(compile_threads=1):
-        yield
 
 
 class Encoding(nn.Module):

@@ -2,7 +2,7 @@
 
 import array
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from ridgeline.plan import Execution, Plan
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.step import PlannedStep
+
+pytestmark = pytest.mark.usefixtures("compiler_begins_anew")
 
 X = torch.randn(2, 4)
 
@@ -49,16 +51,6 @@ def _of_batch(model: nn.Module, batch: Any) -> Tensor:
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.01)
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    """The compiler knows nothing before, and starts no processes."""
-    from torch._inductor import config
-
-    torch._dynamo.reset()
-    with config.patch(compile_threads=1):
-        yield
 
 
 def _changed(numbers: "np.ndarray[Any, Any]", change: Callable[[Any], object]) -> list[str]:

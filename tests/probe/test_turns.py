@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.probe.turns import evenly, in_turns, ratio
+from ridgeline.recording.turns import MOST_CALLS, call_s, calls_in
 
 
 def test_loops_take_turns_in_both_orders() -> None:
@@ -41,3 +42,21 @@ def test_what_is_kept_is_spread_evenly(found: list[int], most: int) -> None:
     assert places[:1] == [0] * bool(found)
     gaps = [after - before for before, after in itertools.pairwise([*places, len(found)])]
     assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_a_block_is_filled() -> None:
+    """With at least one call, and no more than are timed well enough, also of what takes no time."""
+    assert [calls_in(1.0, once_s) for once_s in (0.3, 5.0, 1e-6, 0.0)] == [
+        3,
+        1,
+        MOST_CALLS,
+        MOST_CALLS,
+    ]
+
+
+def test_a_block_begins_and_ends_with_a_wait() -> None:
+    """So that nothing from before is timed, and all that the calls have issued is."""
+    order: list[str] = []
+    seconds = call_s(lambda: order.append("call"), 3, lambda: order.append("wait"))
+    assert order == ["wait", "call", "call", "call", "wait"]
+    assert seconds >= 0.0

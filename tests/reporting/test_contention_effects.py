@@ -1,15 +1,12 @@
 """How much families and transfers slow each other, as people read it."""
 
 import msgspec
-from sample_machine import make_machine
+from sample_machine import make_machine, sampled
 
 from ridgeline.machine import Setting
 from ridgeline.machine.contention import ComputeFamily, Contention, TransferKind
-from ridgeline.machine.quantity import Sampled
 from ridgeline.reporting.effects.contention_effects import contention_effects
 from ridgeline.reporting.page.page_machine import machine_section
-
-SHARES = (0.9, 0.95, 1.0, 1.05, 1.1)
 
 
 def entry(
@@ -21,8 +18,8 @@ def entry(
         call=f"{family} of 1 MiB",
         transfer=transfer,
         message_bytes=4 << 20,
-        compute_slowdown=Sampled.measured([compute * share for share in SHARES], "x"),
-        transfer_slowdown=Sampled.measured([slowed * share for share in SHARES], "x"),
+        compute_slowdown=sampled(compute, "x"),
+        transfer_slowdown=sampled(slowed, "x"),
     )
 
 

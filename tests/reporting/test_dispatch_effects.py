@@ -1,17 +1,11 @@
 """What calls of each class cost the host, as people read it."""
 
 import msgspec
-from sample_machine import make_machine
+from sample_machine import make_machine, sampled
 
 from ridgeline.machine.operator_dispatch import OperatorClass, OperatorDispatch
-from ridgeline.machine.quantity import Sampled
 from ridgeline.reporting.effects.dispatch_effects import dispatch_effects
 from ridgeline.reporting.page.page_machine import machine_section
-
-
-def of(seconds: float) -> Sampled:
-    """A time with quartiles 10 % apart."""
-    return Sampled.measured([seconds * share for share in (0.9, 0.95, 1.0, 1.05, 1.1)], "s")
 
 
 def entry(
@@ -21,9 +15,9 @@ def entry(
         device="cpu",
         kind=kind,
         call=call,
-        plain=of(plain),
-        recorded=of(recorded) if recorded else None,
-        backward=of(backward) if backward else None,
+        plain=sampled(plain, "s"),
+        recorded=sampled(recorded, "s") if recorded else None,
+        backward=sampled(backward, "s") if backward else None,
     )
 
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from plotly_figures import taken_by_plotly
-from sample_machine import make_machine
+from sample_machine import make_machine, sampled
 
 from ridgeline.machine.gpu_levels import (
     BlocksCurve,
@@ -15,7 +15,6 @@ from ridgeline.machine.gpu_levels import (
     GpuStairs,
     SizedRate,
 )
-from ridgeline.machine.quantity import Sampled
 from ridgeline.reporting.effects.gpu_effects import gpu_effects
 from ridgeline.reporting.page.page_gpu import (
     gpu_blocks_figure,
@@ -28,14 +27,11 @@ from ridgeline.reporting.page.page_machine import machine_section
 MIB = 1 << 20
 
 
-def of(value: float, unit: str = "B/s") -> Sampled:
-    """A number with quartiles 10 % apart."""
-    return Sampled.measured([value * share for share in (0.9, 0.95, 1.0, 1.05, 1.1)], unit)
-
-
 def stair(num_bytes: int, access_s: float, read: float | None) -> GpuStair:
     return GpuStair(
-        num_bytes=num_bytes, access=of(access_s, "s"), read=None if read is None else of(read)
+        num_bytes=num_bytes,
+        access=sampled(access_s, "s"),
+        read=None if read is None else sampled(read, "B/s"),
     )
 
 
@@ -50,7 +46,7 @@ BLOCKS = GpuBlocks(
             work="multiply-add",
             threads_per_block=256,
             points=tuple(
-                BlocksPoint(blocks=blocks, rate=of(rate, "FLOP/s"))
+                BlocksPoint(blocks=blocks, rate=sampled(rate, "FLOP/s"))
                 for blocks, rate in ((1, 1e11), (132, 1.5e13), (264, 3e13), (528, 3.01e13))
             ),
         ),
@@ -58,17 +54,17 @@ BLOCKS = GpuBlocks(
             work="read",
             threads_per_block=256,
             points=tuple(
-                BlocksPoint(blocks=blocks, rate=of(rate))
+                BlocksPoint(blocks=blocks, rate=sampled(rate, "B/s"))
                 for blocks, rate in ((1, 1e11), (528, 4e12))
             ),
         ),
     ),
-    shared=of(3e13),
+    shared=sampled(3e13, "B/s"),
 )
 SIZES = GpuSizes(
     call="mul_ of float32",
     points=tuple(
-        SizedRate(num_bytes=size, rate=of(rate))
+        SizedRate(num_bytes=size, rate=sampled(rate, "B/s"))
         for size, rate in ((MIB, 8e11), (32 * MIB, 3.7e12), (1024 * MIB, 4e12))
     ),
 )

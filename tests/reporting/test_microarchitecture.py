@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from sample_machine import make_machine
+from sample_machine import make_machine, sampled
 
 from printed import as_text
 from ridgeline.machine.microarchitecture import (
@@ -19,7 +19,6 @@ from ridgeline.machine.microarchitecture import (
     VectorRate,
     Vectors,
 )
-from ridgeline.machine.quantity import Sampled
 from ridgeline.reporting.effects.machine_effects import machine_effects
 from ridgeline.reporting.effects.microarchitecture import host_effects
 from ridgeline.reporting.grid import Grid
@@ -29,17 +28,14 @@ from ridgeline.reporting.terminal.text import grid_text
 GIB = 1 << 30
 
 
-def of(value: float, unit: str = "s") -> Sampled:
-    """A number with quartiles 10 % apart."""
-    return Sampled.measured([value * share for share in (0.9, 0.95, 1.0, 1.05, 1.1)], unit)
-
-
 def strides() -> Strides:
     points = ((8, 5e-10, 1e-8), (64, 4e-9, 1.2e-8), (4096, 8e-9, 1.2e-8))
     return Strides(
         num_bytes=GIB,
         points=tuple(
-            StridePoint(stride_bytes=size, in_order=of(first), at_random=of(second))
+            StridePoint(
+                stride_bytes=size, in_order=sampled(first, "s"), at_random=sampled(second, "s")
+            )
             for size, first, second in points
         ),
     )
@@ -48,8 +44,10 @@ def strides() -> Strides:
 def pages(*, is_refused: bool = False) -> Pages:
     def loads(small: float, large: float, gain: float) -> PageLoads:
         if is_refused:
-            return PageLoads(small=of(small))
-        return PageLoads(small=of(small), large=of(large), gain=of(gain, "x"))
+            return PageLoads(small=sampled(small, "s"))
+        return PageLoads(
+            small=sampled(small, "s"), large=sampled(large, "s"), gain=sampled(gain, "x")
+        )
 
     return Pages(
         num_bytes=GIB,
@@ -65,10 +63,10 @@ def sharing() -> FalseSharing:
     return FalseSharing(
         cores=(0, 4),
         counters=tuple(
-            CountersApart(distance_bytes=size, increment=of(seconds))
+            CountersApart(distance_bytes=size, increment=sampled(seconds, "s"))
             for size, seconds in ((8, 4e-8), (64, 5e-9), (128, 4e-9))
         ),
-        slowdowns=(of(8.0, "x"), of(10.0, "x")),
+        slowdowns=(sampled(8.0, "x"), sampled(10.0, "x")),
     )
 
 
@@ -77,13 +75,13 @@ def vectors(*missing: str) -> Vectors:
         rates=tuple(
             VectorRate(
                 bits=bits,
-                rate=of(width * 1e10, "FLOP/s"),
-                per_cycle=of(4.0 * width, "FLOP/cycle"),
-                gain=of(width, "x"),
+                rate=sampled(width * 1e10, "FLOP/s"),
+                per_cycle=sampled(4.0 * width, "FLOP/cycle"),
+                gain=sampled(width, "x"),
             )
             for bits, width in ((32, 1.0), (128, 4.0), (256, 8.0))
         ),
-        clock=of(2.5e9, "Hz"),
+        clock=sampled(2.5e9, "Hz"),
         torch_capability="AVX2",
         missing=missing,
     )
@@ -94,7 +92,12 @@ def nodes(reason: str = "") -> Nodes:
     return Nodes(
         nodes=tuple(Node(index=index, cores=8, memory_bytes=GIB) for index in (0, 1)),
         paths=tuple(
-            NodePath(cores_of=cores, memory_of=memory, access=of(seconds), word=of(1e-9))
+            NodePath(
+                cores_of=cores,
+                memory_of=memory,
+                access=sampled(seconds, "s"),
+                word=sampled(1e-9, "s"),
+            )
             for (cores, memory), seconds in paths.items()
         ),
         num_bytes=GIB,

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from ridgeline.autoparallel.graphs.aliasing import is_random, tensors_in, writes
+from ridgeline.autoparallel.graphs.aliasing import is_random, writes
 from ridgeline.autoparallel.graphs.operations import Operation
 from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.autoparallel.graphs.segments import Environment, Segment
@@ -20,6 +20,7 @@ from ridgeline.autoparallel.scheduling.makespan import NodeCost
 from ridgeline.errors import CaptureError
 from ridgeline.lint.lint_judge import CalledOperator as JudgedOperation
 from ridgeline.lint.lint_judge import judge
+from ridgeline.tensors.nests import tensors_in
 from ridgeline.workers.host_threads import set_threads
 
 Costs = MutableMapping[str, NodeCost]

@@ -1,9 +1,11 @@
 """Trying ways to run a program: whether they give the results of the function, then how long they take."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from ridgeline.callables.calls.equivalence import (
     largest_difference,
     tolerance_of,
 )
+from ridgeline.recording.turns import call_s, calls_in, turns_of, wait_for
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
 from ridgeline.tensors.call_perturbation import perturbed_inputs
@@ -71,32 +74,26 @@ def take_turns(
     Cost: Up to `TURNS` blocks of `BLOCK_S` or one call for each way; about `LIMIT_S` at most. Waits for the
     device.
     """
-    devices = sorted({op.device for op in program.operations if op.device.type == "cuda"}, key=str)
+    wait = partial(wait_for, *sorted({op.device for op in program.operations}, key=str))
     begin = time.perf_counter()
+
+    def called(way: Call) -> None:
+        way(*args)
+        _drop_grads(program)
+
     with _untouched(program):
-
-        def block(way: Call, count: int) -> float:
-            _synchronize(devices)
-            start = time.perf_counter()
-            for _ in range(count):
-                way(*args)
-                _drop_grads(program)
-            _synchronize(devices)
-            return (time.perf_counter() - start) / count
-
-        counts: dict[str, int] = {}
+        blocks: dict[str, Callable[[], float]] = {}
         for name, way in ways.items():
+            call = partial(called, way)
             # Once before it is timed: libraries tune themselves in their first call.
-            block(way, 1)
-            counts[name] = max(1, min(1000, int(BLOCK_S / max(block(way, 1), 1e-9))))
-        samples: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(TURNS):
-            if turn >= LEAST_TURNS and time.perf_counter() - begin > LIMIT_S:
+            call_s(call, 1, wait)
+            blocks[name] = partial(call_s, call, calls_in(BLOCK_S, call_s(call, 1, wait)), wait)
+        turns: list[dict[str, float]] = []
+        for turn in itertools.islice(turns_of(blocks), TURNS):
+            turns.append(turn)
+            if len(turns) >= LEAST_TURNS and time.perf_counter() - begin > LIMIT_S:
                 break
-            # Back and forth, so that a device that warms up or slows down favours none of them.
-            for name in ways if turn % 2 == 0 else reversed(list(ways)):
-                samples[name].append(block(ways[name], counts[name]))
-    return samples
+    return {name: [turn[name] for turn in turns] for name in ways}
 
 
 def _outcome(
@@ -141,11 +138,6 @@ def _with_gradients(args: tuple[Any, ...], like: tuple[Any, ...]) -> tuple[Any, 
         for leaf, other in zip(leaves, pytree.tree_leaves(like), strict=True)
     ]
     return pytree.tree_unflatten(copies, structure)
-
-
-def _synchronize(devices: list[torch.device]) -> None:
-    for device in devices:
-        torch.cuda.synchronize(device)
 
 
 def _copied(tensor: Tensor) -> Tensor:

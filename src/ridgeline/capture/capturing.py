@@ -156,18 +156,15 @@ def on_stream(stream: torch.cuda.Stream, device: torch.device | None = None) -> 
 
 
 @contextlib.contextmanager
-def told_of_capture(answer: Callable[[], bool] | None = None) -> Iterator[None]:
+def told_of_capture(answer: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Programs inside that ask torch whether they are captured get this answer, whether or not they are.
 
     Libraries do ask, to leave out what a graph cannot hold: those of transformers look at the values of a
     mask only outside of a capture.
-
-    Args:
-        answer: What they get instead.
     """
     asked = torch.cuda.is_current_stream_capturing
     # Libraries ask by this name, so that replacing it reaches all that do not hold the function itself.
-    torch.cuda.is_current_stream_capturing = answer or _yes
+    torch.cuda.is_current_stream_capturing = answer
     try:
         yield
     finally:
@@ -191,7 +188,3 @@ def lost_device() -> RuntimeError | None:
     except RuntimeError as error:
         return error
     return None
-
-
-def _yes() -> bool:
-    return True

@@ -1,10 +1,24 @@
-"""Autocast's cache of the weights that it has cast, kept out of what is traced or captured."""
+"""Autocast: the region of a step in 16 bits, and its cache, kept out of what is traced or captured."""
 
 import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from ridgeline.plan import Precision
+
+AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16}
+"""Precisions in which a step has other operators; `tf32` only runs the same ones faster."""
+_NOTHING = contextlib.nullcontext()
+
+
+def autocast_of(precision: Precision, device: str) -> contextlib.AbstractContextManager[Any]:
+    """The region in which a step computes its loss in a precision of a plan, on a kind of device."""
+    if precision not in AUTOCAST:
+        return _NOTHING
+    # The cache of cast weights outlives a capture and would be replayed stale.
+    return torch.autocast(device, AUTOCAST[precision], cache_enabled=False)
 
 
 @contextlib.contextmanager

@@ -2,13 +2,13 @@
 
 import argparse
 
-from ridgeline.cli.arguments.inputs import (
+from ridgeline.cli.arguments.flags import (
     add_allow_argument,
     add_machine_argument,
     add_task_arguments,
-    describe,
     positive,
 )
+from ridgeline.cli.arguments.inputs import describe
 from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, Output
 from ridgeline.decision.memory import compile_times

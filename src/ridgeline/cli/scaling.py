@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from ridgeline.cli.arguments import run_directory
-from ridgeline.cli.arguments.inputs import counts
+from ridgeline.cli.arguments.flags import counts
 from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.arguments.run_directory import if_there
 from ridgeline.cli.command import FINE, Output

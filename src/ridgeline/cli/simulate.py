@@ -7,15 +7,14 @@ from typing import Any
 from rich.console import RenderableType
 
 from ridgeline import units
-from ridgeline.cli.arguments.inputs import (
+from ridgeline.cli.arguments.flags import (
     add_machine_argument,
     add_task_arguments,
     cluster,
     counts,
-    describe,
-    differing,
     stragglers,
 )
+from ridgeline.cli.arguments.inputs import describe, differing
 from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.curves.layer_intensity import show_intensity

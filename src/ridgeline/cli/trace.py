@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from ridgeline.cli.arguments.inputs import add_task_arguments, given, load, positive
+from ridgeline.cli.arguments.flags import add_task_arguments, positive
+from ridgeline.cli.arguments.inputs import given, load
 from ridgeline.cli.arguments.output_file import add_file_argument
 from ridgeline.cli.command import FINE, Output
 from ridgeline.plan import Plan

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from ridgeline.cli.arguments.claim import claimed
-from ridgeline.cli.arguments.inputs import (
+from ridgeline.cli.arguments.flags import (
     add_allow_argument,
     add_machine_argument,
     add_task_arguments,

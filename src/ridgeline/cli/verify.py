@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ridgeline import units
 from ridgeline.cli.arguments import run_directory
-from ridgeline.cli.arguments.inputs import fraction
+from ridgeline.cli.arguments.flags import fraction
 from ridgeline.cli.arguments.run_directory import if_there
 from ridgeline.cli.command import FINE, NOT_VERIFIED, Output
 from ridgeline.errors import FileFormatError

@@ -4,6 +4,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any
 
+from ridgeline import units
 from ridgeline.engine.task import EngineTask
 from ridgeline.errors import EngineError
 
@@ -74,7 +75,7 @@ def tell(error: BaseException, others: int = 0, only_counted: int = 0) -> None:
         EngineError: always; chained to `error`, whose traceback is that of the task.
     """
     place = next((note for note in _notes(error) if note.startswith(_PLACE)), "in a task")
-    more = f"; {others} other task{'s' * (others > 1)} failed as well" if others else ""
+    more = f"; {units.counted(others, 'other task')} failed as well" if others else ""
     if only_counted:
         more += f", of which {only_counted} were only counted; wait for variables, or more often, to see all"
     raise EngineError(f"{type(error).__name__}: {_shown(error)} ({place}){more}") from error

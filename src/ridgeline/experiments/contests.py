@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from ridgeline.errors import RidgelineError
 from ridgeline.probe.host.fingerprint import driver
 from ridgeline.probe.timing import synchronize
 from ridgeline.programs import inductor
+from ridgeline.recording.turns import call_s
 from ridgeline.workers.host_threads import set_threads
 
 FAILURES = (*inductor.FAILURES, RidgelineError, OSError)
@@ -71,25 +71,12 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def host_s(run: Callable[[], Any], calls: int = 1) -> float:
-    """Mean seconds of a call by the host's clock, whatever it enqueues."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) / calls
-
-
 def wall_s(run: Callable[[], Any], calls: int = 1) -> float:
     """Mean seconds of a call by the host's clock, all devices idle before and after.
 
     Cost: Synchronises every device in use.
     """
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    synchronize()
-    return (time.perf_counter() - start) / calls
+    return call_s(run, calls, synchronize)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Fair comparison: rivals take turns, so that a change of the machine's speed meets all of them.
+"""Fair comparison: figures of rivals that take turns, within a limit, and their ratios.
 
 Figures are medians over the turns with quartiles; ratios are taken turn by turn.
 """
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ridgeline.machine import Quantity
+from ridgeline.recording.turns import turns_of
 
 LEAST_TURNS = 3
 """Quartiles of fewer figures say nothing."""
@@ -34,17 +35,16 @@ def take_turns(
         each: Called after every turn with all figures so far.
         agree: Makes one decision to stop of those of all who take these turns together.
     """
-    names = list(rivals)
-    samples: Samples = {name: [] for name in names}
+    samples: Samples = {name: [] for name in rivals}
     begin = time.perf_counter()
+    taken = turns_of(rivals)
     for turn in range(turns):
         is_late = limit_s is not None and time.perf_counter() - begin > limit_s
         # Asked by all in every turn, since it may be a collective.
         if turn >= least and agree(is_late):
             break
-        # Alternately, so that nobody always runs behind the same rival.
-        for name in names if turn % 2 == 0 else reversed(names):
-            samples[name].append(rivals[name]())
+        for name, figure in next(taken).items():
+            samples[name].append(figure)
         each(samples)
     return samples
 

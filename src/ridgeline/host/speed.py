@@ -21,9 +21,6 @@ _NUMBERS = range(10_000)
 class HostSpeed:
     """Times a loop of Python that nothing but the processor limits.
 
-    Args:
-        clock: Seconds.
-
     Attributes:
         best_s: Seconds of the fastest loop so far.
     """

@@ -61,12 +61,7 @@ class IdleDraws:
         return any(memory_number(tensor) in self._draws for tensor in tensors)
 
     def take(self, operation: CalledOperator, line: Callable[[], str]) -> bool:
-        """Whether an operator is such a draw, or a comparison of one that decides nothing.
-
-        Args:
-            operation: It has run.
-            line: Of the user's code.
-        """
+        """Whether an operator is such a draw, or a comparison of one that decides nothing."""
         if _is_draw(operation):
             tensor = operation.outputs[0]
             draw = IdleDraw(tuple(tensor.shape), tensor.dtype)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ridgeline.capture.capturing import told_of_capture
+from ridgeline.capture.casts import autocast_of
 from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.lint.child_worker import is_trial
 from ridgeline.lint.idle_draws import IdleDraw
@@ -190,13 +191,7 @@ def is_doubtful(lint: Lint) -> bool:
 
 
 def judge_python(seen: Observation, python: Undo, state: Iterable[Tensor]) -> None:
-    """Report what the watched run changed in Python: a replay would never do it again.
-
-    Args:
-        seen: What was watched; receives the finding.
-        python: The state before the watched run.
-        state: Parameters, buffers and what else is renewed in place.
-    """
+    """Report what the watched run changed in Python: a replay would never do it again."""
     # The attribute that got another tensor would be found once more.
     if any(finding.rule == "moved-state" for finding in seen.findings):
         return  # said with its line
@@ -227,11 +222,8 @@ def _compute_gradients(body: StepToLint, batch: Any, recorder: Recorder) -> None
     """Loss and gradients of the first micro-batch; gradients are returned, not accumulated."""
     part, _ = split(batch, body.plan.accumulate)[0]
     recorder.mark("forward")
-    precision: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if body.plan.precision == "bf16":
-        place = next(iter(body.model.parameters())).device.type
-        precision = torch.autocast(place, torch.bfloat16, cache_enabled=False)
-    with precision:
+    place = next(iter(body.model.parameters())).device.type
+    with autocast_of(body.plan.precision, place):
         loss = scalar_loss(body.loss_fn(body.model, part))
     recorder.mark("backward")
     trained = [parameter for parameter in body.model.parameters() if parameter.requires_grad]

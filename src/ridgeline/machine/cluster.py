@@ -72,7 +72,7 @@ class Level(Value, frozen=True, kw_only=True):
         words = f"{self.size} behind {rate}, {latency}"
         others: list[str] = []
         if self.other_jobs:
-            others.append(f"{self.other_jobs} other job{'s' * (self.other_jobs != 1)}")
+            others.append(units.counted(self.other_jobs, "other job"))
         if self.other_bytes_per_s:
             others.append(f"{_bits(self.other_bytes_per_s)} of others")
         if not others:

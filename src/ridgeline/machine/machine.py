@@ -320,6 +320,11 @@ class Machine(Noun, frozen=True, kw_only=True):
         """Number of CUDA devices."""
         return sum(device.kind == "cuda" for device in self.devices)
 
+    @property
+    def num_places(self) -> int:
+        """Workers that do not share a device, or on a CPU a core."""
+        return self.num_gpus or self.host.cores
+
     def ceiling(self, setting: Setting, family: str, dtype: str) -> Ceiling:
         """The measured ceiling for exactly this setting, family and dtype.
 

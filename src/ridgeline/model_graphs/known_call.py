@@ -30,11 +30,6 @@ def model_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 class KnownCall:
     """A captured call of a model: for which arguments it is, and how its result is put together.
 
-    Args:
-        model: The model.
-        leaves: The arguments, positional ones and keywords, flat.
-        structure: How they belong together.
-
     Raises:
         ObstacleError: an argument lies on the host.
         CaptureError: the model's code cannot be read.

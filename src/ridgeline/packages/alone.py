@@ -10,9 +10,6 @@ from ridgeline.errors import BatchError
 def check_alone(leaves: Iterable[Any]) -> None:
     """Refuse inputs of which a saved program would pass by what is more than numbers.
 
-    Args:
-        leaves: Of the inputs.
-
     Raises:
         BatchError: one is of a subclass of `Tensor`, or this is inside of forward-mode differentiation or a
             transform of `torch.func`.

@@ -47,9 +47,6 @@ _PLAIN = (int, float, bool, str, type(None))
 def programs_tried_first(notes: list[str]) -> Iterator[None]:
     """Inside, what torch's compiler made for a CPU runs in a child process before its first call here.
 
-    Args:
-        notes: Receives what could not be tried.
-
     Raises:
         CaptureError: instead of a call of a program that crashed there, or wrote outside of its memory.
 

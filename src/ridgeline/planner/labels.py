@@ -12,9 +12,9 @@ def label(plan: Plan) -> str:
 
 def plan_words(plan: Plan) -> dict[str, str]:
     """Knob to what a reader should see of it; knobs at their plainest are left out."""
-    workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''}"
+    workers = units.counted(plan.workers, "worker")
     if plan.threads:
-        workers += f" x {plan.threads} thread{'s' if plan.threads > 1 else ''}"
+        workers += f" x {units.counted(plan.threads, 'thread')}"
     words = {"workers": workers, "execution": plan.execution}
     if plan.precision != "as-is":
         words["precision"] = plan.precision

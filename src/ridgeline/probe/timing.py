@@ -10,6 +10,7 @@ import torch
 from ridgeline import units
 from ridgeline.codec import Value
 from ridgeline.machine import Quantity
+from ridgeline.recording.turns import call_s, calls_in
 
 BLOCK_S = 2e-3
 """Calls faster than this are timed in blocks, so that reading the clock does not count."""
@@ -136,9 +137,7 @@ def time_block(fn: Callable[[], Any], calls: int) -> float:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         synchronize()
         return device_seconds(block) / calls
-    start = time.perf_counter()
-    block()
-    return (time.perf_counter() - start) / calls
+    return call_s(fn, calls)
 
 
 def synchronize() -> None:
@@ -154,5 +153,4 @@ def _block(fn: Callable[[], Any]) -> int:
     """Calls per block, so that a block lasts `BLOCK_S`; two calls warm up first."""
     fn()
     once = time_block(fn, 1)
-    # At most a thousand: a call that the clock does not resolve would be repeated millions of times.
-    return max(1, min(1000, round(BLOCK_S / max(once, 1e-9))))
+    return calls_in(BLOCK_S, once)

@@ -1,13 +1,10 @@
-"""Samples of several loops, taken in turns: what changes on the host meanwhile meets all of them alike."""
+"""Samples of several loops, taken in turns for a while and spread over it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 from ridgeline.machine.quantity import Sampled
-
-Name = TypeVar("Name")
-Taken = TypeVar("Taken")
+from ridgeline.recording.turns import Name, Taken, turns_of
 
 
 def in_turns(
@@ -18,7 +15,7 @@ def in_turns(
 ) -> dict[Name, tuple[Taken, ...]]:
     """So many samples of each loop, as the loops return them; those of a round belong together.
 
-    The order of a round is reversed in every second round, so that no loop always follows the same one.
+    See `turns_of` for the order of a round.
     Where `rounds` are over sooner than in `least_s` there are more, and some are kept, evenly: others who use
     the host come and go within seconds, and samples of a moment would know nothing of them.
 
@@ -28,14 +25,12 @@ def in_turns(
         least_s: Seconds that they are spread over.
         clock: Seconds.
     """
-    names = list(loops)
-    found: list[dict[Name, Taken]] = []
+    turns, found = turns_of(loops), list[dict[Name, Taken]]()
     begin = clock()
     while len(found) < rounds or clock() < begin + least_s:
-        order = names if len(found) % 2 == 0 else names[::-1]
-        found.append({name: loops[name]() for name in order})
+        found.append(next(turns))
     kept = evenly(found, rounds)
-    return {name: tuple(samples[name] for samples in kept) for name in names}
+    return {name: tuple(samples[name] for samples in kept) for name in loops}
 
 
 def evenly(found: Sequence[Taken], most: int) -> list[Taken]:

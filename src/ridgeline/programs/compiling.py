@@ -219,9 +219,6 @@ class StepFindings:
 class CompiledForms:
     """Forms of one loss function and model that several steps share, so that each is compiled once.
 
-    Args:
-        limit_s: Seconds that compiling a form may take.
-
     Attributes:
         limit_s: Seconds that compiling the next form may take.
         findings: What was found out of the steps with these forms.

@@ -60,11 +60,6 @@ def triton_arguments(source: str) -> list[Argument]:
 def triton_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> list[LoopTraffic]:
     """What a Triton kernel moves of each tensor.
 
-    Args:
-        source: Of the kernel.
-        names: Its tensors as it calls them.
-        sizes: Elements of each.
-
     Source: an access moves as many elements as the index variables in it have values together, at most all
         of the tensor; one whose place was loaded before (a gather) as many as there are iterations. What adds
         atomically goes through memory for each of them.

@@ -76,9 +76,6 @@ class Cell:
 class Reach:
     """Everything that can be reached from some objects.
 
-    Args:
-        roots: Where to begin.
-
     Attributes:
         stores: Containers, and the `__dict__` of objects.
         attributes: The `__dict__` of objects that hold part of the system, which are looked into only.

@@ -25,9 +25,6 @@ def renewals(before: Undo) -> list[Callable[[], object]]:
     One tensor under two names stays one, and what holds tensors (tuples, lists, dictionaries, objects of any
     class) is made anew, too. What was there before the step stays, and so do tensors in its memory.
 
-    Args:
-        before: The state before the step.
-
     Returns:
         The call, to be made after each replay; nothing where there is no such name.
 
@@ -51,12 +48,7 @@ def renewals(before: Undo) -> list[Callable[[], object]]:
 
 
 def can_be_renewed(change: StateChange, before: Undo) -> bool:
-    """Whether copies of the tensors that a step has put under a name can stand there in their place.
-
-    Args:
-        change: Of the name.
-        before: The state before the step.
-    """
+    """Whether copies of the tensors that a step has put under a name can stand there in their place."""
     tensors = _shown_tensors(change, before)
     if not tensors:
         return True

@@ -66,12 +66,7 @@ class Gaps(NamedTuple):
 
 
 def judge(gaps: Sequence[StepGap], works_ns: Sequence[int]) -> Gaps:
-    """Leave out other steps, and what is much longer than usual.
-
-    Args:
-        gaps: Before each step.
-        works_ns: Each step without its gap.
-    """
+    """Leave out other steps, and what is much longer than usual."""
     if not gaps:
         return Gaps((), 0, 0, None, 0)
     work = statistics.median_low(works_ns)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.reach.generators import Generators
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import StateChange, has_changed
@@ -85,7 +86,7 @@ class Snapshot:
 
         Cost: Waits for the device, once for each of them.
         """
-        held = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        held = {id(p) for p in parameters_of(self._optimizer)}
         for (number, path), tensor in self._named():
             saved = self._tensors.get((number, path))
             is_trained = not number and id(tensor) in held
@@ -128,7 +129,7 @@ class Snapshot:
 
     def _parameters_outside(self) -> list[nn.Parameter]:
         """Those in which a backward pass adds gradients that no step forgets."""
-        held = {p for group in self._optimizer.param_groups for p in group["params"]}
+        held = {*parameters_of(self._optimizer)}
         found = dict.fromkeys(p for network in self._networks for p in network.parameters())
         return [p for p in found if p not in held]
 

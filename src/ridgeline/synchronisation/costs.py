@@ -201,12 +201,7 @@ def serving_bytes(sync: Sync, num_bytes: int, workers: int) -> int:
 
 
 def serving_updates(sync: Sync, workers: int) -> float:
-    """How often a server makes the whole update in a step of all workers; see `serving.updates`.
-
-    Args:
-        sync: Of a plan that has servers update: see `replaces_update`.
-        workers: Several.
-    """
+    """How often a server makes the whole update in a step of all workers; see `serving.updates`."""
     return updates(workers, values_of(sync))
 
 

@@ -32,11 +32,7 @@ def local_objection(workers: int, options: Options) -> str:
 
 
 def hosts_objection(counts: Sequence[int]) -> str:
-    """Why there is nothing to gain inside hosts, or between them; empty where there is.
-
-    Args:
-        counts: Workers of each host.
-    """
+    """Why there is nothing to gain inside hosts, or between them; empty where there is."""
     advice = "use sync.algorithm='all_reduce', or say options={'local': workers of a host}"
     if len(counts) == 1 or max(counts) == 1:
         got = f"all {counts[0]} on one host" if len(counts) == 1 else "one on each"

@@ -28,11 +28,6 @@ Signature = tuple[pytree.TreeSpec, tuple[Leaf, ...]]
 """Structure of a batch, and its leaves."""
 
 
-def leaves(batch: Any) -> list[Any]:
-    """The leaves of the nest, in order."""
-    return pytree.tree_leaves(batch)
-
-
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with all tensors on `device`; a batch that is there already is returned as it is.
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ridgeline.capture.casts import AUTOCAST
 from ridgeline.capture.mask_looks import spare_looks
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.optimizer_forms import calls_model
@@ -21,7 +22,7 @@ from ridgeline.plan import Precision
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.tracing.fakes.faking import fake_workload
-from ridgeline.tracing.recorded_step import AUTOCAST, LossFn, Step
+from ridgeline.tracing.recorded_step import LossFn, Step
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.running import real_workload
 from ridgeline.workload import Workload

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -12,8 +11,6 @@ from ridgeline.plan import MemoryFormat, Precision
 from ridgeline.tracing.recorder import StepRecorder
 
 LossFn = Callable[[nn.Module, Any], Tensor]
-AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16}
-"""Precisions in which a step has other operators; `tf32` only runs the same ones faster."""
 
 
 class Step(NamedTuple):

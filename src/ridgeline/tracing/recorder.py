@@ -14,6 +14,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.tensors.nests import tensors_in
 from ridgeline.tensors.operator_text import dtype_name, encode
 from ridgeline.tracing.module_path import ModulePath
@@ -29,7 +30,7 @@ from ridgeline.tracing.operators.operands import Operands, operands
 from ridgeline.tracing.operators.sparse_fakes import with_entries
 from ridgeline.tracing.operators.traffic import traffic
 from ridgeline.tracing.storages import Storages
-from ridgeline.tracing.subject import Subject, trained_parameters
+from ridgeline.tracing.subject import Subject
 from ridgeline.workload import Family, Phase
 
 aten = torch.ops.aten
@@ -121,7 +122,7 @@ class StepRecorder(TorchDispatchMode):
         self.uncounted: dict[str, None] = {}
         self.collectives: dict[str, None] = {}
         # Before the first operator: what is not known by then counts as made by the step.
-        for parameter in (*trained_parameters(subject.optimizer), *subject.model.parameters()):
+        for parameter in (*parameters_of(subject.optimizer), *subject.model.parameters()):
             self.storages.assign(parameter, "parameter")
         for buffer in subject.model.buffers():
             self.storages.assign(buffer, "buffer")

@@ -5,19 +5,20 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ridgeline.capture.casts import autocast_of
 from ridgeline.optimizer_forms import differentiates_gradients
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
 from ridgeline.tensors.nests import tensors_in
 from ridgeline.tracing.operators.operands import storage_address
-from ridgeline.tracing.recorded_step import AUTOCAST, Recording, Step
+from ridgeline.tracing.recorded_step import Recording, Step
 from ridgeline.tracing.recorder import StepRecorder
 from ridgeline.tracing.refusal import refusal
 from ridgeline.tracing.stepping import record_optimizer
-from ridgeline.tracing.subject import Subject, trained_parameters
+from ridgeline.tracing.subject import Subject
 from ridgeline.workload import CLIPPING
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -99,10 +100,7 @@ def alone(model: nn.Module) -> AbstractContextManager[Any]:
 
 def autocast(step: Step) -> AbstractContextManager[Any]:
     """The precision as the runtime sets it."""
-    if step.precision not in AUTOCAST:
-        return nullcontext()
-    device = next(iter(step.model.parameters())).device
-    return torch.autocast(device.type, AUTOCAST[step.precision], cache_enabled=False)
+    return autocast_of(step.precision, next(iter(step.model.parameters())).device.type)
 
 
 def _batch_count(model: nn.Module, tensor: Tensor) -> float | None:
@@ -118,7 +116,7 @@ def record_clipping(subject: Subject, recorder: StepRecorder, max_norm: float) -
     """Record what scales gradients down to a total norm above 0, with `CLIPPING` for its module."""
     first = len(recorder.records)
     # Of stand-ins torch would take another form than of the tensors that they stand for.
-    parameters = [*trained_parameters(subject.optimizer)]
+    parameters = parameters_of(subject.optimizer)
     nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
     recorder.records[first:] = [
         dataclasses.replace(record, module=CLIPPING) for record in recorder.records[first:]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import OutOfTimeError, SideEffectError
 from ridgeline.optimizer_forms import differentiates_gradients
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
 from ridgeline.reach.undo import undone
 from ridgeline.tracing.described import recorded_workload
@@ -16,7 +17,7 @@ from ridgeline.tracing.opaque import PHASES, opaque_workload
 from ridgeline.tracing.recorded_step import Step
 from ridgeline.tracing.recording import alone, autocast, record_step
 from ridgeline.tracing.refusal import obstacle
-from ridgeline.tracing.subject import Subject, itself, trained_parameters
+from ridgeline.tracing.subject import Subject, itself
 from ridgeline.workload import Phase, Workload
 
 TIMED_STEPS = 3
@@ -90,7 +91,7 @@ def _plain_step(subject: Subject, step: Step) -> dict[Phase, float]:
     with alone(subject.model):
         with autocast(step):
             loss = step.loss_fn(subject.model, subject.batch)
-            has_own = have_gradients(trained_parameters(step.optimizer))
+            has_own = have_gradients(parameters_of(step.optimizer))
             loss = scalar_loss(loss, has_gradients=has_own)
         marks.append(_now(subject.device))
         keeps_graph = differentiates_gradients(step.optimizer)
@@ -98,7 +99,7 @@ def _plain_step(subject: Subject, step: Step) -> dict[Phase, float]:
     marks.append(_now(subject.device))
     if step.clip_norm is not None:
         # As a part of the optimizer's phase, which it is in a recorded step, too.
-        held = trained_parameters(step.optimizer)
+        held = parameters_of(step.optimizer)
         # Torch's call takes no sparse gradients; of these the rows are few, and their scaling is not counted.
         dense = [p for p in held if p.grad is None or not p.grad.is_sparse]
         nn.utils.clip_grad_norm_(dense, step.clip_norm)

@@ -1,6 +1,6 @@
 """What a recorded step runs on: a fake twin of the user's objects, or those objects themselves."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,9 +50,3 @@ def itself(model: nn.Module, optimizer: Optimizer, batch: Any) -> Subject:
         parameters=dict(model.named_parameters()),
         is_fake=False,
     )
-
-
-def trained_parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    """The parameters of an optimizer, group by group."""
-    for group in optimizer.param_groups:
-        yield from group["params"]

@@ -54,7 +54,7 @@ def verify(
         drift=drift,
         steps=len(measured.steps_ns),
         is_compiled="compile_s" in predicted.counters,
-        is_full=machine is not None and measured.workers >= _most_workers(machine),
+        is_full=machine is not None and measured.workers >= machine.num_places,
         is_fed=is_fed(measured),
     )
     overhead = measured.counters.get("overhead_ns")
@@ -172,8 +172,3 @@ def _totals(timeline: Timeline) -> dict[tuple[str, Lane], int]:
     for span in timeline.frames:
         totals[span.name, span.lane] = totals.get((span.name, span.lane), 0) + span.duration_ns
     return totals
-
-
-def _most_workers(machine: Machine) -> int:
-    """Workers that do not share a device, or on a CPU a core."""
-    return machine.num_gpus if machine.device_kind == "cuda" else machine.host.cores

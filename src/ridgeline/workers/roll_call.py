@@ -7,6 +7,7 @@ These are the same on all workers in the same order, so the worker furthest behi
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from ridgeline import units
 from ridgeline.codec import Value
 
 
@@ -165,7 +166,7 @@ def _counts(rows: Mapping[int, Row], lost: Collection[int]) -> str:
     alike: dict[str, list[int]] = {}
     for rank, row in sorted(rows.items()):
         parts = [
-            f"{count} step{'s' * (count != 1)}{f' of {name!r}' * (len(row.completed) > 1)}"
+            f"{units.counted(count, 'step')}{f' of {name!r}' * (len(row.completed) > 1)}"
             for name, count in row.completed.items()
         ]
         text = ("at least " if rank in lost else "") + (", ".join(parts) or "no step")

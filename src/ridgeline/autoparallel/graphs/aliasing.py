@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from ridgeline.capture.operator_writes import written_nodes
+from ridgeline.tensors.nests import tensors_in
 
 Memory = int
 """A storage, by a number of its own."""
@@ -95,8 +95,3 @@ def must_stay(node: fx.Node) -> bool:
 def num_bytes(node: fx.Node) -> int:
     """Size of a value: of its elements, not of the storage behind a view."""
     return sum(value.numel() * value.element_size() for value in tensors_in(node.meta.get("val")))
-
-
-def tensors_in(nest: Any) -> list[Tensor]:
-    """The tensors of a nest, in order."""
-    return [leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, Tensor)]

@@ -13,10 +13,10 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from ridgeline.autoparallel.graphs.aliasing import tensors_in
 from ridgeline.autoparallel.graphs.program import Program, trace_program
 from ridgeline.capture.flat_program import FlatProgram, flatten_program
 from ridgeline.errors import CaptureError
+from ridgeline.tensors.nests import tensors_in
 
 Call = Callable[..., Any]
 

@@ -17,9 +17,9 @@ from ridgeline.autoparallel.graphs.aliasing import (
     Memory,
     is_random,
     num_bytes,
-    tensors_in,
 )
 from ridgeline.autoparallel.graphs.dag import Dag, Edge
+from ridgeline.tensors.nests import tensors_in
 
 
 class Operation(NamedTuple):

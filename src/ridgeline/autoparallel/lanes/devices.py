@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ridgeline.autoparallel.graphs.aliasing import tensors_in
 from ridgeline.autoparallel.graphs.moves import compile_move, is_move
 from ridgeline.autoparallel.graphs.program import Program
 from ridgeline.autoparallel.graphs.segments import Environment, Segment
@@ -17,6 +16,7 @@ from ridgeline.autoparallel.scheduling.placement import Placement
 from ridgeline.autoparallel.scheduling.traffic import Arrival, Copy, Traffic
 from ridgeline.autoparallel.scheduling.transfers import Itinerary, plan_transfers
 from ridgeline.errors import ScheduleError
+from ridgeline.tensors.nests import tensors_in
 
 Work = Callable[[list[Environment]], None]
 """What a piece does; the environments are those of the devices."""

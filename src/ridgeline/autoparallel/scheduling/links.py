@@ -1,13 +1,14 @@
 """Seconds of a copy between two devices: from the machine's measured links, or measured here and now."""
 
 import statistics
-import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from ridgeline.autoparallel.scheduling.placement import LinkSeconds
 from ridgeline.machine import Machine
+from ridgeline.recording.turns import call_s, wait_for
 
 SIZES = (1 << 16, 1 << 25)
 """Two sizes give a latency and a rate."""
@@ -58,21 +59,10 @@ def _copy_s(source: torch.device, target: torch.device, num_bytes: int) -> float
     # A move to the CPU goes into pinned memory; what comes from there is as it is.
     pins = source.type == "cuda" and target.type == "cpu"
     there = torch.empty(num_bytes, dtype=torch.uint8, device=target, pin_memory=pins)
-    samples: list[float] = []
+    copy = partial(there.copy_, data, non_blocking=True)
+    samples = [call_s(copy, 1, partial(wait_for, source, target)) for _ in range(COPIES + 1)]
     # The first copy pays for setting up peer access and mapping memory, and is left out.
-    for _ in range(COPIES + 1):
-        _synchronize(source, target)
-        begin = time.perf_counter()
-        there.copy_(data, non_blocking=True)
-        _synchronize(source, target)
-        samples.append(time.perf_counter() - begin)
     return statistics.median(samples[1:])
-
-
-def _synchronize(*devices: torch.device) -> None:
-    for device in devices:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
 
 
 def _name(device: torch.device) -> str:

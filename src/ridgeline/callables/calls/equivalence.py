@@ -206,10 +206,6 @@ def _without_numbers(result: Any) -> set[int]:
 def check_results(result: Any, own: Sequence[Tensor] = ()) -> None:
     """Refuse results that a captured program cannot make again, nor anyone compare.
 
-    Args:
-        result: Of one call.
-        own: Tensors that the callable holds.
-
     Raises:
         CaptureError: a part is neither a tensor nor a constant that cannot change, or it is one of `own`.
     """

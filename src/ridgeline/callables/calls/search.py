@@ -1,8 +1,10 @@
 """The search of `mode="auto"`: make, check and time the modes, cheapest first, inside a budget."""
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +28,7 @@ from ridgeline.errors import CaptureError, PackageError
 from ridgeline.execution import MODES, Form, offered
 from ridgeline.guards.settled import tensors_of
 from ridgeline.plan import Execution
+from ridgeline.recording.turns import call_s, calls_in, turns_of, wait_for
 from ridgeline.state.saved_state import preserved
 
 ORDER: tuple[Execution, ...] = (
@@ -193,37 +196,23 @@ def _time(
     after every block.
     """
     with preserved(tensors):
-        counts = {mode: _calls_in_a_block(run, device) for mode, run in runs.items()}
+        wait, blocks = partial(wait_for, device), dict[Execution, Callable[[], float]]()
+        for mode, run in runs.items():
+            # Warms caches and clocks up; only the calls behind these count.
+            call_s(run, 3, wait)
+            blocks[mode] = partial(call_s, run, calls_in(BLOCK_S, call_s(run, 3, wait)), wait)
         samples: dict[Execution, list[float]] = {mode: [] for mode in runs}
         timings: dict[Execution, ModeTiming] = {}
         for _ in range(MOST_ROUNDS):
-            # Turn by turn and not mode by mode, for a machine whose clock or load changes meanwhile.
-            for mode in [mode for _ in range(TURNS) for mode in runs]:
-                seconds = _block_s(runs[mode], counts[mode], device) / counts[mode]
-                samples[mode].append(seconds)
+            for turn in itertools.islice(turns_of(blocks), TURNS):
+                for mode, seconds in turn.items():
+                    samples[mode].append(seconds)
             for mode, taken in samples.items():
                 low, median, high = statistics.quantiles(taken, n=4)
                 timings[mode] = ModeTiming(mode, median, low, high)
             if all(t.high_s - t.low_s <= STEADY * t.call_s for t in timings.values()):
                 break
     return timings
-
-
-def _calls_in_a_block(run: Callable[[], Any], device: torch.device) -> int:
-    # Warms caches and clocks up; only the block behind it counts.
-    _block_s(run, 3, device)
-    return max(1, min(1000, int(BLOCK_S * 3 / max(_block_s(run, 3, device), 1e-9))))
-
-
-def _block_s(run: Callable[[], Any], count: int, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    begin = time.perf_counter()
-    for _ in range(count):
-        run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
 
 
 def _timed(

@@ -68,14 +68,7 @@ def break_even_calls(eager_s: float, call_s: float, compile_s: float) -> int | N
 def why_not_worth(
     expected_s: float, left_s: float, best_call_s: float, calls: int | None
 ) -> str | None:
-    """Why a mode should not even be compiled, or None if it should.
-
-    Args:
-        expected_s: Expected compile time, seconds.
-        left_s: What is left of the budget, seconds.
-        best_call_s: Time of one call in the best mode so far, seconds.
-        calls: Number of calls, if known.
-    """
+    """Why a mode should not even be compiled, or None if it should."""
     if expected_s > left_s:
         return (
             f"expected to take {units.seconds(expected_s)} to compile, "

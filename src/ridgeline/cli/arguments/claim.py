@@ -20,11 +20,6 @@ def claimed(task: str, given: Path | None, *, resume: bool) -> Iterator[Path]:
 
     What was made for it goes again if nothing was written by then.
 
-    Args:
-        task: Name or file of the task.
-        given: The directory that the user named, or None.
-        resume: Continue with a run that is there.
-
     Raises:
         CheckpointError: a run is to be resumed where there is none.
         RidgelineError: the directory already holds something, another process writes it, or it cannot be made

@@ -45,11 +45,6 @@ def if_there(noun: type[N], path: Path) -> N | None:
 def check_has(run_dir: Path, names: Sequence[str], instead: str) -> None:
     """A finished run has left these files.
 
-    Args:
-        run_dir: That of the run.
-        names: Of the files.
-        instead: What to do where one is missing.
-
     Raises:
         FileFormatError: one of them is not there.
     """
@@ -93,10 +88,6 @@ def newest(task: str) -> Path:
 
 def of_run(task: str, given: Path | None) -> Path:
     """The directory of the run that is to be resumed.
-
-    Args:
-        task: Name or file of the task.
-        given: The directory that the user named, or None.
 
     Raises:
         CheckpointError: there is no run.

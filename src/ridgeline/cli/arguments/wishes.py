@@ -49,19 +49,16 @@ class Wishes:
         return {name: number for name, number in numbers.items() if number is not None}
 
     @property
-    def precisions(self) -> tuple[str, ...]:
-        """Precisions that the step may run in besides the model's own."""
-        return precisions_of(self.allow) if self.plan is None else (self.plan.precision,)
+    def forms(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Precisions, and memory formats, that the step may run in besides the model's own."""
+        if self.plan is None:
+            return precisions_of(self.allow), MEMORY_FORMATS
+        return (self.plan.precision,), (self.plan.memory_format,)
 
     @property
     def may_encode(self) -> bool:
         """Whether gradients may be sent in fewer bits."""
         return may_encode(self.allow, self.plan)
-
-    @property
-    def memory_formats(self) -> tuple[str, ...]:
-        """Memory formats that the step may run in besides the model's own."""
-        return MEMORY_FORMATS if self.plan is None else (self.plan.memory_format,)
 
 
 def settled(wishes: Wishes) -> Wishes:

@@ -4,7 +4,7 @@ import argparse
 
 from msgspec import structs
 
-from ridgeline.cli.arguments.inputs import load, num_devices, profile, traced, worker_counts
+from ridgeline.cli.arguments.inputs import load, profile, traced, worker_counts
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.curves.scaling_curve import STRONG
 from ridgeline.decision.heartbeat import Heartbeat
@@ -50,7 +50,7 @@ def show_intensity(args: argparse.Namespace, output: Output) -> int:
         # Where each worker has a batch of its own, its step is that of one alone.
         count = workers if is_strong else 1
         workload = traced(task, (count,), machine.device_kind, heartbeat)[count]
-        if args.machine is None and workers <= num_devices(machine):
+        if args.machine is None and workers <= machine.num_places:
             machine = _rated(machine, workload, workers, heartbeat)
     found = intensities(workload, workers, machine)
     if args.report is not None:

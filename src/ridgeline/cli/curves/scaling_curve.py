@@ -10,7 +10,6 @@ from ridgeline.cli.arguments.inputs import (
     differing,
     load,
     measured_for,
-    num_devices,
     profile,
     traced,
 )
@@ -81,7 +80,7 @@ def curve(args: argparse.Namespace, output: Output) -> Curve:
     if args.scaling == STRONG:
         for count in counts:
             check_batch_size(task.batch_size, count)
-    room = num_devices(machine)
+    room = machine.num_places
     # What one worker alone does best, such as a step that is one program, several may be unable to do.
     several = [count for count in counts if count > 1]
     first = max((count for count in several if count <= room), default=min(several))

@@ -49,9 +49,6 @@ def try_apart(request: TrialRequest) -> Timeline:
 def phases_apart(request: TrialRequest) -> dict[str, float]:
     """Seconds of the phases of a step in processes of their own, on the worker that takes longest.
 
-    Args:
-        request: Its plan names workers and threads.
-
     Raises:
         LaunchError: a worker failed.
 

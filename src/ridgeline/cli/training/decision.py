@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ridgeline import units
-from ridgeline.cli.arguments.inputs import TRACING, measured, worker_counts
+from ridgeline.cli.arguments.inputs import measured, traced, worker_counts
 from ridgeline.cli.arguments.wishes import Wishes, settled
 from ridgeline.cli.training.apart import try_apart
 from ridgeline.cli.training.profiles import (
@@ -99,7 +99,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         return try_apart(requested(plan))
 
     with Heartbeat(say) as heartbeat:
-        workloads = {count: _traced(task, count, device, wishes, heartbeat) for count in counts}
+        workloads = traced(task, counts, device, heartbeat, *wishes.forms)
         key = choice_key(here.machine, workloads, wishes, steps)
         is_open = given is None and wishes.plan is None and wishes.tries > 0
         again = "" if given is not None else why_again(known, heartbeat)
@@ -186,9 +186,9 @@ def decide_in_group(
         return msgspec.json.decode(share_bytes(msgspec.json.encode(mine), world), type=Timeline)
 
     with Heartbeat(say if world.rank == 0 else None) as heartbeat:
-        mine = _traced(task, world.size, world.device.type, wishes, heartbeat)
-        traced = share_bytes(msgspec.json.encode(mine), world)
-        workload = msgspec.json.decode(traced, type=Workload)
+        mine = traced(task, (world.size,), world.device.type, heartbeat, *wishes.forms)[world.size]
+        shared = share_bytes(msgspec.json.encode(mine), world)
+        workload = msgspec.json.decode(shared, type=Workload)
         mine_again = "" if wishes.machine is not None else why_again(known.machine, heartbeat)
         again = share_text(mine_again, world)
         decision = _choose(
@@ -217,24 +217,6 @@ def choice_key(
     wanted = [wishes.knobs, wishes.tries, sorted(wishes.allow), steps.bit_length()]
     parts = ["train", machine.fingerprint, *wanted, *traces]
     return remembered.key_of(parts)
-
-
-def _traced(
-    task: "Task", workers: int, device: str, wishes: Wishes, heartbeat: Heartbeat
-) -> Workload:
-    """The step of each of so many workers, also in other forms that the plan may give it."""
-    from ridgeline.tasks.step import step_workload
-
-    heartbeat.tell(f"tracing the step of {task.name} with {units.counted(workers, 'worker')}")
-    with heartbeat.during(TRACING):
-        return step_workload(
-            task,
-            workers=workers,
-            device=device,
-            precisions=wishes.precisions,
-            memory_formats=wishes.memory_formats,
-            may_run=True,
-        )
 
 
 def _choose(

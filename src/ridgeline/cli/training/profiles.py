@@ -39,9 +39,6 @@ class TaskProfiles:
     def of_all(self, refresh: bool) -> Machine:
         """This machine, measured for every number of workers.
 
-        Args:
-            refresh: Measure again what is known.
-
         Raises:
             LaunchError: a measuring process failed.
         """

@@ -174,11 +174,6 @@ def work(
     The request of a resumed run becomes that of the run once its checkpoint was taken up, not before: a
     refused one must not stand in the way of the next.
 
-    Args:
-        request: What to do.
-        on_progress: See `train`.
-        say: See `train`.
-
     Raises:
         RidgelineError: see `ridgeline.runtime.training.loop.train`.
     """

@@ -8,9 +8,10 @@ import torch
 from ridgeline import units
 from ridgeline.engine import Engine
 from ridgeline.experiments.asynchronous.host_queue import COMPUTE, ISSUE, RETURN, explain, law
-from ridgeline.experiments.contests import host_s, wall_s
+from ridgeline.experiments.contests import wall_s
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, simply
 from ridgeline.probe.timing import synchronize, time_block
+from ridgeline.recording.turns import call_s
 
 OPERATIONS = {True: 2000, False: 10000}
 """Quick or not to the operations of a run; 10000 are the seeds'."""
@@ -69,7 +70,7 @@ def _contest(num: int, device: str = "cuda") -> Contest:
 
     def issue() -> float:
         synchronize()
-        return host_s(work.issue, few)
+        return call_s(work.issue, few)
 
     # The least, since what disturbs only adds.
     issue_s = min(issue() for _ in range(5))

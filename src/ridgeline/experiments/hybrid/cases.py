@@ -97,13 +97,7 @@ class HybridCase:
 
 
 def cases(device: str, *, quick: bool, only: Sequence[str] = MODELS) -> list[HybridCase]:
-    """The cases for a device, in the order of `MODELS`.
-
-    Args:
-        device: `cpu` or `cuda`.
-        quick: Fewer and smaller ones.
-        only: Models to take.
-    """
+    """The cases for a device, in the order of `MODELS`."""
     chosen: list[HybridCase] = []
     if "mlp" in only:
         chosen += _perceptrons(device)

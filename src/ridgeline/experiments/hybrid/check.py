@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Entrant, Inputs
 from ridgeline.experiments.ways.contest import difference as results_difference
+from ridgeline.tensors.nests import tensors_in
 
 FIRST_CALLS = 3
 FIRST_STEPS = 5
@@ -41,7 +41,7 @@ def observe(case: HybridCase, entrant: Entrant, batches: list[Inputs]) -> Seen:
             entrant.run(batches[index % len(batches)])
         return Seen([p.detach().clone() for p in entrant.model.parameters()], overwrites=False)
     # Cloned: a replayed graph writes the next outputs where these are.
-    outputs = [t.clone() for batch in batches for t in _tensors(_call(entrant, batch))]
+    outputs = [t.clone() for batch in batches for t in tensors_in(_call(entrant, batch))]
     return Seen(outputs, _overwrites(entrant, batches))
 
 
@@ -63,17 +63,13 @@ def _call(entrant: Entrant, batch: Inputs) -> Any:
 
 def _overwrites(entrant: Entrant, batches: list[Inputs]) -> bool:
     """Whether the output of one call is changed, or taken away, by the next."""
-    kept = _tensors(_call(entrant, batches[0]))
+    kept = tensors_in(_call(entrant, batches[0]))
     copies = [tensor.clone() for tensor in kept]
     _call(entrant, batches[1])
     try:
         return not all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
     except RuntimeError:  # CUDA graph trees refuse the access to a tensor that was overwritten
         return True
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 def distance(first: list[Tensor], second: list[Tensor]) -> float:

@@ -27,9 +27,10 @@ from ridgeline.experiments.hybrid.limit import limit_of
 from ridgeline.experiments.hybrid.result import BASE, PURPOSES, CaseResult, HybridRow, break_even
 from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.turns import Samples, spread, times_faster
-from ridgeline.experiments.ways.holding import Holding, attempted, calls_in
+from ridgeline.experiments.ways.holding import Holding, attempted
 from ridgeline.experiments.ways.result import LowerBound
 from ridgeline.probe.timing import synchronize, time_block
+from ridgeline.recording.turns import calls_in
 
 TURN_S = 0.1
 """What one turn of the eager contender takes."""

@@ -41,11 +41,6 @@ class CountFlops(TorchDispatchMode):
 def limit_of(case: HybridCase, entrant: Entrant, batch: Inputs) -> LowerBound | None:
     """The limit of a case, from one more eager call; None for a program without matrix products.
 
-    Args:
-        case: For device and precision.
-        entrant: The eager one.
-        batch: One of the case's.
-
     Source: time >= FLOP / peak rate, the roofline's compute bound (Williams et al., 2009); convolutions
     and attention cannot be faster than matrix products of the same FLOP.
 

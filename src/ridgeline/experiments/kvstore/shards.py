@@ -62,7 +62,7 @@ def _words(work: Pushed) -> str:
 def _contest(world: World, optimizer: str) -> Contest:
     ways = [
         Way(
-            f"ridgeline dist_async, {servers} server{'s' * (servers > 1)}",
+            f"ridgeline dist_async, {units.counted(servers, 'server')}",
             "ridgeline" if servers > 1 else "peer",
             partial(_runner, world, optimizer, servers),
         )

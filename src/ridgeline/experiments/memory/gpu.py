@@ -1,6 +1,5 @@
 """What a GPU of this host costs its processor: a launch, and a megabyte over the link."""
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 from ridgeline.experiments.contests import captured
 from ridgeline.experiments.memory.result import Latency
 from ridgeline.machine import Quantity
+from ridgeline.recording.turns import call_s
 
 NUM_BYTES = 1_000_000
 NODES = 1000
@@ -24,9 +24,6 @@ NO_GPU, NO_OTHER = "there is no GPU", "there is no second GPU"
 
 def gpu_latencies(num_samples: int) -> tuple[Latency, ...]:
     """Each once the host has seen it done; those of hardware that is not there say so.
-
-    Args:
-        num_samples: Of each.
 
     Cost: Synchronises the GPU; 2 MB of its memory and 1 MB of pinned memory.
     """
@@ -83,12 +80,6 @@ def _replayed(num_samples: int) -> Quantity:
 
 def _timed(start: Callable[[], object], num_samples: int) -> Quantity:
     """Seconds from the call until the host has seen the GPU done."""
-    samples = []
-    for _ in range(WARMUPS + num_samples):
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        start()
-        torch.cuda.synchronize()
-        samples.append(time.perf_counter() - begun)
+    samples = [call_s(start, 1, torch.cuda.synchronize) for _ in range(WARMUPS + num_samples)]
     # The first ones load the kernel, and find clocks and links asleep.
     return Quantity.measured(samples[WARMUPS:], "s")

@@ -17,11 +17,6 @@ TEXTBOOK_S = {RANDOM: 120e-6, IN_ORDER: 208e-6}
 def storage_latencies(folder: Path, num_bytes: int, num_reads: int) -> list[Latency]:
     """Direct reads, one after another, of a file that is made for it.
 
-    Args:
-        folder: Where; its drive is what is timed.
-        num_bytes: Of the file: several MiB.
-        num_reads: Of each kind.
-
     Returns:
         With a reason instead of figures where the file system allows no direct reads, or has no room.
     """

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from ridgeline.experiments.contests import host_s
 from ridgeline.experiments.turns import take_turns, times_faster
+from ridgeline.recording.turns import call_s
 
 SORTED = 20_000
 """Values that one round of loading sorts: some hundred microseconds outside of Python's lock."""
@@ -18,13 +18,7 @@ FEW_ROUNDS, TURNS = 10, 9
 
 
 class SortedBatches(IterableDataset[Tensor]):
-    """`num` batches of `shape`, each made by sorting random values `rounds` times.
-
-    Args:
-        num: Batches in an epoch.
-        shape: Of a batch.
-        rounds: How much work a batch is.
-    """
+    """`num` batches of `shape`, each made by sorting random values `rounds` times."""
 
     def __init__(self, num: int, shape: tuple[int, ...], rounds: int) -> None:
         super().__init__()
@@ -55,7 +49,7 @@ def rounds_for(share: float, step: Callable[[], Any]) -> int:
     """
     few = SortedBatches(1, (1,), FEW_ROUNDS)
     samples = take_turns(
-        {"step": partial(host_s, step), "load": partial(host_s, partial(few.load, 0))}, turns=TURNS
+        {"step": partial(call_s, step), "load": partial(call_s, partial(few.load, 0))}, turns=TURNS
     )
     in_a_step = times_faster(samples, "step")["load"].value * FEW_ROUNDS
     return max(1, round(share * in_a_step))

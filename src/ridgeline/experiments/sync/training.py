@@ -26,11 +26,6 @@ Step = Callable[[Any], Tensor]
 class Training:
     """A task of `rl.tasks`, its batches for this worker.
 
-    Args:
-        world: This worker's place.
-        name: Of the task.
-        batch: Samples of each worker.
-
     Raises:
         DataError: the data is missing.
     """

@@ -22,10 +22,11 @@ from ridgeline.experiments.contests import (
 )
 from ridgeline.experiments.turns import Samples, spread, times_faster
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner
-from ridgeline.experiments.ways.holding import Holding, Turn, attempted, calls_in
+from ridgeline.experiments.ways.holding import Holding, Turn, attempted
 from ridgeline.experiments.ways.result import LowerBound, WayCase, WayRow, hidden_share
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.timing import synchronize
+from ridgeline.recording.turns import calls_in
 
 TURN_S = 0.05
 """What one turn of the first way takes, at least."""

@@ -15,10 +15,6 @@ from ridgeline.experiments.contests import FAILURES, MOST_TURNS, Progress, dismi
 from ridgeline.experiments.turns import Samples, take_turns
 from ridgeline.experiments.ways.result import ContestRow
 
-MOST_CALLS = 1000
-"""In a turn: what is faster than that is timed well enough."""
-
-
 Turn = tuple[float, Exception | None]
 """Seconds of a run in a turn, or infinity and why there are none."""
 
@@ -42,11 +38,7 @@ Made = TypeVar("Made", bound=Runs)
 
 
 class Holding(Generic[Row, Made]):
-    """The rows of one case as they come to be, and those who run.
-
-    Args:
-        progress: Takes lines about what happens now.
-    """
+    """The rows of one case as they come to be, and those who run."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -106,11 +98,6 @@ def attempted(measure: Callable[[], float]) -> Turn:
         return measure(), None
     except FAILURES as error:
         return math.inf, error
-
-
-def calls_in(turn_s: float, once_s: float) -> int:
-    """Calls that fill a turn of `turn_s` seconds, at `once_s` each."""
-    return max(1, min(MOST_CALLS, round(turn_s / once_s)))
 
 
 def rooms_s(weights: Sequence[float], *, limit_s: float, least_s: float) -> Iterator[float]:

@@ -148,10 +148,6 @@ def hidden_share(parts_s: Mapping[str, float], seconds: float) -> float | None:
 
     Noise can bring it below 0 or above 1; a median over turns is kept inside when it is shown.
 
-    Args:
-        parts_s: Name of a part to its seconds alone.
-        seconds: Of both together.
-
     Source: time = longer + (1 - hidden) x shorter, solved for `hidden`.
     """
     if len(parts_s) != 2 or min(parts_s.values()) <= 0.0:

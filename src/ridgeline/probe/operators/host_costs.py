@@ -94,10 +94,6 @@ def module_calls(paths: Sequence[str]) -> list[int]:
 def host_costs(kind: str, rounds: int = ROUNDS) -> HostCosts:
     """The costs of this process where operators are on a device of a kind, on one thread; measured once.
 
-    Args:
-        kind: `cpu` or `cuda`.
-        rounds: Turns that each step and its replay take.
-
     Source: small steps and replays of the operators recorded in them, in turns; differences of the fastest
         of each (other programs only ever add): of a chain of operators without modules for those, then of a
         network of modules, then of optimizers in one operator over few and many parameters, and in a loop.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ridgeline import units
-from ridgeline.machine import Ceiling
+from ridgeline.machine import Ceiling, Setting
 
 LEAST_SHARE = 0.5
 """Of the rate of one thread alone, in all threads and workers of a setting together.
@@ -17,7 +17,7 @@ def doubts(ceilings: Sequence[Ceiling]) -> tuple[str, ...]:
     alone = {
         (ceiling.family, ceiling.dtype): ceiling.rate.value
         for ceiling in ceilings
-        if ceiling.setting.device == "cpu" and _num_threads(ceiling) == 1
+        if ceiling.setting == Setting(device="cpu", workers=1, threads=1)
     }
     found = []
     for ceiling in ceilings:
@@ -33,7 +33,3 @@ def doubts(ceilings: Sequence[Ceiling]) -> tuple[str, ...]:
             "disturbed it; measure again with `ridgeline measure --refresh`"
         )
     return tuple(found)
-
-
-def _num_threads(ceiling: Ceiling) -> int:
-    return ceiling.setting.workers * ceiling.setting.threads

@@ -113,12 +113,7 @@ def transfer_slowdowns(found: Sequence[OverlapRound], peers: Peers) -> list[floa
 
 
 def gains(compute_x: Sequence[float], transfer_x: Sequence[float]) -> list[float]:
-    """Of each round, what was done at once over the same one after the other.
-
-    Args:
-        compute_x: A slowdown of each round.
-        transfer_x: Those of all workers, worker by worker.
-    """
+    """Of each round, what was done at once over the same one after the other."""
     rounds = len(compute_x)
     transfers = [statistics.fmean(transfer_x[r::rounds]) for r in range(rounds)]
     return [1.0 / compute + 1.0 / sent for compute, sent in zip(compute_x, transfers, strict=True)]

@@ -188,7 +188,7 @@ def waterfall_bars(verdict: Verdict) -> list[Bar]:
                 share=units.percent(part.ns / total),
                 start=reached / total,
                 length=part.ns / total,
-                colour=part_colour(part.name),
+                colour=WATERFALL_COLOURS.get(part.name, "@other"),
             )
         )
         reached += part.ns
@@ -204,11 +204,6 @@ def waterfall_bars(verdict: Verdict) -> list[Bar]:
         )
     )
     return rows
-
-
-def part_colour(name: str) -> str:
-    """The palette name of a part of the waterfall."""
-    return WATERFALL_COLOURS.get(name, "@other")
 
 
 def _tile(name: str, value: str, remark: str) -> Markup:

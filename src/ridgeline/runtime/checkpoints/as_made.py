@@ -55,11 +55,6 @@ def as_made(model: nn.Module, optimizer: Optimizer) -> AsMade:
 def check_same(mine: AsMade, saved: AsMade, path: Path) -> None:
     """Refuse to continue with another optimizer.
 
-    Args:
-        mine: Of the run that continues.
-        saved: Of the run of the checkpoint.
-        path: The checkpoint.
-
     Raises:
         CheckpointError: its class is another one, or a setting, or the order of its parameters.
     """

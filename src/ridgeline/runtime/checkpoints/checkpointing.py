@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ridgeline.codec import Value
 from ridgeline.errors import CheckpointError
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.runtime.checkpoints.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.workers.agree import gather_bytes, gather_tensor
@@ -49,10 +50,6 @@ class _Share(Value, frozen=True, kw_only=True):
 
 def gathered(synchronizer: Synchronizer | None, world: World) -> dict[str, Tensor]:
     """What the synchronizers of all workers remember, on the CPU of the first one; nothing on the others.
-
-    Args:
-        synchronizer: This worker's.
-        world: This worker's place.
 
     Returns:
         `sync.<rank>.<name>` to tensors of their own memory.
@@ -123,7 +120,7 @@ def take_own(
         return
     state = restore(tree, tensors)
     model.load_state_dict(state["model"])
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = parameters_of(optimizer)
     # `load_state_dict` takes no state without groups; those of the checkpoint were loaded already.
     groups = optimizer.state_dict()["param_groups"]
     own = like_parameters({"state": state["optimizer"]}, parameters)

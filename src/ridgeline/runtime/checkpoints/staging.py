@@ -20,9 +20,6 @@ class Staging:
     def copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies that stay as they are until the next call.
 
-        Args:
-            tensors: By name, strided, on any device.
-
         Returns:
             Contiguous CPU tensors that share no memory.
 

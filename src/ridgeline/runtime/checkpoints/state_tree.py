@@ -9,7 +9,7 @@ executes nothing.
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,7 +97,7 @@ def restore(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     )
 
 
-def like_parameters(state: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
+def like_parameters(state: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
     """An optimizer's state dict whose tensors have the memory format of their parameters.
 
     Files hold contiguous tensors; an optimizer's state follows its parameter (channels last, say).

@@ -48,9 +48,6 @@ class LoadedCallable:
 
     Calls take turns: several threads at once need a lock, or a loaded callable each.
 
-    Args:
-        package: What was read.
-
     Attributes:
         path: The file.
         metadata: What is known of the program: inputs, outputs, device, versions.

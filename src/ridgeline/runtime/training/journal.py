@@ -18,11 +18,6 @@ HISTORY_POINTS = 2000
 class Journal:
     """Counts steps and epochs, and keeps losses, speeds and metrics; equal on all workers but for times.
 
-    Args:
-        task: Name of the task.
-        sampler: Tells how many steps an epoch has, and how many samples a step.
-        epochs: Of the whole run.
-
     Attributes:
         epoch: The current epoch, from 0.
         step_in_epoch: Steps done in it.

@@ -126,8 +126,8 @@ def _run_agent(module: str, request: Path, workers: int, run_dir: Path) -> None:
         if interrupted.sigval == signal.SIGINT:
             raise KeyboardInterrupt("the workers were ended, continue with --resume") from None
         raise LaunchError(
-            f"wanted {_count(workers)} to finish, got {interrupted.sigval.name} for the launcher; the "
-            "workers were ended, continue with --resume"
+            f"wanted {units.counted(workers, 'worker')} to finish, got {interrupted.sigval.name} for the "
+            "launcher; the workers were ended, continue with --resume"
         ) from None
 
 
@@ -147,9 +147,8 @@ def failure_of(run_dir: Path, codes: dict[int, int], workers: int) -> RidgelineE
         kind = getattr(errors, told.kind, RidgelineError)
         error: RidgelineError = kind(told.message)
         return error
-    lines = [
-        f"wanted {_count(workers)} to finish, got {_cause(codes.get(rank, 0), told)} in rank {rank}"
-    ]
+    cause = _cause(codes.get(rank, 0), told)
+    lines = [f"wanted {units.counted(workers, 'worker')} to finish, got {cause} in rank {rank}"]
     lines += _last_seen(run_dir / "blackbox" / f"rank-{rank}.bin")
     lines.append(f"  log: {log_path(run_dir, rank)}")
     last = checkpoint_directory.latest(run_dir / checkpoint_directory.NAME)
@@ -172,10 +171,6 @@ def _last_seen(path: Path) -> list[str]:
     where = f"in {moment.frame} of step {moment.step}" if moment.step >= 0 else "before step 1"
     ago = units.seconds(max(0.0, (time.time_ns() - moment.time_ns) * 1e-9))
     return [f"  last seen: {where}, {ago} ago"]
-
-
-def _count(workers: int) -> str:
-    return f"{workers} worker{'s' * (workers != 1)}"
 
 
 def _suspicion(code: int, told: LastWords | None) -> tuple[int, int]:

@@ -25,11 +25,7 @@ LONGEST_FAILURE = 300
 
 
 def explained(search: Callable[[], str]) -> str:
-    """What a search for the cause finds, or what ended it: the other workers wait for one of the two.
-
-    Args:
-        search: `explain` with its arguments, say.
-    """
+    """What a search for the cause finds, or what ended it: the other workers wait for one of the two."""
     try:
         return search()
     except Exception as error:  # noqa: BLE001 - the task's model, data and loss run there, and raise anything

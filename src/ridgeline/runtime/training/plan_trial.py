@@ -55,13 +55,6 @@ def try_plan(
 
     A step lasts as long as it does on the slowest worker.
 
-    Args:
-        task: What is trained.
-        plan: How.
-        world: This worker's place.
-        seed: Of everything random.
-        compile_limit_s: Seconds after which this worker stops compiling.
-
     Raises:
         RidgelineError: the plan does not run.
     """

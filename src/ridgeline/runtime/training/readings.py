@@ -93,9 +93,6 @@ class LossReader:
     def take(self, *, wants_stop: bool) -> list[Window]:
         """Close the current window; the windows that can be looked at without waiting.
 
-        Args:
-            wants_stop: Whether this worker asks all to stop.
-
         Cost: One all-reduce. On CUDA it is enqueued, and the window before this one is returned.
         """
         ready = self._land()

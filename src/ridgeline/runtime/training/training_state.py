@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ridgeline.codec import Value
 from ridgeline.errors import CheckpointError
 from ridgeline.history import EpochPoint, Outage, StepPoint
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint, resuming
 from ridgeline.runtime.checkpoints.as_made import AsMade, check_dtypes, check_same
@@ -246,7 +247,7 @@ def _take_up(
     model = restore(header.state["model"], tensors)
     check_dtypes(trained.model, model, path)
     trained.model.load_state_dict(model)
-    parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
+    parameters = parameters_of(trained.optimizer)
     optimizer = restore(header.state["optimizer"], tensors)
     trained.optimizer.load_state_dict(like_parameters(optimizer, parameters))
     scheduled = None

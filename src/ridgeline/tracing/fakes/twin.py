@@ -20,8 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import WorkloadError
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.tensors.memory_format import in_channels_last
-from ridgeline.tracing.subject import Subject, trained_parameters
+from ridgeline.tracing.subject import Subject
 
 
 def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTensorMode) -> Subject:
@@ -137,7 +138,7 @@ def _refuse(model: nn.Module, optimizer: Optimizer) -> None:
                 "model before it is wrapped or distributed"
             )
     known = {id(parameter) for parameter in model.parameters()}
-    strange = [p for p in trained_parameters(optimizer) if id(p) not in known]
+    strange = [p for p in parameters_of(optimizer) if id(p) not in known]
     if strange:
         raise WorkloadError(
             f"wanted an optimizer over parameters of the model, got {len(strange)} others, the first "

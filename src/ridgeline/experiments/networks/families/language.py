@@ -15,15 +15,7 @@ NOT_COUNTED = -100
 
 
 class MaskedEncoder(nn.Module):
-    """Torch's own encoder over tokens, some of which it predicts; padding is masked by lengths.
-
-    Args:
-        vocabulary: Tokens.
-        width: Features of a token.
-        blocks: Encoder layers.
-        heads: Of attention.
-        length: Most tokens.
-    """
+    """Torch's own encoder over tokens, some of which it predicts; padding is masked by lengths."""
 
     def __init__(self, vocabulary: int, width: int, blocks: int, heads: int, length: int) -> None:
         super().__init__()

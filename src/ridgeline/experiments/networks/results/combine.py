@@ -13,14 +13,7 @@ from ridgeline.experiments.networks.result import AUTO, NO_TURNS, FormRow, Netwo
 def combined(
     network: Network, replies: Mapping[Task, ChildReply], seconds: float, reason: str = ""
 ) -> NetworkResult:
-    """One network's result.
-
-    Args:
-        network: Which.
-        replies: What each task that was asked for came to.
-        seconds: What all of them took.
-        reason: Why it was not run, or not to its end; empty: it was.
-    """
+    """One network's result."""
     answers = {task: reply.answer for task, reply in replies.items()}
     contest, plan = answers.get("contest", NetworkAnswer()), answers.get("plan", NetworkAnswer())
     # A process that did nothing but choose comes before one in which other forms ran besides.

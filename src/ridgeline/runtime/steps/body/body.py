@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from ridgeline.capture.casts import autocast_of
 from ridgeline.capture.unchecked import unchecked
 from ridgeline.errors import WorkloadError
 from ridgeline.execution import MODES, is_compiled_in_parts
@@ -23,6 +24,7 @@ from ridgeline.optimizer_forms import (
     differentiates_gradients,
     sparse_modules,
 )
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.optimizers.optimizer_calls import clear_gradients, update, update_in_order
 from ridgeline.plan import Plan, Precision
 from ridgeline.programs.compiling import CompiledForms, Form, LossFunction, StepFindings
@@ -264,10 +266,10 @@ class StepBody:
         return detached if total is None else total + detached
 
     def _weighted_loss(self, part: Any, share: float) -> Tensor:
-        with self._precision():
+        with autocast_of(self._autocast, self._device.type):
             loss = self.form(self.model, part)
         if self._has_own_backward is None:  # once, as its gradients were cleared before
-            held = (p for group in self.optimizer.param_groups for p in group["params"])
+            held = parameters_of(self.optimizer)
             self._has_own_backward = have_gradients(held)
         loss = scalar_loss(loss, has_gradients=self._has_own_backward)
         # Not multiplied by 1, which would be one more kernel in every step that accumulates nothing.
@@ -277,9 +279,3 @@ class StepBody:
         start_backward(
             loss, has_gradients=bool(self._has_own_backward), keeps_graph=self._keeps_graph
         )
-
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self._autocast == "bf16":
-            # The cache of casted weights outlives a capture and would be replayed stale.
-            return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
-        return _NOTHING

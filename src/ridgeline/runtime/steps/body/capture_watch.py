@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from ridgeline.capture.capturing import SAVED_TENSORS_HOOKS, WATCHING
 from ridgeline.guards.model_guard import ModelGuard
 from ridgeline.optimizers.capturable import WatchedSettings
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.tensors.entries import Entries
@@ -29,10 +30,6 @@ of_accumulation = attrgetter("_post_accumulate_grad_hooks")
 class CaptureWatch:
     """Modules, parameters and hooks, and of an optimizer inside of the graph settings and state.
 
-    Args:
-        body: The step, once it was captured and checked.
-        has_optimizer: The graph contains the optimizer's step.
-
     Attributes:
         holds: Whether all is the very same as when `settle` was called, and what `watched` asks of autograd;
             False until then, and of an equal object in the place of another, of which `changed` says more.
@@ -44,11 +41,13 @@ class CaptureWatch:
         # Both names for one list on purpose: what is added to it below is compared by `holds`, too.
         self._stores = hooks = module_hooks(self._model.modules)
         hooks += step_hooks(body.optimizer)
-        self._parameters = [*dict.fromkeys((*body.model.parameters(), *_held(body.optimizer)))]
+        self._parameters = [
+            *dict.fromkeys((*body.model.parameters(), *parameters_of(body.optimizer)))
+        ]
         self._hooks = Entries(hooks)
         self._accumulating = self._accumulation_hooks()
         self._replaced = replaced_methods(body.optimizer)
-        self._held = _held(body.optimizer)
+        self._held = parameters_of(body.optimizer)
         self._settings = WatchedSettings(body.optimizer) if has_optimizer else None
         self._rates = _rates(body.optimizer) if has_optimizer else None
         self._state = Entries(body.optimizer.state.values()) if has_optimizer else None
@@ -109,7 +108,7 @@ class CaptureWatch:
             why = "hooks were added or removed"
         if why is None and replaced_methods(self._optimizer) != self._replaced:
             why = "a method of the optimizer was replaced"
-        held = _held(self._optimizer)
+        held = parameters_of(self._optimizer)
         # By identity: `==` of lists would compare tensors element by element.
         if why is None and not (len(held) == len(self._held) and all(map(is_, held, self._held))):
             why = "the optimizer got or lost parameters"
@@ -139,10 +138,6 @@ def module_hooks(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
     """Where hooks of modules are kept: those of each, and those for all modules, which torch keeps."""
     own = [vars(module)[kind] for module in modules for kind in MODULE_HOOKS]
     return own + [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
-
-
-def _held(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _rates(optimizer: Optimizer) -> list[Any]:

@@ -3,6 +3,8 @@
 from torch import nn
 from torch.optim import Optimizer
 
+from ridgeline.optimizers.groups import parameters_of
+
 
 class ClippedParameters:
     """Those of an optimizer, in the order of the model.
@@ -10,9 +12,6 @@ class ClippedParameters:
     A total norm is summed up in the order of its parameters, and an optimizer may have them in groups (with
     decay and without, by depth): scripts call `clip_grad_norm_(model.parameters(), ...)`, and other sums
     round otherwise.
-
-    Args:
-        model: Its parameters come first, in their order.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -25,7 +24,7 @@ class ClippedParameters:
 
         Cost: Under 0.1 us a parameter; the model is only walked where the groups hold others than before.
         """
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        held = parameters_of(optimizer)
         grouped = [id(parameter) for parameter in held]
         if grouped != self._grouped:
             # Not by a method of that name that a model may have written anew.

@@ -21,11 +21,6 @@ from ridgeline.runtime.steps.body.body import StepBody
 class GraphOptimizer:
     """How the optimizer of a step is captured, and the learning rates that the capture reads.
 
-    Args:
-        body: The step.
-        device: Where the graph runs.
-        notes: Receives what was changed of the optimizer.
-
     Attributes:
         is_inside: The graph holds its step.
         rates: Its learning rates.

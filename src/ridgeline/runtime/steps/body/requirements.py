@@ -16,6 +16,7 @@ from ridgeline.optimizer_forms import (
     cycled_setting,
     updates_by_element,
 )
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.plan import Plan
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.second_gradients import retained_graphs, second_gradients
@@ -118,7 +119,7 @@ def check_undistributed(
     """
     if not world.is_among_others:
         return
-    trained = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    trained = {id(p): p for p in parameters_of(optimizer)}
     for module in Reach(model, loss_fn).modules:
         name = _exchanging(module)
         if name and any(id(p) in trained for p in module.parameters()):
@@ -287,7 +288,7 @@ def check_gradients(model: nn.Module, optimizer: Optimizer) -> None:
     """
     # Gradients may come from parameters that the model does not register, so either is enough.
     known = set(model.parameters())
-    held = [p for group in optimizer.param_groups for p in group["params"]]
+    held = parameters_of(optimizer)
     if not any(p.grad is not None or p in known for p in held):
         raise WorkloadError(
             f"wanted an optimizer of parameters that the loss has, got {type(optimizer).__name__} of "

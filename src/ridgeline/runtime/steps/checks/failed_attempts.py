@@ -39,9 +39,6 @@ def unchanged_if_it_fails(body: StepBody) -> Iterator[None]:
     What the code renews under a name is the graph's then, and was never computed. Values of tensors are not
     put back: a capture changes none, and its check puts them back itself.
 
-    Args:
-        body: The step.
-
     Cost: Walks what the step can reach, see `Undo`; the gradients that are there live as long.
     """
     before = Undo(body.model, body.loss_fn, body.optimizer, values=False)
@@ -57,9 +54,6 @@ def unchanged_if_it_fails(body: StepBody) -> Iterator[None]:
 @contextlib.contextmanager
 def refused_if_not_compiled(body: StepBody) -> Iterator[None]:
     """A step inside that torch's compiler fails on is refused, and undone: blocks before may have run.
-
-    Args:
-        body: The step.
 
     Raises:
         CaptureError: the compiler fails.

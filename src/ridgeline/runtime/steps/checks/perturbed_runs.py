@@ -16,6 +16,7 @@ from ridgeline.capture.capturing import on_stream
 from ridgeline.capture.dropout_states import dropout_state, left_as_found
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 from ridgeline.optimizers.capturable import LearningRates
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.plan import Precision
 from ridgeline.reach.undo import Undo
 from ridgeline.recording.clocks import HostClock
@@ -69,7 +70,7 @@ class Start:
         self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
         self._inputs = [tensor.detach() for tensor in inputs]
         self.take_inputs()
-        held = (p for group in body.optimizer.param_groups for p in group["params"])
+        held = parameters_of(body.optimizer)
         # Each step begins without these gradients, whatever holds the parameters.
         gradients = (p.grad for p in held if p.grad is not None)
         spared = (*self._snapshot.tensors(), *inputs, *gradients)

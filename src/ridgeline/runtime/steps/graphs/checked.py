@@ -24,7 +24,7 @@ from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.equivalence import check_replay
 from ridgeline.runtime.steps.checks.hook_order import check_hook_order, num_hooks
 from ridgeline.runtime.steps.graphs.tensor_types import TensorTypes
-from ridgeline.tensors.batch import leaves, rebuilt
+from ridgeline.tensors.batch import rebuilt
 from ridgeline.tensors.copies import own_copies
 from ridgeline.workers.world import World
 
@@ -40,12 +40,6 @@ class CheckedRunner:
 
     The compiler guards on everything that it baked in, so another shape or setting compiles again. What is
     compiled for other types of parameters or buffers is checked again.
-
-    Args:
-        body: The step.
-        recorder: Notified of the steps, and of the seconds spent compiling.
-        world: For the check, which all workers make together.
-        notes: Receives the result of the check.
     """
 
     places: ClassVar[bool] = False
@@ -170,7 +164,7 @@ class CheckedRunner:
 def _watches_compiled(batch: Any) -> str:
     """Why a compiled step would not do with this batch what its code does; empty if it does."""
     why = watched_if_compiled()
-    return why or OF_OTHER_CLASSES * any(map(is_special_to_compiler, leaves(batch)))
+    return why or OF_OTHER_CLASSES * any(map(is_special_to_compiler, pytree.tree_leaves(batch)))
 
 
 def check_compiled(

@@ -20,6 +20,7 @@ from ridgeline.lint.lint import (
     is_doubtful,
 )
 from ridgeline.optimizer_forms import has_step_of_torch
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.whole_step.reads import StepReads
@@ -133,7 +134,7 @@ def check_gradient_hooks(body: StepBody) -> None:
     """
     check_scripted(body.model)
     named = {parameter: name for name, parameter in body.model.named_parameters()}
-    held = [parameter for group in body.optimizer.param_groups for parameter in group["params"]]
+    held = parameters_of(body.optimizer)
     for parameter in (*named, *held):  # the loss may have some of its own
         name = named.get(parameter, "a parameter outside of the model")
         accumulated = parameter._post_accumulate_grad_hooks  # noqa: SLF001 - nothing public lists them

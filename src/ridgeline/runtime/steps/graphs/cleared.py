@@ -44,11 +44,6 @@ class Cleared(NamedTuple):
 def cleared_before(body: StepBody, batch: Any, world: World) -> Cleared | None:
     """What was found out of this step before, where nothing of it is another; the same on all workers.
 
-    Args:
-        body: The step, before its first one.
-        batch: Its first.
-        world: One worker that knows nothing is enough.
-
     Cost: See `StepReads.is_still_read`.
     """
     key = key_of(body, batch)
@@ -62,11 +57,6 @@ def may_hold_later(body: StepBody, batch: Any, world: World) -> bool:
     """Whether what was found out may hold once the code has run: some modules make what they need then.
 
     Several workers do not wait for that: they send gradients as they will.
-
-    Args:
-        body: A step that `cleared_before` knows nothing of.
-        batch: Its first.
-        world: This worker's place.
     """
     key = key_of(body, batch)
     return world.size == 1 and any(one.key == key for one in body.findings.cleared)
@@ -85,11 +75,6 @@ def cleared_earlier(body: StepBody, batch: Any, world: World) -> bool:
     """Whether an earlier process captured and compared this very step, without a doubt or draws on the host.
 
     Only where all is undone: what trains is looked at in its own process.
-
-    Args:
-        body: The step, before its first one; its optimizer can be captured.
-        batch: Its first.
-        world: Of one worker.
 
     Cost: Reads the step, unless no step of this kind was captured earlier; what was read serves the capture.
     """

@@ -38,6 +38,7 @@ from ridgeline.runtime.steps.graphs.checked import check_compiled
 from ridgeline.runtime.steps.graphs.graph_gradients import COPIED, leave_kept
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.tensors import batch as batches
+from ridgeline.tensors.nests import tensors_in
 from ridgeline.tensors.usual_shapes import OTHER_LAYOUTS, OTHER_SHAPES, UsualShapes
 from ridgeline.workers import leaving
 from ridgeline.workers.world import World
@@ -124,7 +125,7 @@ class GraphRunner:
             if step is None:
                 return self._run_as_written(batch)
             self._last = step
-            tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
+            tensors = tensors_in(batch)
         if not step.bears_layout(batch, tensors, self._reads, self._world.size):
             self._count_as_written(OTHER_LAYOUTS)
             return self._run_as_written(batch)
@@ -192,7 +193,7 @@ class GraphRunner:
 
     def _step_for(self, batch: Any, begin: int) -> CapturedStep | None:
         """The captured step for a batch, made where there is none; None where it is better run eagerly."""
-        tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
+        tensors = tensors_in(batch)
         if why := why_not_loaded(tensors):
             self._count_as_written(why)
             return None

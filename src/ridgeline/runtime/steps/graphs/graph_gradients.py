@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.runtime.steps.body.capture_watch import never
 from ridgeline.tensors.kept_gradients import KeptGradients, is_kept
 from ridgeline.tensors.sameness import Sameness
@@ -36,7 +37,7 @@ class GraphGradients:
     """
 
     def __init__(self, parameters: Iterable[Tensor], optimizer: Optimizer, *, copies: bool) -> None:
-        held = {p for group in optimizer.param_groups for p in group["params"]}
+        held = {*parameters_of(optimizer)}
         self._parameters = [*dict.fromkeys((*parameters, *held))]
         self._is_cleared = [parameter in held for parameter in self._parameters]
         self.copies = copies
@@ -139,10 +140,6 @@ class GraphGradients:
 
 def leave_kept(held: Sequence[GraphGradients], num_workers: int) -> str | None:
     """Show copies of gradients from now on, where somebody keeps one that the next replay would write over.
-
-    Args:
-        held: Of all graphs.
-        num_workers: That train together.
 
     Returns:
         Why the graphs must be given up; None where they may stay.

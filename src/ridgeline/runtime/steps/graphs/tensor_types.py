@@ -7,11 +7,7 @@ from torch import nn
 
 
 class TensorTypes:
-    """Whether parameters and buffers have the types that they had.
-
-    Args:
-        modules: Whose they are, those inside others included.
-    """
+    """Whether parameters and buffers have the types that they had."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._stores = [

@@ -238,10 +238,6 @@ class LiftedState:
     def run_substituted(self, tensors: Sequence[Tensor], run: Callable[[], Tensor]) -> Tensor:
         """Call `run` while `tensors` stand for the listed ones; what it replaced is written into them.
 
-        Args:
-            tensors: One for each entry, in order.
-            run: One step of model and optimizer.
-
         Raises:
             CaptureError: the step keeps a count in a Python number, or makes optimizer state.
         """

@@ -129,9 +129,6 @@ def check_changed(before: Undo) -> None:
 def check_drawn(before: HostGenerators) -> None:
     """Refuse a step that draws random numbers outside of torch: they would be constants of its program.
 
-    Args:
-        before: The generators before the trace.
-
     Raises:
         CaptureError: names the generator.
     """

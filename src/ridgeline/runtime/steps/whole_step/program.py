@@ -36,6 +36,7 @@ from ridgeline.runtime.steps.whole_step.scalar_gathering import gather_scalars
 from ridgeline.runtime.steps.whole_step.trace import TracedOptimizer, trace_graph
 from ridgeline.tensors import batch as batches
 from ridgeline.tensors.copies import num_writes
+from ridgeline.tensors.nests import tensors_in
 
 
 class StepProgram:
@@ -71,7 +72,7 @@ class StepProgram:
         self.written = tuple(written)
         self.state = state
         self.batch = batch
-        self.inputs = tensors_of(batch)
+        self.inputs = tensors_in(batch)
         self.signature = batches.signature(batch)
         self.lifted = lifted
         self.clip_norm = clip_norm
@@ -89,11 +90,7 @@ class StepProgram:
         return [*(entry.tensor for entry in self.state), *self.inputs]
 
     def run(self, inputs: Sequence[Tensor]) -> Tensor:
-        """One step, operator by operator; the loss.
-
-        Args:
-            inputs: The batch's tensors, shaped as in `inputs`.
-        """
+        """One step, operator by operator; the loss."""
         with torch.no_grad():
             return self.graph(*(entry.tensor for entry in self.state), *inputs)[0]
 
@@ -161,7 +158,7 @@ def trace_step(
     host = HostGenerators.now()
     try:
         with outside.kept(), unchecked(), refusing_forked_draws():
-            graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
+            graph = trace_graph(step, [*lifted.examples(), *tensors_in(example)])
         check_kept(model, loss_fn, optimizer)
         check_changed(before)
         check_drawn(host)
@@ -235,8 +232,3 @@ def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) ->
 
 def _own(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
-
-
-def tensors_of(batch: Any) -> list[Tensor]:
-    """The tensors of a batch, in order."""
-    return [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]

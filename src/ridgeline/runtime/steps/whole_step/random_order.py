@@ -20,11 +20,7 @@ _FRESH = (_aten.empty_like.default, _aten.empty.memory_format, _aten.new_empty.d
 
 
 def draw_in_memory_order(graph: fx.Graph) -> int:
-    """Have masks drawn as contiguous ones, turned where they are not; how many were turned.
-
-    Args:
-        graph: As traced, with its nodes' `val`; changed.
-    """
+    """Have masks drawn as contiguous ones, turned where they are not; how many were turned."""
     turned = 0
     for node in list(graph.nodes):
         if node.target is not _aten.bernoulli_.float:

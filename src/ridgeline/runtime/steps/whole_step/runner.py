@@ -18,6 +18,7 @@ from ridgeline.errors import CaptureError, PlanError
 from ridgeline.guards.model_guard import check_scripted
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.optimizers.capturable import LearningRates
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.packages.compilers import working_compiler
 from ridgeline.reach.generators import random_state_kept
 from ridgeline.reach.second_gradients import retained_graphs, second_gradients
@@ -40,6 +41,7 @@ from ridgeline.runtime.steps.whole_step.saved.saving import save_step
 from ridgeline.simulator.frames import WHOLE_STEP
 from ridgeline.tensors import batch as batches
 from ridgeline.tensors.batch_pattern import BatchPattern
+from ridgeline.tensors.nests import tensors_in
 from ridgeline.tensors.usual_shapes import UsualShapes
 from ridgeline.workers.world import World
 
@@ -243,7 +245,7 @@ class StepGraphRunner:
         """Make a program for this shape; False where the batch is better run eagerly."""
         if self._num_recompiles > MOST_RECOMPILES:
             return False
-        tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
+        tensors = tensors_in(batch)
         if any(tensor.requires_grad for tensor in tensors):
             self._note(WITH_GRADIENTS)
             return False
@@ -330,7 +332,7 @@ class StepGraphRunner:
 
     def _name_without_gradients(self) -> None:
         """Say which gradients a step as written leaves for another optimizer, and a program does not."""
-        held = {p for group in self._body.optimizer.param_groups for p in group["params"]}
+        held = {*parameters_of(self._body.optimizer)}
         named = self._body.model.named_parameters()
         others = [name for name, p in named if p.requires_grad and p not in held]
         if others:

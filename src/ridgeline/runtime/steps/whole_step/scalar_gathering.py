@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from ridgeline.tensors.nests import tensors_in
+
 
 def gather_scalars(graph: fx.Graph) -> int:
     """Put the computed scalars that an operator on larger tensors reads through one vector; how many did.
 
     Only scalars of 64 bits: those that the optimizer computes on the CPU. Values stay what they are.
-
-    Args:
-        graph: As traced, with its nodes' `val`; changed.
     """
     gathered = 0
     for node in list(graph.nodes):
@@ -70,7 +69,7 @@ def _is_computed_scalar(node: fx.Node) -> bool:
 
 def _is_for_elements(node: fx.Node) -> bool:
     """Whether an operator works on (or in place of) tensors of more than one element."""
-    tensors = [leaf for leaf in pytree.tree_leaves(_values(node)) if isinstance(leaf, Tensor)]
+    tensors = tensors_in(_values(node))
     return any(tensor.dim() > 0 for tensor in tensors)
 
 

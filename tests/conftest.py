@@ -74,9 +74,18 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Not in a process that has others run the tests.
     if not config.getoption("numprocesses", None):
+        from hypothesis import HealthCheck, settings
+
         from warm import ADDRESS, WARM  # which keeps the environment that it finds
 
         os.environ[ADDRESS] = WARM.address()
+        # Laws state results, never speed: neither an example nor drawing one has a limit. Before any module of
+        # tests is read, since a law has the settings of the moment at which it was defined.
+        slow = [HealthCheck.too_slow]
+        settings.register_profile(
+            "ridgeline", max_examples=60, deadline=None, suppress_health_check=slow
+        )
+        settings.load_profile("ridgeline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

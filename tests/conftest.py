@@ -65,6 +65,12 @@ the process."""
 OWN_THREADS = "/proc/self/task"
 """Where Linux lists this process's threads, each with the processes that it started."""
 
+OF_THE_USER = (
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+    *("RIDGELINE_KVSTORE_KEYS", "RIDGELINE_KVSTORE_JOIN", "RIDGELINE_KVSTORE_SHARED"),
+)
+"""What the shell that starts the tests may say of its terminal, or of a store that it trains with."""
+
 _hiding: list[pytest.MonkeyPatch] = []
 
 
@@ -147,10 +153,12 @@ def _show_gpus() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep machine profiles measured by tests out of the user's cache, and the user's out of tests."""
+def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep machine profiles measured by tests out of the user's cache, and what the user has set out of tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        for name in OF_THE_USER:
+            patch.delenv(name, raising=False)
         yield
 
 

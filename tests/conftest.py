@@ -65,6 +65,12 @@ the process."""
 OWN_THREADS = "/proc/self/task"
 """Where Linux lists this process's threads, each with the processes that it started."""
 
+OF_THE_USER = (
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+    *("RIDGELINE_KVSTORE_KEYS", "RIDGELINE_KVSTORE_JOIN", "RIDGELINE_KVSTORE_SHARED"),
+)
+"""What the shell that starts the tests may say of its terminal, or of a store that it trains with."""
+
 _hiding: list[pytest.MonkeyPatch] = []
 
 
@@ -74,9 +80,18 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Not in a process that has others run the tests.
     if not config.getoption("numprocesses", None):
+        from hypothesis import HealthCheck, settings
+
         from warm import ADDRESS, WARM  # which keeps the environment that it finds
 
         os.environ[ADDRESS] = WARM.address()
+        # Laws state results, never speed: neither an example nor drawing one has a limit. Before any module of
+        # tests is read, since a law has the settings of the moment at which it was defined.
+        slow = [HealthCheck.too_slow]
+        settings.register_profile(
+            "ridgeline", max_examples=60, deadline=None, suppress_health_check=slow
+        )
+        settings.load_profile("ridgeline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -138,10 +153,12 @@ def _show_gpus() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep machine profiles measured by tests out of the user's cache, and the user's out of tests."""
+def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep machine profiles measured by tests out of the user's cache, and what the user has set out of tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        for name in OF_THE_USER:
+            patch.delenv(name, raising=False)
         yield
 
 

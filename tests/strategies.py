@@ -6,7 +6,6 @@ ceiling of 1 GFLOP/s or 1 GB/s takes as many nanoseconds as it has FLOP or bytes
 
 from collections.abc import Mapping, Sequence
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from ridgeline.machine import (
@@ -27,10 +26,6 @@ from ridgeline.machine import (
 from ridgeline.simulator.events import SimTask
 from ridgeline.timeline import LANES, Span, Timeline
 from ridgeline.workload import MemoryPoint, Op, Parameter, TensorSpec, Workload
-
-# A statement about results, never about speed: no deadline for an example.
-settings.register_profile("ridgeline", deadline=None, max_examples=60)
-settings.load_profile("ridgeline")
 
 GIGA = 1e9
 

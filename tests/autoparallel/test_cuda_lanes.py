@@ -92,9 +92,7 @@ def scheduled(draw: st.DrawFn) -> tuple[Dag, Schedule]:
     return dag, Schedule(lanes=names, lane_of=lane_of, order=order, syncs=syncs)
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scheduled())
 def test_streams_keep_every_edge_and_the_place_among_the_callers_work(
     gpus: type[Gpus], case: tuple[Dag, Schedule]

@@ -90,7 +90,7 @@ def placed_dags(draw: st.DrawFn) -> tuple[Dag, tuple[int, ...], Traffic]:
     return Dag.of(count, edges), device_of, Traffic(reads, makes, homes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(placed_dags())
 def test_every_value_is_where_it_is_read(case: tuple[Dag, tuple[int, ...], Traffic]) -> None:
     """Issued in order, each operation finds its values on its device, and each value is copied there once."""
@@ -110,7 +110,7 @@ def test_every_value_is_where_it_is_read(case: tuple[Dag, tuple[int, ...], Traff
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(placed_dags())
 def test_the_order_of_lanes_and_the_syncs_imply_every_need(
     case: tuple[Dag, tuple[int, ...], Traffic],
@@ -140,7 +140,7 @@ def test_the_order_of_lanes_and_the_syncs_imply_every_need(
                 assert come_in_order(place, itinerary.steps.index(reader))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(placed_dags())
 def test_pieces_wait_first_signal_last_and_can_be_issued_in_their_order(
     case: tuple[Dag, tuple[int, ...], Traffic],
@@ -161,7 +161,7 @@ def test_pieces_wait_first_signal_last_and_can_be_issued_in_their_order(
     assert signalled == schedule.signals()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_any_placement_gives_the_results_of_the_function(data: st.DataObject) -> None:
     """Wherever operations are placed, loss and gradients are exactly those of the function."""

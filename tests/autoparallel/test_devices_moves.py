@@ -124,7 +124,7 @@ def run_through(
     return before, there, lanes.host
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(placed_dags())
 def test_nobody_reads_what_has_not_come(case: tuple[Dag, tuple[int, ...], Traffic]) -> None:
     """Every reader comes after what it reads; if that is in host memory, the host has waited for it."""
@@ -151,7 +151,7 @@ def test_nobody_reads_what_has_not_come(case: tuple[Dag, tuple[int, ...], Traffi
                     check(step, copy, device_of[step])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(placed_dags())
 def test_results_have_come_when_the_call_returns(
     case: tuple[Dag, tuple[int, ...], Traffic],
@@ -168,7 +168,7 @@ def test_results_have_come_when_the_call_returns(
         assert arrivals <= (slot in traffic.results or is_read)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(placed_dags())
 def test_the_host_enqueues_before_it_waits(case: tuple[Dag, tuple[int, ...], Traffic]) -> None:
     """At an arrival or an operation of the CPU no move is left whose value has been issued."""

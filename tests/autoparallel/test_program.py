@@ -249,7 +249,7 @@ def traced() -> tuple[nn.Module, Program]:
     return net, trace_program(training_step(net), torch.randn(2, 3, 6, 6))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.randoms(use_true_random=False))
 def test_every_order_that_the_dag_allows_is_right(
     traced: tuple[nn.Module, Program], random: Any

@@ -47,7 +47,7 @@ def test_a_chain_has_one_candidate() -> None:
     assert list(candidates(graph, [NodeCost(1e-5)] * 4, 8)) == ["serial"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 9), st.data())
 def test_all_candidates_keep_every_edge(count: int, data: st.DataObject) -> None:
     """Whatever the graph, each candidate is a valid schedule of it."""

@@ -44,7 +44,7 @@ def scheduled(program: Program, lane_of: list[int], num_lanes: int) -> Schedule:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_any_assignment_to_lanes_gives_the_function(program: Program, data: st.DataObject) -> None:
     """Whatever lane an operation is on, results, state and random numbers are the function's, call after call."""

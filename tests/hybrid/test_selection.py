@@ -1,7 +1,7 @@
 """Which mode is kept, as laws over measured times; and how the report says so."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.callables.calls.report import HybridReport, ModeRow
@@ -14,7 +14,6 @@ from ridgeline.callables.calls.selection import (
 from ridgeline.errors import PlanError
 from ridgeline.plan import Execution
 
-law = settings(deadline=None, max_examples=60)
 MODES: tuple[Execution, ...] = ("eager", "graph", "script", "compiled", "packaged")
 
 
@@ -29,7 +28,6 @@ def measured(draw: st.DrawFn) -> list[ModeTiming]:
     return made
 
 
-@law
 @given(measured())
 def test_never_slower_than_the_program_as_written(times: list[ModeTiming]) -> None:
     """A call in the chosen mode never takes longer than in the first, whatever the spreads."""
@@ -37,7 +35,6 @@ def test_never_slower_than_the_program_as_written(times: list[ModeTiming]) -> No
     assert chosen.call_s <= times[0].call_s
 
 
-@law
 @given(measured())
 def test_without_spread_the_cheapest_wins(times: list[ModeTiming]) -> None:
     """With exact times the decision is the minimum of the call."""
@@ -46,7 +43,6 @@ def test_without_spread_the_cheapest_wins(times: list[ModeTiming]) -> None:
     assert chosen.call_s == min(one.call_s for one in exact)
 
 
-@law
 @given(measured(), st.floats(0.01, 100))
 def test_the_unit_of_time_does_not_matter(times: list[ModeTiming], factor: float) -> None:
     """All times scaled alike, on another machine, lead to the same mode (away from ties by rounding)."""
@@ -57,7 +53,6 @@ def test_the_unit_of_time_does_not_matter(times: list[ModeTiming], factor: float
     assert decide(scaled).mode == decide(times).mode
 
 
-@law
 @given(measured())
 def test_a_slower_mode_changes_nothing(times: list[ModeTiming]) -> None:
     """Measuring one more mode that is slower than all others leaves the decision as it is."""

@@ -65,6 +65,43 @@ def test_leak_fails_the_test(
     result.stdout.fnmatch_lines([f"*the test left behind: {leak}*"])
 
 
+def test_laws_have_no_time_limit(pytester: pytest.Pytester) -> None:
+    """Whichever module is read first: a busy host must not fail an example, nor one that takes long to draw."""
+    pytester.makeconftest(CONFTEST.read_text())
+    pytester.makepyfile(
+        """
+        from hypothesis import HealthCheck, given, settings, strategies as st
+
+        DEFINED = settings.default
+
+        @given(st.integers())
+        def test_law(number):
+            assert DEFINED.deadline is None
+            assert HealthCheck.too_slow in DEFINED.suppress_health_check
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_the_users_terminal_is_none_of_the_tests(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Printed lines are compared as they are in one of the usual width, without colours."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    pytester.makeconftest(CONFTEST.read_text())
+    pytester.makepyfile(
+        """
+        import os, shutil
+
+        def test_width():
+            assert shutil.get_terminal_size().columns == 80
+            assert "FORCE_COLOR" not in os.environ
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
 def test_clean_test_passes(pytester: pytest.Pytester) -> None:
     """What a test starts and ends itself is no leak."""
     pytester.makeconftest(CONFTEST.read_text())

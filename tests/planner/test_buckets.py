@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chained_workloads import make_chain
@@ -82,7 +82,6 @@ def _end(
     return end
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 100), st.floats(0, 10)), min_size=1, max_size=7),
     st.floats(0, 20),
@@ -124,7 +123,6 @@ def test_the_search_finds_the_best_cuts(
     assert len(found) <= fewest
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 100), st.floats(0.1, 10)), min_size=1, max_size=12),
     st.floats(0.1, 2),

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_replay import workload_of
 
@@ -30,7 +30,6 @@ def request(load: Workload) -> Request:
     return Request(quick=True, ceilings=(ONE,), timings=(ONE,), dispatch=True, workload=load)
 
 
-@settings(deadline=None)
 @given(st.floats(0.0, 60.0), st.integers(0, 3), st.integers(10**3, 10**11))
 def test_the_step_itself_is_always_timed(limit_s: float, num_variants: int, flops: int) -> None:
     """Whatever is left out, each part of it has a line, and what fits whole is left as it is."""

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_replay import op, spec, workload_of
 
@@ -70,7 +70,6 @@ def test_modules_are_called_where_paths_change(paths: list[str], calls: list[int
     assert module_calls(paths) == calls
 
 
-@settings(deadline=None)
 @given(COSTS, st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_each_cause_is_charged_once(
     costs: HostCosts, modules: int, backward: int, updates: int, parameters: int
@@ -99,7 +98,6 @@ def test_an_optimizer_in_one_operator_costs_its_loop() -> None:
     assert costs.of(without) == [0.0, 0.0]
 
 
-@settings(deadline=None)
 @given(COSTS)
 def test_planted_costs_are_found(costs: HostCosts) -> None:
     """From steps in which they are as they are planted."""

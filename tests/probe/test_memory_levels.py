@@ -23,7 +23,7 @@ def steps(walked: Walked, count: int) -> list[int]:
     return places
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(2, 200), st.integers(0, 1 << 30))
 def test_a_walk_is_one_circle_through_all_lines(num_lines: int, seed: int) -> None:
     """Each line once, then the first again: otherwise a part would stay in a nearer cache."""

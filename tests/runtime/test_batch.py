@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
@@ -15,7 +15,6 @@ from ridgeline.errors import BatchError
 from ridgeline.tensors import batch as batches
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_shares_make_the_weighted_mean_the_whole_mean(samples: int, parts: int) -> None:
     """Splitting loses no sample, and shares times means of the parts sum to the mean of the whole."""

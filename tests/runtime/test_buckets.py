@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -20,7 +20,6 @@ def parameters(sizes: list[tuple[int, ...]]) -> list[tuple[str, nn.Parameter]]:
     return [(str(i), nn.Parameter(torch.randn(size))) for i, size in enumerate(sizes)]
 
 
-@settings(deadline=None)
 @given(shapes, st.data())
 def test_gradients_land_in_places_of_their_own(
     sizes: list[tuple[int, ...]], data: st.DataObject

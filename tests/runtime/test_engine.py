@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.engine import Engine
@@ -33,7 +33,6 @@ def run_serially(program: list[tuple[str, list[int], int, int]]) -> list[int]:
     return data
 
 
-@settings(max_examples=60, deadline=None)
 @given(tasks, st.integers(1, 8))
 def test_any_program_gives_the_serial_result(
     program: list[tuple[str, list[int], int, int]], max_pending: int

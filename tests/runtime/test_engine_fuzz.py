@@ -25,7 +25,7 @@ def check(
     assert statistics.cancelled == len(run.cancelled)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     num_tasks=st.integers(1, 400),
@@ -57,7 +57,7 @@ def test_programs_equal_their_serial_execution(
     )
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(seed=st.integers(0, 2**32), faults=st.booleans())
 @example(seed=0, faults=False)
 @example(seed=0, faults=True)
@@ -67,7 +67,6 @@ def test_long_programs_equal_their_serial_execution(seed: int, faults: bool) -> 
     check(seed, 10_000, 100, 8, faults=faults, threads=threads)
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), num_tasks=st.integers(1, 300), num_variables=st.integers(1, 20))
 def test_the_serial_engine_does_the_same(seed: int, num_tasks: int, num_variables: int) -> None:
     """`serial=True` gives the same outcome; nothing is ever left to cancel."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -21,7 +21,6 @@ from ridgeline.feeding import feed
 Pair = namedtuple("Pair", "x y")  # noqa: PYI024 - a plain namedtuple, as collate functions make them
 
 
-@settings(deadline=None)
 @given(st.integers(0, 20), st.integers(0, 5), st.booleans())
 def test_order_and_content_are_those_of_the_loader(length: int, depth: int, fixed: bool) -> None:
     """Whatever the depth, the batches come once each and in order."""

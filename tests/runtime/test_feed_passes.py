@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simulated_channel import SimulatedChannel
 from torch import Tensor
@@ -41,7 +41,6 @@ def numbers(batches: Any) -> list[int]:
     return [int(batch[0]) for batch in batches]
 
 
-@settings(deadline=None)
 @given(
     length=st.integers(1, 8),
     depth=st.integers(0, 3),

@@ -30,7 +30,7 @@ def batches_of(length: int, rng: random.Random) -> list[dict[str, Any]]:
     return made
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(0, 12), st.integers(0, 4), st.booleans(), st.integers(0, 2**32 - 1))
 def test_the_consumers_stream_sees_every_batch_whole(
     length: int, depth: int, fixed: bool, seed: int
@@ -61,7 +61,7 @@ def test_the_consumers_stream_sees_every_batch_whole(
     assert all(bool((values == index).all()) for index, values in held)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(1, 8), min_size=1, max_size=4),
     st.integers(1, 3),
@@ -86,7 +86,7 @@ def test_passes_that_are_broken_off_spoil_no_batch(
     batches.close()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_work_on_a_batch_kept_into_the_next_round_is_waited_for(
     length: int, depth: int, seed: int
@@ -124,7 +124,7 @@ class Refilling:
             yield self._buffers[index % len(self._buffers)].fill_(float(index))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(0, 4), st.integers(0, 2**32 - 1))
 def test_a_loader_that_fills_its_own_pinned_memory_again_spoils_no_batch(
     length: int, num_buffers: int, depth: int, seed: int
@@ -233,7 +233,7 @@ def test_a_backward_pass_over_an_overwritten_batch_is_refused() -> None:
         raise AssertionError("wanted a refusal")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(0, 12), st.integers(0, 4), st.integers(0, 2**32 - 1))
 def test_results_come_to_the_host_whole_and_in_order(length: int, depth: int, seed: int) -> None:
     """However late they are computed, whether they are kept or not."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -40,7 +40,6 @@ def stepped(name: str, before: str, after: str, gradient: str, *, fused: bool) -
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@settings(deadline=None)
 @given(layouts=st.tuples(*[st.sampled_from([*LAYOUTS])] * 3))
 def test_layouts_do_not_matter(name: str, layouts: tuple[str, str, str]) -> None:
     """Of the parameter before and after its state was made, and of the gradient."""

@@ -10,7 +10,7 @@ import loop_tasks
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from loop_tasks import Ask
 
@@ -142,7 +142,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("whole"), 7)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_no_damage_gets_through(whole: Path, data: st.DataObject) -> None:
     """Whichever byte of whichever file is other: it is found, or what is read is the same."""

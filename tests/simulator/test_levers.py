@@ -30,7 +30,7 @@ def spread(machine: Machine, width: float) -> Machine:
     return msgspec.structs.replace(machine, ceilings=ceilings)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from(PARTS), st.floats(0.1, 100.0), st.sampled_from([1, 2]))
 def test_a_gain_is_the_ratio_of_two_predictions(part: str, factor: float, workers: int) -> None:
     """On a machine without spread nothing is uncertain: the interval is that ratio."""

@@ -89,7 +89,7 @@ def test_frozen_input_saves_half_of_backward() -> None:
 sizes = st.integers(1, 9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(batch=sizes, heads=sizes, queries=sizes, keys=sizes, dim=sizes, is_causal=st.booleans())
 def test_attention_counts_the_scores_that_are_needed(
     batch: int, heads: int, queries: int, keys: int, dim: int, is_causal: bool
@@ -106,7 +106,7 @@ def test_attention_counts_the_scores_that_are_needed(
     assert flops(backward, tensors, {}, None) == 10 * scores * dim
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(m=sizes, k=sizes, n=sizes, b=sizes)
 def test_products_cost_two_mnk(m: int, k: int, n: int, b: int) -> None:
     """Every spelling of a matrix product costs 2 M N K for each matrix."""
@@ -123,7 +123,7 @@ def test_products_cost_two_mnk(m: int, k: int, n: int, b: int) -> None:
     assert flops(aten.linear.default, linear, {}, meta(b, m, n)) == 2 * b * m * n * k
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(batch=sizes, left=sizes, right=sizes, outputs=sizes)
 def test_three_factors_cost_two_for_each_combination(
     batch: int, left: int, right: int, outputs: int
@@ -137,7 +137,7 @@ def test_three_factors_cost_two_for_each_combination(
     assert backward.flops == 2 * batch * left * right * outputs
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(n=sizes, k=sizes, b=sizes, d=sizes)
 def test_dense_systems_and_pairs_cost_what_the_textbook_says(
     n: int, k: int, b: int, d: int
@@ -160,7 +160,7 @@ def test_dense_systems_and_pairs_cost_what_the_textbook_says(
     assert flops(aten.addr.default, addr, {}, meta(n, k)) == 2 * n * k
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(words=st.integers(9, 50), width=st.integers(1, 4), depth=st.integers(1, 3), size=sizes)
 def test_transformers_cost_six_flop_for_each_weight_and_token(
     words: int, width: int, depth: int, size: int

@@ -47,6 +47,7 @@ from ridgeline.programs.watches.instances import classes_in_cells, instance_chec
 from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
 from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
+from ridgeline.programs.watches.slots import ask_for_slots_anew
 from ridgeline.reach.owners import is_users, is_users_class
 
 Backend = Callable[..., Callable[..., Any]]
@@ -107,6 +108,7 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
     leave_to_python(backend)
     follow_imports()
     follow_identities()
+    ask_for_slots_anew()
     compare_made_keys()
     return backend
 

@@ -6,7 +6,7 @@ does not find (so in `os.environ`), or an attribute in `vars(x)`, or one whose `
 And it takes for granted which hooks of all modules there are, which module an `import` gives, what a class
 finds in its metaclass, classes in closures, what abstract classes and protocols take for their instances,
 what a dictionary of the user's own class finds in that, names put among Python's, which `object()` there is,
-and settings that choose kernels; torch 2.11 also which methods an object holds itself.
+which objects are one, and settings that choose kernels; torch 2.11 also which methods an object holds itself.
 """
 
 import builtins
@@ -25,25 +25,35 @@ import torch
 from torch import Tensor, fx
 from torch._C._dynamo.guards import DictGuardManager
 from torch._dynamo import polyfills
-from torch._dynamo.guards import _get_closure_vars
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
+from ridgeline.programs.watches.comparing import (
+    UNKNOWN,
+    compare,
+    compare_by_name,
+    of_name,
+    value_of,
+)
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
-from ridgeline.programs.watches.identities import asks_identity, may_be_one, pattern
+from ridgeline.programs.watches.identities import (
+    asks_identity,
+    follow_identities,
+    may_be_one,
+    pattern,
+)
 from ridgeline.programs.watches.imports import Import, are_current, follow_imports, imports_of
 from ridgeline.programs.watches.instances import classes_in_cells, instance_checks
 from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
 from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
+from ridgeline.programs.watches.slots import ask_for_slots_anew
 from ridgeline.reach.owners import is_users, is_users_class
 
 Backend = Callable[..., Callable[..., Any]]
-_UNKNOWN = object()
 _TORCH = torch.__path__[0]
 _STANDARD = polyfills.__path__[0]
 """Where the compiler has Python of its own for code of the standard library."""
-_MISSING = (LookupError, AttributeError, TypeError)
 _NO_OBJECTS = (type, types.ModuleType, Tensor, dict)
 _KEY_ERRORS = frozenset({"KeyError", "LookupError", "Exception", "BaseException"})
 _ATTRIBUTE_ERRORS = frozenset({"AttributeError", "Exception", "BaseException"})
@@ -97,6 +107,8 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
 
     leave_to_python(backend)
     follow_imports()
+    follow_identities()
+    ask_for_slots_anew()
     compare_made_keys()
     return backend
 
@@ -147,32 +159,32 @@ def _catches_unknown(code: types.CodeType) -> bool:
 
 def _require_same(builder: Any, guard: Guard) -> None:
     """A `Guard` on the signs of zeros, and on what can change in what cannot."""
-    value = _value(builder, guard)
+    value = value_of(builder, guard)
     owner = _CLASS_VARIABLE.search(guard.name)
     if (
         owner
         and is_plain_value(value)
-        and isinstance(_of_name(builder, owner[1])(builder.scope["L"]), dict)
+        and isinstance(of_name(builder, owner[1])(builder.scope["L"]), dict)
     ):
         # Below a dictionary of a class of its own nothing is looked at while it has the entries that it had.
-        _compare_by_name(builder, guard.name, _content_of, "")
-    if type(value) is object and value is not _UNKNOWN:  # a sentinel: compared by identity
+        compare_by_name(builder, guard.name, _content_of, "")
+    if type(value) is object and value is not UNKNOWN:  # a sentinel: compared by identity
         manager, what = builder.get_guard_manager(guard), f"{guard.name} changed"
         manager.add_lambda_guard(functools.partial(operator.is_, value), [what], None)
     if _has_zero(value):
-        _compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
+        compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
     if _holds_containers(value):
         # Below a tuple the compiler looks at nothing while its holder holds what it held.
         root, what = builder.guard_manager.root, f"what is held by {guard.name}"
-        _compare(root, lambda _: _content_of(value), None, what)
+        compare(root, lambda _: _content_of(value), None, what)
 
 
 def _require_cells(builder: Any, guard: Guard) -> None:
     """A `Guard` on the classes in a function's closure."""
-    value = _value(builder, guard)
+    value = value_of(builder, guard)
     if classes_in_cells(value):
         manager = builder.get_guard_manager(guard)
-        _compare(manager, classes_in_cells, value, f"a class in the closure of {guard.name}")
+        compare(manager, classes_in_cells, value, f"a class in the closure of {guard.name}")
 
 
 def _require_order(builder: Any, guard: Guard) -> None:
@@ -180,40 +192,40 @@ def _require_order(builder: Any, guard: Guard) -> None:
 
     The compiler goes through the dictionary underneath, whose order stays what it was.
     """
-    value = _value(builder, guard)
+    value = value_of(builder, guard)
     if not isinstance(value, collections.OrderedDict) or len(value) < 2:
         return
     # At the root, since managers of dictionaries take no comparisons of ours.
-    _compare_by_name(builder, guard.name, lambda now: _content_of(tuple(now)), "the order of ")
+    compare_by_name(builder, guard.name, lambda now: _content_of(tuple(now)), "the order of ")
 
 
 def _require_keys(builder: Any, guard: Guard) -> None:
     """A `Guard` on the keys of a dictionary of which the compiler compares the type only."""
-    value = _value(builder, guard)
+    value = value_of(builder, guard)
     if isinstance(value, dict):
         manager = builder.get_guard_manager(guard)
         if not isinstance(manager, DictGuardManager):  # which compares keys
-            _compare(manager, frozenset, value, f"the keys of {guard.name}")
+            compare(manager, frozenset, value, f"the keys of {guard.name}")
 
 
 def _require_attributes(builder: Any, guard: Guard) -> None:
-    value = _value(builder, guard)
+    value = value_of(builder, guard)
     if hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS):
         manager = builder.get_guard_manager(guard)
-        _compare(manager, _own_names, value, f"the attributes of {guard.name}")
+        compare(manager, _own_names, value, f"the attributes of {guard.name}")
 
 
 def _require_methods(builder: Any, guard: Guard) -> None:
     """A `Guard` on the methods that an object holds itself, in place of those of its class."""
-    value = _value(builder, guard)
+    value = value_of(builder, guard)
     if not isinstance(value, _NO_OBJECTS) and _own_methods(value):
         manager = builder.get_guard_manager(guard)
-        _compare(manager, _own_methods, value, f"a method that {guard.name} holds")
+        compare(manager, _own_methods, value, f"a method that {guard.name} holds")
 
 
 def _require_metaclass(builder: Any, guard: Guard) -> None:
     """A `Guard` on what a class finds in a class of its own that is the user's."""
-    value = _value(builder, guard)
+    value = value_of(builder, guard)
     if isinstance(value, type) and _is_users_metaclass(type(value)):
         manager, kept = builder.get_guard_manager(guard), _of_metaclass(value)
 
@@ -227,7 +239,7 @@ def _require_metaclass(builder: Any, guard: Guard) -> None:
 def _require_hooks(builder: Any, _: Guard) -> None:
     root, what = builder.guard_manager.root, "a hook of all modules"
     if hooks_of_all_modules():
-        _compare(root, lambda _: hooks_of_all_modules(), None, what)
+        compare(root, lambda _: hooks_of_all_modules(), None, what)
     else:
         root.add_lambda_guard(no_module_has_hooks, [f"{what} changed"], None)
 
@@ -256,17 +268,17 @@ def _require_imports(imports: tuple[Import, ...], builder: Any, _: Guard) -> Non
 
 
 def _require_environment(builder: Any, guard: Guard) -> None:
-    _compare(builder.guard_manager.root, _environment, None, "a variable of the environment")
+    compare(builder.guard_manager.root, _environment, None, "a variable of the environment")
 
 
 def _require_builtins(names: Sequence[str], builder: Any, _: Guard) -> None:
     what = f"a name that was put among Python's ({', '.join(names)})"
     root = builder.guard_manager.root
-    _compare(root, lambda _: [_content_of(vars(builtins).get(name)) for name in names], None, what)
+    compare(root, lambda _: [_content_of(vars(builtins).get(name)) for name in names], None, what)
 
 
 def _require_instances(sources: Sequence[Any], builder: Any, _: Guard) -> None:
-    values = [_value(builder, Guard(source, _require_same)) for source in sources]
+    values = [value_of(builder, Guard(source, _require_same)) for source in sources]
     for is_same in instance_checks(values):
         what = "what a class takes for its instances changed"
         builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
@@ -274,48 +286,9 @@ def _require_instances(sources: Sequence[Any], builder: Any, _: Guard) -> None:
 
 def _require_identities(sources: Sequence[Any], builder: Any, _: Guard) -> None:
     guards = [Guard(source, _require_same) for source in sources]
-    names = [guard.name for guard in guards if may_be_one(guard.name, _value(builder, guard))]
+    names = [guard.name for guard in guards if may_be_one(guard.name, value_of(builder, guard))]
     if len(names) > 1:
-        _compare_by_name(builder, f"({', '.join(names)})", pattern, "which of these are one: ")
-
-
-def _compare(manager: Any, look: Callable[[Any], Any], value: Any, what: str) -> None:
-    """Before every call, see whether `look` finds what it finds in the value of now."""
-    held = look(value)
-
-    def is_same(now: Any) -> bool:
-        return bool(look(now) == held)
-
-    manager.add_lambda_guard(is_same, [f"{what} changed"], None)
-
-
-def _compare_by_name(builder: Any, name: str, look: Callable[[Any], Any], what: str) -> None:
-    """The same from the root, by the name of what the guard is about."""
-    find = _of_name(builder, name)
-    held = look(find(builder.scope["L"]))
-
-    def is_same(now: Any) -> bool:
-        try:  # what the compiler compares of the way to it is compared later
-            return bool(look(find(now)) == held)
-        except _MISSING:
-            return False
-
-    builder.guard_manager.root.add_lambda_guard(is_same, [f"{what}{name} changed"], None)
-
-
-def _of_name(builder: Any, name: str) -> Callable[[Any], Any]:
-    """A function of the local variables that gives what a name of the compiler's stands for."""
-    code = compile(name, "<guard>", "eval")
-    names = {"G": builder.scope["G"], **_get_closure_vars()}
-    return lambda now: eval(code, names, {"L": now})
-
-
-def _value(builder: Any, guard: Guard) -> Any:
-    """What a guard is about; something unknown where that is no object of the program's."""
-    try:
-        return builder.get(guard)
-    except (NameError, LookupError, AttributeError, TypeError, NotImplementedError):
-        return _UNKNOWN
+        compare_by_name(builder, f"({', '.join(names)})", pattern, "which of these are one: ")
 
 
 def _own_names(value: Any) -> frozenset[str]:

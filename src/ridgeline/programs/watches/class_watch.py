@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from ridgeline.programs.watches.conditions import Conditions
+from ridgeline.reach.owners import is_users_class
 from ridgeline.reach.reach import Reach
 
 _METHODS = (types.FunctionType, property, staticmethod, classmethod)
 
 
 class ClassWatch:
-    """The methods of the classes that a step can get at, and the names of its functions' attributes.
+    """Methods and bases of the classes that a step can get at, and the names of its functions' attributes.
 
     Args:
         roots: Model and loss function.
@@ -40,7 +41,12 @@ class ClassWatch:
         for function in reach.functions:
             names = conditions.constant(vars(function).keys())
             conditions.require(f"{names} == {conditions.constant(frozenset(vars(function)))}")
-        for kind in reach.classes:
+        held = {base for kind in {*map(type, reach.seen.values())} for base in kind.__mro__}
+        for kind in dict.fromkeys((*reach.classes, *filter(is_users_class, held))):
+            # Another order where it was given other bases.
+            conditions.require(
+                f"{conditions.constant(kind)}.__mro__ is {conditions.constant(kind.__mro__)}"
+            )
             own = conditions.constant(vars(kind))
             # A method that is new has no comparison of its own.
             conditions.require(f"len({own}) == {len(vars(kind))}")

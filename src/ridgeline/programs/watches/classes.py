@@ -22,10 +22,24 @@ _CAN_BE_CHANGED = 1 << 9
 """Of `type.__flags__`: made while Python runs, so that code may assign to it; `Py_TPFLAGS_HEAPTYPE`. Others
 have names that their metaclass hides, such as `__annotations__` of functions."""
 _CLASS_VARIABLE = re.compile(r"\.__dict__\)\['(\w+)'\]")
-_SPECIAL = frozenset((
-    "__bool__", "__len__", "__eq__", "__ne__", "__call__", "__getattribute__", "__getattr__",
-    "__contains__", "__iter__", "__hash__", "__str__", "__repr__",
-))  # fmt: skip
+_KINDS = (int, float, str, list, dict, set, memoryview, types.GeneratorType, types.CoroutineType)
+_MORE = (
+    "__bool__", "__bytes__", "__call__", "__ceil__", "__complex__", "__delete__", "__enter__", "__exit__",
+    "__floor__", "__fspath__", "__get__", "__getattr__", "__imatmul__", "__instancecheck__", "__iter__",
+    "__length_hint__", "__matmul__", "__missing__", "__rmatmul__", "__round__", "__set__",
+    "__subclasscheck__", "__torch_function__",
+)  # fmt: skip
+_SPECIAL = frozenset(
+    name
+    for kind in _KINDS
+    for name in dir(kind)
+    if name.startswith("__") and name not in dir(object)
+).union(
+    _MORE,
+    # Of what every object has, those that decide what an operator or a function of Python gives.
+    ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__str__", "__repr__"),
+    ("__format__", "__getattribute__", "__dir__", "__sizeof__"),
+)
 """Methods that Python does without: a class that gets one later answers otherwise."""
 _IS_LOOKED_UP = (types.FunctionType, property, staticmethod, classmethod)
 """What a class gives as it is, or binds anew each time; another descriptor runs code of its own then."""

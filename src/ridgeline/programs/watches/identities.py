@@ -1,10 +1,23 @@
-"""Which of a program's objects are one: code may ask with `is`; torch's compiler compares each by itself."""
+"""Which of a program's objects are one: code may ask with `is`, `==` and `in`, or write to both.
+
+Torch's compiler compares each object by itself. It also takes for granted that two names mean one object
+where one of them begins at an argument and the other at a variable of a module (2.11 to 2.13).
+"""
 
 import dis
+import functools
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch._dynamo import variables
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import builder as builders
+from torch._dynamo.variables import builtin
+from torch._guards import Guard
+
+from ridgeline.programs.watches.comparing import MISSING, of_name, value_of
+from ridgeline.programs.watches.left_to_python import is_marked, is_plain_value
 from ridgeline.reach.owners import is_users, is_users_class
 
 _CONTAINERS = (list, dict, set)
@@ -12,9 +25,69 @@ _OF_MODULES = ("_hooks", "_parameters", "_buffers", "_modules")
 """Ends of names of what torch keeps in each module."""
 
 
+_protocol: Any = getattr(variables, "object_protocol", None)
+"""Where a version of torch (2.13) has one function for all comparisons of identities."""
+_name = "vt_identity_compare"
+_compare_in_torch: Any = getattr(_protocol, _name, None)
+_dupe_in_torch: Any = builders.make_dupe_guard
+
+
+def follow_identities() -> None:
+    """Have the compiler of this process guard what it finds one, or not one; again, too.
+
+    Programs of other backends are compiled as before.
+    """
+    builders.make_dupe_guard = _found_again  # type: ignore[assignment]
+    if _compare_in_torch is not None:
+        for module in (_protocol, builtin):
+            setattr(module, _name, _compare)
+
+
+def _found_again(source: Any, first: Any) -> Any:
+    """In place of torch's: the guard of an object that was found before, under another name."""
+    guard = _dupe_in_torch(source, first)
+    is_unguarded = guard is None and first is not None and first != source
+    return functools.partial(_require_identity, first) if is_unguarded and _is_ours() else guard
+
+
+def _compare(left: Any, right: Any) -> Any:
+    """In place of torch's: whether two objects of a program are one, None where that is unknown."""
+    result = _compare_in_torch(left, right)
+    one, other = (getattr(part, "source", None) for part in (left, right))
+    if result is not None and one is not None and other is not None and one != other and _is_ours():
+        guard = Guard(one, functools.partial(_require_identity, other))
+        InstructionTranslator.current_tx().output.guards.add(guard)
+    return result
+
+
+def _is_ours() -> bool:
+    return is_marked(InstructionTranslator.current_tx().output.compiler_fn)
+
+
+def _require_identity(other: Any, builder: Any, guard: Guard) -> None:
+    """A `Guard` on whether what it is about is what another source gives."""
+    name = other.name if isinstance(other.name, str) else other.name()  # a method before torch 2.12
+    values = value_of(builder, guard), value_of(builder, Guard(other, _require_identity))
+    if all(map(is_plain_value, values)):  # compared by what they are
+        return
+    find, find_other = of_name(builder, guard.name), of_name(builder, name)
+    is_one = values[0] is values[1]
+
+    def is_same(now: Any) -> bool:
+        try:
+            return (find(now) is find_other(now)) == is_one
+        except MISSING:  # what is compared of the way to it is compared later
+            return False
+
+    what = f"whether {guard.name} is {name} changed"
+    builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
+
+
 def asks_identity(code: Iterable[types.CodeType]) -> bool:
-    """Whether code of the user's compares with `is`, but for constants such as None."""
-    return any(is_users(part.co_filename) and _asks(part) for part in code)
+    """Whether code of the user's compares with `is`, but for constants such as None, and is not followed."""
+    return _compare_in_torch is None and any(
+        is_users(part.co_filename) and _asks(part) for part in code
+    )
 
 
 def may_be_one(name: str, value: Any) -> bool:

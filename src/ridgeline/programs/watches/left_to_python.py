@@ -58,11 +58,11 @@ def leave_to_python(backend: Callable[..., Any]) -> None:
     symbolic_convert._detect_and_normalize_assert_statement = _detect  # type: ignore[assignment]  # noqa: SLF001
 
 
-def _is_marked(backend: Any) -> bool:
+def is_marked(backend: Any) -> bool:
     """Whether a backend is one of this package's, inside whatever torch puts around."""
     if backend is None or getattr(backend, _MARK, False):
         return backend is not None
-    return any(_is_marked(getattr(backend, name, None)) for name in _INNER)
+    return any(is_marked(getattr(backend, name, None)) for name in _INNER)
 
 
 def is_pure(function: Any) -> bool:
@@ -88,7 +88,7 @@ def _is_pure_name(name: str, scope: dict[str, Any]) -> bool:
 def _call(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In place of the method of `WrapperUserFunctionVariable`."""
     wrapper = variable.wrapper_obj
-    if not (_is_users_cache(wrapper) and _is_marked(tx.output.compiler_fn)):
+    if not (_is_users_cache(wrapper) and is_marked(tx.output.compiler_fn)):
         return _call_cache(variable, tx, args, kwargs)
     given = (*variable.self_args(), *args, *kwargs.values())
     if not (is_pure(wrapper.__wrapped__) and all(map(_is_plain, given))):
@@ -103,22 +103,22 @@ def _call(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 def _make(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In place of `random.Random(...)` in a program."""
-    if _is_marked(tx.output.compiler_fn):
+    if is_marked(tx.output.compiler_fn):
         _refuse_draws("random.Random()")
     return _make_generator(variable, tx, args, kwargs)
 
 
 def _draw(variable: Any, tx: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In place of the methods of `random.Random`."""
-    if _is_marked(tx.output.compiler_fn):
+    if is_marked(tx.output.compiler_fn):
         _refuse_draws(f"{name}() of a random.Random")
     return _call_generator(variable, tx, name, args, kwargs)
 
 
 def _detect(translator: Any, *args: Any) -> bool:
     """In place of torch's: whether what follows is an assertion that the compiler may put into operators."""
-    is_marked = _is_marked(translator.output.compiler_fn)
-    return not is_marked and bool(_find_assertion(translator, *args))
+    is_ours = is_marked(translator.output.compiler_fn)
+    return not is_ours and bool(_find_assertion(translator, *args))
 
 
 def _refuse_cache(wrapper: Any) -> NoReturn:

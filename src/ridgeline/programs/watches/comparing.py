@@ -1,0 +1,51 @@
+"""Comparisons of ours among the guards of torch's compiler: by an object, or by its name from the root."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._dynamo.guards import _get_closure_vars
+from torch._guards import Guard
+
+UNKNOWN = object()
+"""What a guard is about where that is no object of the program's."""
+MISSING = (LookupError, AttributeError, TypeError)
+"""What looking something up by its name raises where that is there no longer."""
+
+
+def compare(manager: Any, look: Callable[[Any], Any], value: Any, what: str) -> None:
+    """Before every call, see whether `look` finds what it finds in the value of now."""
+    held = look(value)
+
+    def is_same(now: Any) -> bool:
+        return bool(look(now) == held)
+
+    manager.add_lambda_guard(is_same, [f"{what} changed"], None)
+
+
+def compare_by_name(builder: Any, name: str, look: Callable[[Any], Any], what: str) -> None:
+    """The same from the root, by the name of what the guard is about."""
+    find = of_name(builder, name)
+    held = look(find(builder.scope["L"]))
+
+    def is_same(now: Any) -> bool:
+        try:  # what the compiler compares of the way to it is compared later
+            return bool(look(find(now)) == held)
+        except MISSING:
+            return False
+
+    builder.guard_manager.root.add_lambda_guard(is_same, [f"{what}{name} changed"], None)
+
+
+def of_name(builder: Any, name: str) -> Callable[[Any], Any]:
+    """A function of the local variables that gives what a name of the compiler's stands for."""
+    code = compile(name, "<guard>", "eval")
+    names = {"G": builder.scope["G"], **_get_closure_vars()}
+    return lambda now: eval(code, names, {"L": now})
+
+
+def value_of(builder: Any, guard: Guard) -> Any:
+    """What a guard is about; something unknown where that is no object of the program's."""
+    try:
+        return builder.get(guard)
+    except (NameError, LookupError, AttributeError, TypeError, NotImplementedError):
+        return UNKNOWN

@@ -4,9 +4,11 @@ A test leaves threads, child processes, environment and process group as they we
 is about the CPU, as the processes that it starts are, also where the host has GPUs.
 """
 
+import contextlib
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,6 +23,25 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What only calls the kernels of a package takes longer to optimise than they take to compile.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+
+VECTORS = ("avx512f", "avx512vnni", "avx512bf16", "amx-tile", "amx-bf16", "amx-int8")
+"""Instructions for which torch's compiler may make programs on a processor that has them."""
+
+
+def _makes_vectors() -> bool:
+    """Whether the C++ compiler knows them all, so that what the processor has can be used without a trial.
+
+    Torch tries each kind in each process that compiles: 1 s of CPU, and 6 s where its cache is another.
+    """
+    flags = [f"-m{name}" for name in VECTORS]
+    command = [os.environ.get("CXX", "g++"), *flags, "-E", "-x", "c++", os.devnull]
+    with contextlib.suppress(OSError):  # no compiler
+        return not subprocess.run(command, capture_output=True, check=False).returncode
+    return False
+
+
+if _makes_vectors():
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Modules that tests of several folders share, also where one folder runs alone.
 sys.path.append(str(Path(__file__).parent))

@@ -72,7 +72,7 @@ def test_what_fails_in_the_backward_pass_is_placed_there() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     plan, refusal = (
         Plan(execution="step-graph"),
-        r"cpu!, in its backward pass; use execution='eager'$",
+        r"within the backward pass; use execution='eager'$",
     )
     with PlannedStep(model, curvature, optimizer, plan, device="cpu") as step:
         step(torch.ones(3, 2))  # the first is eager

@@ -291,7 +291,7 @@ def test_what_torch_cannot_trace_is_refused() -> None:
 
     wanted = re.compile(
         r"wanted a step that can be written as one program, got ZeroDivisionError: float division by zero, at "
-        r"\S+:\d+ in smooth_l1_loss_backward; use execution='eager'$"
+        r"\S+:\d+ in smooth_l1_loss_backward, within the backward pass; use execution='eager'$"
     )
     with pytest.raises(CaptureError, match=wanted):
         traced_step(loss=of_no_rows)

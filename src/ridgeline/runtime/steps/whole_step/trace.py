@@ -145,9 +145,9 @@ def _refusal(error: Exception) -> str:
     ]
     place = (theirs or frames)[-1]
     where = f"at {Path(place.filename).name}:{place.lineno} in {place.name}"
-    # Of an operator's own derivative, which no line of the step calls, torch's line says nothing.
+    # Of an operator's own derivative, which no line of the step calls, torch's line says little.
     if not theirs and any(frame.name == "backward" for frame in frames):
-        where = "in its backward pass"
+        where += ", within the backward pass"
     reason = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, GuardOnDataDependentSymNode):
         reason = (

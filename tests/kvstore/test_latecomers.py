@@ -26,6 +26,7 @@ from ridgeline.runtime.kvstore.serving.joining.members import Members, StoreReco
 from ridgeline.runtime.kvstore.serving.server.images import image_of, restore
 from ridgeline.runtime.kvstore.serving.server.shard import Shard
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, Shape, ValueSlot
+from ridgeline.runtime.kvstore.serving.worker import remote
 from ridgeline.runtime.kvstore.serving.worker.channel import Connection
 from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.updaters import register_updater
@@ -377,7 +378,7 @@ def test_a_server_outlives_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_that_fails_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may wait for its end, and for it: the server beside it ends with it."""
-    monkeypatch.setattr(beside, "END_S", 0.0)
+    monkeypatch.setattr(remote, "END_S", 0.0)
     server = beside.ServerBeside(1, None, "")
     first = RemoteShelf([server.address], 0, 1, server)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

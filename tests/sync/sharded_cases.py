@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from smallest_models import of_one_scalar, without_elements
 from stopped_runs import Losses, StopHereError, last_checkpoint, stopping_loss, tiny_task
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -293,43 +294,6 @@ def made_again(world: World) -> bool:
     return same(*ends)
 
 
-def of_one_scalar(world: World) -> float:
-    """The only parameter of a model, of which the second worker has no part, clipped."""
-    model = nn.ParameterList([nn.Parameter(torch.tensor(2.0))])
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with PlannedStep(
-        model,
-        lambda model, batch: model[0] * batch,  # type: ignore[index]
-        optimizer,
-        planned(SHARDED),
-        device="cpu",
-        clip_norm=0.5,
-    ) as step:
-        for _ in range(2):
-            step(torch.tensor(3.0 + world.rank))
-    return model[0].tolist()
-
-
-def without_elements(world: World) -> bool:
-    """Whether the whole state has what an optimizer remembers of a parameter without elements."""
-    found = []
-    for algorithm in (SHARDED, PLAIN):
-        model = nn.ParameterDict({"full": torch.ones(5), "empty": torch.ones(0, 3)})
-        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
-        plan = planned(algorithm)
-        with PlannedStep(
-            model,
-            lambda model, batch: (model["full"] * batch).sum() + model["empty"].sum(),  # type: ignore[index]
-            optimizer,
-            plan,
-            device="cpu",
-        ) as step:
-            for _ in range(3):
-                step(torch.arange(5.0) + world.rank)
-            found.append(step.optimizer_state())
-    return bool(world.rank) or (same(*found) and len(found[0]["state"]) == 2)
-
-
 def messages(world: World) -> dict[str, str]:
     """What is refused, and how."""
     model, optimizer = fresh("SGD")
@@ -404,8 +368,8 @@ def main() -> None:
         },
         "hooked": hooked(world),
         "made again": made_again(world),
-        "one scalar": of_one_scalar(world),
-        "without elements": without_elements(world),
+        "one scalar": of_one_scalar(world, planned(SHARDED)),
+        "without elements": same(*(without_elements(world, planned(a)) for a in (SHARDED, PLAIN))),
         "put back": put_back(world),
         "messages": messages(world),
         "resumed": resumed(world, output.parent),

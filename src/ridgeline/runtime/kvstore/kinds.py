@@ -148,9 +148,10 @@ def _served(wanted: Wanted) -> Shelf:
         raise KVStoreError(f"wanted staleness as a number from 0 on, or None, got {staleness!r}")
     if not isinstance(servers, int) or not 0 <= servers <= world.size:
         raise KVStoreError(f"wanted servers from 1 to {world.size}, one a worker, got {servers!r}")
+    wanted, patience_s = wanted._replace(num_servers=servers or world.size), world.timeout_s
     with attendance.phase("the start of servers", world):
-        found = gather(world, wanted._replace(num_servers=servers or world.size))
-    return _remote(found, world.rank, world.size, min(PARKED_S, world.timeout_s))
+        found = gather(world, wanted, patience_s)
+    return _remote(found, world.rank, world.size, min(PARKED_S, patience_s))
 
 
 def _remote(

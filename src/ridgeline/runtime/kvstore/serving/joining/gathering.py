@@ -4,6 +4,7 @@ Some start one, and all learn where these are, or what went wrong for any of the
 """
 
 import itertools
+import math
 import secrets
 from functools import partial
 from pathlib import Path
@@ -83,8 +84,13 @@ class _Told(msgspec.Struct, frozen=True, array_like=True):
     problem: str
 
 
-def gather(world: World, wanted: Wanted) -> Gathered:
+def gather(world: World, wanted: Wanted, idle_s: float = math.inf) -> Gathered:
     """Start the server of this worker, if it is to have one, and find those of all.
+
+    Args:
+        world: This worker's place.
+        wanted: What there is to be.
+        idle_s: See `ServerBeside`.
 
     Raises:
         KVStoreError: keys are missing or not to be read, an address is not reached by all, or a server does
@@ -119,7 +125,7 @@ def gather(world: World, wanted: Wanted) -> Gathered:
                 directory,
                 _folder(wanted, world.rank),
                 None if notice is None else partial(notice.publish, world.rank),
-                world.timeout_s,
+                idle_s,
             )
     except KVStoreError as error:
         problem = error

@@ -7,17 +7,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from ridgeline.errors import CaptureError
 from ridgeline.guards.guards import Guards
 from ridgeline.guards.layouts import LayoutReads
 from ridgeline.guards.lenient import host_draws_read
 from ridgeline.guards.reading import Write
+from ridgeline.reach.reach import Reach
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
 from ridgeline.tensors.batch import split
 
 _BUFFERS = re.compile(r"L\['model'\](\._modules\['\w+'\])*\._buffers$")
 _BATCH = "L['batch']"
+_SHOWING = {SpectralNorm: "spectral_norm", WeightNorm: "weight_norm"}
+"""The hooks of modules that set an attribute in each call, and the functions that add them."""
+_AFTERWARDS = "do it after each training step, or use"
 
 
 def loss_program(loss_fn: LossFunction, model: nn.Module, batch: Any) -> Tensor:
@@ -74,7 +80,16 @@ class StepReads(LayoutReads):
         Raises:
             CaptureError: names what it changes.
         """
-        self._refuse([w for w in self.guards[0].writes if not _BUFFERS.match(w.what)])
+        written = [w for w in self.guards[0].writes if not _BUFFERS.match(w.what)]
+        hooks = _showing(written, *self._fixed.values()) if written else set()
+        listed = " and ".join(sorted(hooks))
+        self._refuse(
+            written,
+            f"torch.nn.utils.{listed} puts the weight there in each call, so use "
+            f"torch.nn.utils.parametrizations.{listed}, or"
+            if hooks
+            else _AFTERWARDS,
+        )
 
     def check_batch_kept(self) -> None:
         """Refuse a step that puts something into its batch, or takes something from it.
@@ -82,7 +97,7 @@ class StepReads(LayoutReads):
         Raises:
             CaptureError: names what it changes.
         """
-        self._refuse([w for w in self.guards[0].writes if w.what.startswith(_BATCH)])
+        self._refuse([w for w in self.guards[0].writes if w.what.startswith(_BATCH)], _AFTERWARDS)
 
     def serves(self, batch: Any) -> bool:
         """Whether the program computes the step of this batch, see `fit`."""
@@ -123,10 +138,26 @@ class StepReads(LayoutReads):
         # All parts run the same code, so the first is read for the others.
         return {"batch": split(batch, self._accumulate)[0][0] if self._accumulate > 1 else batch}
 
-    def _refuse(self, written: Sequence[Write]) -> None:
+    def _refuse(self, written: Sequence[Write], advice: str) -> None:
         if written:
             listed = ", ".join(f"{self._spoken(w.what)} (a {w.kind})" for w in written)
             raise CaptureError(
                 f"wanted a step that changes tensors only, got one that changes {listed}, which one program "
-                "would never do again; do it after each training step, or use execution='compiled' or 'eager'"
+                f"would never do again; {advice} execution='compiled' or 'eager'"
             )
+
+
+def _showing(written: Sequence[Write], *roots: Any) -> set[str]:
+    """The functions of torch's whose hooks alone make these writes; none where something else writes, too.
+
+    Such a hook computes a layer's weight before each call, and sets it as an attribute.
+    """
+    found = {
+        (type(module).__name__, hook.name): name
+        for module in Reach(*roots).modules
+        for hook in module._forward_pre_hooks.values()  # noqa: SLF001 - nothing public lists them
+        for kind, name in _SHOWING.items()
+        if isinstance(hook, kind)
+    }
+    names = [found.get((w.kind, w.what.rpartition(".")[2])) for w in written]
+    return {name for name in names if name} if all(names) else set()

@@ -25,6 +25,17 @@ def test_simulated_devices_must_share_the_batch(run, task_file, machine_file) ->
     )
 
 
+def test_the_batch_that_is_advised_fits_all_numbers_of_devices(
+    run, task_file, machine_file
+) -> None:
+    """One that 3 devices can share would be refused for the 4 beside them."""
+    ran = run("simulate", task_file, "--machine", machine_file, "--devices", "2,3,4", "-q")
+    assert ran.err == (
+        "ridgeline: wanted a global batch that 3 workers can share equally, got batch size 8; use "
+        "--batch-size 12\n"
+    )
+
+
 def test_simulate_on_another_machine(run, task_file, machine_file, tmp_path) -> None:
     """Its profile is a what-if of its own; with parts beside it nobody knows what is meant."""
     words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q", "--what-if")

@@ -140,3 +140,23 @@ def test_what_was_read_no_longer_holds(name: str) -> None:
         assert guards.holds({"fn": model, "args": (x,)})
         change(kinds)
         assert not guards.holds({"fn": model, "args": (x,)})
+
+
+def test_compiled_steps_follow_patches_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tools make them: `nn.Linear.forward` becomes another function for all layers."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    def forward(layer: nn.Linear, x: Tensor) -> Tensor:
+        return x @ layer.weight.t() * 2.0
+
+    torch._dynamo.reset()
+    with interpreted(), PlannedStep(model, loss_fn, optimizer, Plan(execution="compiled")) as step:
+        for _ in range(3):
+            step(x)
+        monkeypatch.setattr(nn.Linear, "forward", forward)
+        wanted = float(loss_fn(model, x).detach())
+        assert float(step(x)) == pytest.approx(wanted, rel=1e-5)

@@ -79,7 +79,7 @@ def curve(args: argparse.Namespace, output: Output) -> Curve:
     task, machine, counts = load(args), profile(args, output), args.devices
     if args.scaling == STRONG:
         for count in counts:
-            check_batch_size(task.batch_size, count)
+            check_batch_size(task.batch_size, count, counts)
     room = machine.num_places
     # What one worker alone does best, such as a step that is one program, several may be unable to do.
     several = [count for count in counts if count > 1]

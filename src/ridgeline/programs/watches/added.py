@@ -35,6 +35,7 @@ from ridgeline.programs.watches.comparing import (
     of_name,
     value_of,
 )
+from ridgeline.programs.watches.deques import keep_limits_of_deques, require_limit
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
 from ridgeline.programs.watches.identities import (
     asks_identity,
@@ -107,6 +108,7 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
 
     leave_to_python(backend)
     follow_imports()
+    keep_limits_of_deques()
     follow_identities()
     ask_for_slots_anew()
     compare_made_keys()
@@ -118,6 +120,7 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
     yield _require_same
     yield _require_cells
     yield _require_order
+    yield require_limit
     yield _require_methods
     yield _require_metaclass
     catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))

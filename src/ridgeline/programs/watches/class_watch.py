@@ -1,5 +1,6 @@
 """Sees what torch's compiler takes for granted: methods of classes, and which attributes functions have."""
 
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -53,4 +54,9 @@ class ClassWatch:
             for name, value in vars(kind).items():
                 if isinstance(value, _METHODS):
                     conditions.require(f"{own}.get({name!r}) is {conditions.constant(value)}")
+        for kind in {*map(type, reach.modules)}:
+            # Layers of libraries are patched where they are defined; the compiler trusts those of torch.
+            if isinstance(inspect.getattr_static(kind, "forward", None), types.FunctionType):
+                own, forward = conditions.constant(kind), conditions.constant(kind.forward)
+                conditions.require(f"{own}.forward is {forward}")
         return conditions.all_hold()

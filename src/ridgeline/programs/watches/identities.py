@@ -16,7 +16,7 @@ from torch._dynamo.variables import builder as builders
 from torch._dynamo.variables import builtin
 from torch._guards import Guard
 
-from ridgeline.programs.watches.comparing import MISSING, of_name, value_of
+from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, value_of
 from ridgeline.programs.watches.left_to_python import is_marked, is_plain_value
 from ridgeline.reach.owners import is_users, is_users_class
 
@@ -67,8 +67,10 @@ def _is_ours() -> bool:
 def _require_identity(other: Any, builder: Any, guard: Guard) -> None:
     """A `Guard` on whether what it is about is what another source gives."""
     name = other.name if isinstance(other.name, str) else other.name()  # a method before torch 2.12
-    values = value_of(builder, guard), value_of(builder, Guard(other, _require_identity))
-    if all(map(is_plain_value, values)):  # compared by what they are
+    of_other = Guard(other, functools.partial(_require_identity, other))
+    values = value_of(builder, guard), value_of(builder, of_other)
+    # Plain values are compared by what they are.
+    if all(map(is_plain_value, values)) or any(value is UNKNOWN for value in values):
         return
     find, find_other = of_name(builder, guard.name), of_name(builder, name)
     is_one = values[0] is values[1]

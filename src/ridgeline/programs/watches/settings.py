@@ -35,6 +35,11 @@ def _precisions(kind: str) -> tuple[Ask, ...]:
 
 
 CHOICES = (
+    # `torch.autocast("cpu")` asks for the type as it is entered.
+    KernelChoice(
+        re.compile("autocast"),
+        (partial(torch.get_autocast_dtype, "cpu"), partial(torch.get_autocast_dtype, "cuda")),
+    ),
     KernelChoice(
         re.compile("attention|transformer"),
         _asking(

@@ -9,7 +9,8 @@ to be loaded to start in the middle.
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -150,15 +151,21 @@ class Sampler:
         return min(self._batch_size, rest) // self._world.size * self._world.size
 
 
-def check_batch_size(batch_size: int, workers: int) -> None:
+def check_batch_size(batch_size: int, workers: int, others: Collection[int] = ()) -> None:
     """Reject a global batch that cannot be cut into equal slices.
+
+    Args:
+        batch_size: Samples of all workers together.
+        workers: Who share them.
+        others: Numbers of workers that are to share the same batch; the sizes named fit them, too.
 
     Raises:
         PlanError: `batch_size` is no multiple of `workers`.
     """
     if batch_size % workers:
-        below = batch_size // workers * workers
-        fitting = " or ".join(str(size) for size in (below, below + workers) if size)
+        shared = math.lcm(workers, *others)
+        below = batch_size // shared * shared
+        fitting = " or ".join(str(size) for size in (below, below + shared) if size)
         raise PlanError(
             f"wanted a global batch that {workers} workers can share equally, got batch size "
             f"{batch_size}; use --batch-size {fitting}"

@@ -102,13 +102,24 @@ def test_tensors_whose_samples_cannot_be_cut_out_are_not_divided(
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("values", [["a", "b", "c", "d"], [1, 2, 3, 4], [0.5, 1, 2, 3]])
-def test_lists_with_as_many_values_as_samples_are_not_divided(values: list[object]) -> None:
+def test_lists_of_texts_are_divided_with_the_samples() -> None:
+    """A loader makes them of names, whatever the batch is; of another length they are something else."""
+    x, names = torch.zeros(4), ["a", "b", "c", "d"]
+    for batch in ({"x": x, "v": names}, UserDict(x=x, v=names)):
+        (first, _), (second, _) = batches.split(batch, 2)
+        assert (first["v"], second["v"]) == (names[:2], names[2:])
+    assert batches.split([x, names], 2)[1][0][1] == names[2:]
+    for other in (names[:3], [*names, "e"], tuple(names)):
+        assert batches.split((x, other), 2)[1][0][1] == other
+
+
+@pytest.mark.parametrize("values", [[1, 2, 3, 4], [0.5, 1, 2, 3]])
+def test_lists_with_as_many_numbers_as_samples_are_not_divided(values: list[object]) -> None:
     """Whole, they would stand beside the wrong samples in every part but the first."""
     x = torch.zeros(4)
     message = (
         "wanted what belongs to a sample as tensors or arrays to divide into accumulate=2 micro-batches, got a "
-        f"list of 4 values such as {values[0]!r} beside 4 samples; make it an array, which is divided, or a "
+        f"list of 4 numbers such as {values[0]!r} beside 4 samples; make it an array, which is divided, or a "
         "tuple, which each part gets whole"
     )
     for batch in ({"x": x, "v": values}, Pair(x, UserDict(y=x, v=values))):

@@ -97,7 +97,7 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
     """Micro-batches along dimension 0, each with its share of the samples.
 
     The shares make the weighted sum of mean losses the mean loss of the whole batch. Dataclasses, and classes
-    derived from dict or list, are divided entry by entry.
+    derived from dict or list, are divided entry by entry, and so are lists of one text for each sample.
 
     Raises:
         BatchError: fewer samples than parts, or something that is not divided like the samples.
@@ -114,17 +114,25 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
     # Sizes differ by one at most, and each sample is in one part.
     bounds = [total * index // parts for index in range(parts + 1)]
 
+    def is_named(nest: Any) -> bool:
+        """Texts, such as names of files, of which a loader makes a list."""
+        return _is_list_of(nest, str) and len(nest) == total
+
     def piece(start: int, end: int, leaf: Any) -> Any:
-        if _has_samples(leaf):
+        if _has_samples(leaf) or is_named(leaf):
             return leaf[start:end]
         entries = entries_of(leaf)
         if entries is not None:
             cut = partial(piece, start, end)
-            return with_entries(leaf, {k: pytree.tree_map(cut, v) for k, v in entries.items()})
+            divided = {k: pytree.tree_map(cut, v, is_leaf=is_named) for k, v in entries.items()}
+            return with_entries(leaf, divided)
         return leaf  # a number beside the samples (a temperature) belongs to each part
 
     return [
-        (pytree.tree_map(partial(piece, start, end), batch), (end - start) / total)
+        (
+            pytree.tree_map(partial(piece, start, end), batch, is_leaf=is_named),
+            (end - start) / total,
+        )
         for start, end in pairwise(bounds)
     ]
 
@@ -147,21 +155,22 @@ def _check_tensors(batch: Any, parts: int) -> None:
 
 
 def _check_lists(batch: Any, parts: int, total: int) -> None:
-    """Refuse a list that has one entry for each sample, or that many by chance: either guess may be wrong.
+    """Refuse a list that has one number for each sample, or that many by chance: either guess may be wrong.
 
-    A loader makes such lists of strings.
+    A loader makes tensors of numbers, and lists of texts alone.
     """
-    for leaf in _inner_leaves(batch, is_leaf=_is_list_of_values):
-        if _is_list_of_values(leaf) and len(leaf) == total:
+    is_numbers = partial(_is_list_of, kind=int | float)
+    for leaf in _inner_leaves(batch, is_leaf=is_numbers):
+        if is_numbers(leaf) and len(leaf) == total:
             raise BatchError(
                 f"wanted what belongs to a sample as tensors or arrays to divide into accumulate={parts} "
-                f"micro-batches, got a list of {total} values such as {leaf[0]!r} beside {total} samples; "
+                f"micro-batches, got a list of {total} numbers such as {leaf[0]!r} beside {total} samples; "
                 "make it an array, which is divided, or a tuple, which each part gets whole"
             )
 
 
-def _is_list_of_values(nest: Any) -> bool:
-    return type(nest) is list and all(isinstance(value, str | int | float) for value in nest)
+def _is_list_of(nest: Any, kind: Any) -> bool:
+    return type(nest) is list and bool(nest) and all(isinstance(value, kind) for value in nest)
 
 
 def _inner_leaves(nest: Any, is_leaf: Callable[[Any], bool] = moves_itself) -> Iterator[Any]:

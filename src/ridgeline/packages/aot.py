@@ -21,7 +21,7 @@ from ridgeline.packages.compilers import working_compiler
 from ridgeline.programs.draws import narrow_permutations
 from ridgeline.programs.extremes import rounding_options
 from ridgeline.programs.inductor import FAILURES, ignore_advice, require_written
-from ridgeline.programs.joint_passes import keep_zero_products
+from ridgeline.programs.joint_passes import keep_written
 from ridgeline.programs.reshaping import reshaping
 from ridgeline.programs.watches.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.reach.generators import random_state_kept
@@ -75,7 +75,7 @@ def compile_program(
     try:
         with torch.no_grad(), _compiler_warnings_ignored(), no_hooks_of_all_modules():
             exported = _exported(program, inputs)
-            keep_zero_products(exported.graph)
+            keep_written(exported.graph)
             settings = {**_settings_for(exported), "cpp.cxx": (compiler,)}
             # Of the exported graph with our changes in it: another version of these is another program.
             key = kept_programs.key_of(exported, settings)

@@ -46,7 +46,7 @@ NOTED = (
 def plain_options(*, owns_random: bool = False) -> Options:
     """The compiler's defaults, but that gradients are right where forward writes what backward reads.
 
-    And that products with 0 are what they are as written, see `joint_passes`.
+    And that products with 0 and sums with a factor are what is written, see `joint_passes`.
 
     What `resizing` puts into programs may be cached.
 
@@ -55,10 +55,10 @@ def plain_options(*, owns_random: bool = False) -> Options:
             program drops out what the eager one would, so that its results can be compared.
     """
     # It imports the compiler, which takes a second.
-    from ridgeline.programs.joint_passes import KeepZeroProducts, SaveWrites
+    from ridgeline.programs.joint_passes import KeepWritten, SaveWrites
 
     options: Options = {
-        "joint_custom_pre_pass": KeepZeroProducts(),
+        "joint_custom_pre_pass": KeepWritten(),
         "joint_custom_post_pass": SaveWrites(),
         "unsafe_marked_cacheable_functions": CACHEABLE,
     }

@@ -97,7 +97,8 @@ def _multiply_before_sums(graph: fx.Graph) -> None:
         with graph.inserting_before(node):
             product = graph.call_function(_PRODUCT, (term, factor))
         product.meta["val"] = _PRODUCT(term.meta["val"], factor)
-        node.args, node.kwargs = (node.args[0], product), {}
+        node.args = (node.args[0], product)
+        node.kwargs = {name: value for name, value in node.kwargs.items() if name != "alpha"}
 
 
 def _has_fractions(node: fx.Node) -> bool:

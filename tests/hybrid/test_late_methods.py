@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import variables
 
 from adversary.interpreting import interpreted
 from ridgeline.callables.calls.reads import CallReads
+from ridgeline.guards.reading import UnreadableError
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.step import PlannedStep
 
@@ -136,7 +138,12 @@ def test_what_was_read_no_longer_holds(name: str) -> None:
     kinds = Kinds()
     model, x = Net(asks, kinds), torch.randn(2, 4)
     with torch.no_grad():
-        guards = CallReads(model, (x,)).guards
+        try:
+            guards = CallReads(model, (x,)).guards
+        except UnreadableError as error:
+            if hasattr(variables, "object_protocol"):  # torch 2.13 reads all of them
+                raise
+            pytest.skip(f"torch {torch.__version__} reads no program that asks for it: {error}")
         assert guards.holds({"fn": model, "args": (x,)})
         change(kinds)
         assert not guards.holds({"fn": model, "args": (x,)})

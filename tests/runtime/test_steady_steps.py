@@ -111,7 +111,7 @@ def described(batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return type(batch), batch.shape, batch.stride(), batch.dtype, batch.requires_grad
     if isinstance(batch, dict):
-        return {key: described(value) for key, value in batch.items()}
+        return dict, [(key, described(value)) for key, value in batch.items()]  # in their order
     return type(batch)(map(described, batch)) if isinstance(batch, (list, tuple)) else batch
 
 

@@ -112,6 +112,8 @@ def test_simulate_several_numbers_of_workers(run, task_file, machine_file) -> No
     assert strong["regime"] == "strong"
     assert all(p["low_s"] <= p["step_s"] <= p["high_s"] for p in strong["scaling"])
     weak = json.loads(run(*words, "1,2,10000", "--scaling", "weak", "--json").out)
+    alone = json.loads(run(*words, "10000", "--scaling", "weak", "--json").out)
+    assert [point["workers"] for point in alone["scaling"]] == [1, 10000]
     samples = [point["samples_per_s"] * point["step_s"] for point in weak["scaling"]]
     assert samples == pytest.approx([8, 16, 80_000])
     assert weak["plan"]["workers"] == strong["plan"]["workers"] == 2

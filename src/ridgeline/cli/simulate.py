@@ -67,7 +67,7 @@ class SimulateCommand:
             choices=(STRONG, WEAK),
             default=STRONG,
             help="with several numbers of workers: they share one batch (strong, the default), or each has "
-            "a batch of the task's size (weak)",
+            "a batch of the task's size (weak; of one number: beside one worker)",
         )
         parser.add_argument(
             "--cluster",
@@ -109,6 +109,9 @@ class SimulateCommand:
         question = ",".join(args.what_if or ())
         other = _profile(args.what_if or ())
         factors = parse_what_if(question) if args.what_if is not None and other is None else {}
+        if args.scaling == WEAK and args.devices is not None and len(args.devices) == 1:
+            # Beside the step of one alone; by themselves workers with batches of their own have no speed-up.
+            args.devices = tuple(dict.fromkeys((1, *args.devices)))
         if args.devices is not None and len(args.devices) > 1:
             found = curve(args, output)
             then = other or (what_if(found.machine, factors, found.all_ops) if factors else None)

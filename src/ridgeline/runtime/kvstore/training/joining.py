@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from ridgeline.engine import Engine
 from ridgeline.errors import PlanError
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.plan import Plan
 from ridgeline.runtime.kvstore.serving.joining.members import found
 from ridgeline.runtime.kvstore.training.synchronizer import StoreUpdate
@@ -52,7 +53,7 @@ def join_store(
     check_step_is_plain(optimizer, plan.sync.algorithm, _WHILE)
     # All that may refuse comes before a store is started, and before hooks that would stay on parameters.
     Coverage([*model.named_parameters()]).check_groups(optimizer.param_groups)
-    trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    trained = {p for p in parameters_of(optimizer) if p.requires_grad}
     parameters = {name: p for name, p in model.named_parameters() if p in trained}
     sparse = {name: p for name, p in sparse_parameters(model).items() if p in trained}
     if world.joins:

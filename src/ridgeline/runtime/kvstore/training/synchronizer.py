@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import WorkloadError
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.checkpoints.checkpointing import UNSAVED
 from ridgeline.runtime.kvstore.arguments import Key
@@ -213,7 +214,7 @@ class StoreUpdate(AroundReducer):
             told = optimizer.state_dict()
         finally:
             self._is_shown = False
-        held = [p for group in optimizer.param_groups for p in group["params"]]
+        held = parameters_of(optimizer)
         found = {
             number: {entry: as_number(tensor) for entry, tensor in states[name].items()}
             for number, name in enumerate(self._names.get(p) for p in held)

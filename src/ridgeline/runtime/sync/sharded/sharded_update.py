@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import WorkloadError
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.collectives import exchange_frame
@@ -240,7 +241,7 @@ def check_can_shard(
     refuse_shards(optimizer)
     check_step_is_plain(optimizer, algorithm, _PARTS)
     check_dense(parameters, algorithm)
-    known = {p for group in optimizer.param_groups for p in group["params"]}
+    known = {*parameters_of(optimizer)}
     for name, parameter in parameters:
         if parameter not in known:
             raise WorkloadError(

@@ -268,3 +268,26 @@ def wait_in_a_task() -> int:
         engine.push(lambda: engine.wait(v), lane="disk")  # as a rule before that is over
         engine.wait_all()
         return engine.statistics().failed
+
+
+def test_who_waited_for_a_write_sees_its_task_done() -> None:
+    """At the moment at which the waiting thread is woken; it may look before the engine's lock is given back."""
+    may_end, seen = threading.Event(), []
+
+    class Gate:
+        """Stands for the thread that waits: what it would see."""
+
+        def locked(self) -> bool:
+            return True
+
+        def release(self) -> None:
+            seen.append((task.is_done, task.stop_ns > 0))
+
+    with Engine() as engine:
+        result = engine.variable("result")
+        task = engine.push(lambda: may_end.wait(30), writes=(result,), lane="loader", name="write")
+        gate: Any = Gate()
+        result.waiters.append((1, gate))
+        may_end.set()
+        engine.wait_all()
+    assert seen == [(True, True)]

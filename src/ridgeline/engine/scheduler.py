@@ -213,11 +213,12 @@ class Scheduler:
                             task.start_ns = stop_ns
                         if error is not None or task.error is not None:
                             self.fail(task, error)
+                        # Before the release: it wakes threads that read this without the lock.
+                        task.is_done = True
                         if task.writes or task.reads:
                             ready = self._release(task, dropped)
                         # A caller who keeps the task does not keep what its function holds.
                         task.fn = nothing
-                        task.is_done = True
                         del self.unfinished[task.sequence]
                         if pacing.is_watched or task.num_bytes:
                             pacing.leave(task)

@@ -72,6 +72,13 @@ class History(Noun, frozen=True, kw_only=True):
     outages: tuple[Outage, ...] = ()
     """Of all workers, in the order in which they began."""
 
+    def __repr__(self) -> str:
+        said = [f"{len(self.epochs)} epochs", f"{len(self.outages)} outages"]
+        if self.steps:
+            first, last = self.steps[0], self.steps[-1]
+            said.append(f"loss {first.loss:.3g} to {last.loss:.3g} at step {last.step}")
+        return f"History({self.task}: {', '.join(said)})"
+
 
 def metric_text(value: float | None, others: Iterable[float | None]) -> str:
     """A mean metric for people: as a percentage as long as all of its run may be shares (accuracies).

@@ -83,6 +83,9 @@ def test_the_matrix_is_drawn_where_there_are_two_gpus(machine: Machine) -> None:
         [None, pytest.approx(2e8), None],
     ]
     assert heat["text"][0] == ["", "", "1.25 GB/s"]
+    # Every device has its name, however many there are.
+    both = link_matrix_figure(matrix)["layout"]
+    assert (both["xaxis"]["dtick"], both["yaxis"]["dtick"]) == (1, 1)
     page = str(machine_section(machine, None)).replace("\xa0", " ")
     assert 'id="figure-link-matrix"' in page
     assert (
@@ -113,6 +116,9 @@ def test_the_staircase_is_drawn_with_the_ends_of_caches() -> None:
     marks = [shape["x0"] for shape in figure["layout"]["shapes"]]
     assert marks == [48 << 10, 2 << 20]
     assert [note["text"] for note in figure["layout"]["annotations"]] == ["L1 ends", "L2 ends"]
+    # The words stand at the bottom, where no curve is.
+    least = 10 ** figure["layout"]["yaxis"]["range"][0]
+    assert 0.3 < least / min(min(trace["y"]) for trace in figure["data"]) < 0.5
     page = str(machine_section(machine, None)).replace("\xa0", " ")
     assert (
         "A load that waits for another takes 0.410 ns in 4.00 KiB and 1.68 us in 16.0 MiB; read in order, one core "

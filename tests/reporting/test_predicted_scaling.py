@@ -89,6 +89,7 @@ def test_everything_is_drawn_where_it_belongs(found) -> None:
     assert right["y"] == pytest.approx([laws.amdahl(0.95, n) / n for n in COUNTS])
     axis = predicted_scaling_figure(found)["layout"]["yaxis2"]
     assert (axis["side"], axis["overlaying"]) == ("right", "y")
+    assert axis["tickvals"] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert [name for name, one in lines.items() if one.get("yaxis")] == ["efficiency (right)"]
 
 

@@ -227,6 +227,13 @@ def test_outages_are_shown(history: History, tmp_path: Path) -> None:
     assert read(alone).sections == ["training", "data"]
 
 
+def test_a_history_is_named_by_its_course(nouns) -> None:
+    """Not by its hundreds of points: the list of the page's data has it in a line."""
+    history = nouns["history"]
+    assert repr(history) == "History(resnet18: 4 epochs, 0 outages, loss 2.32 to 0.271 at step 790)"
+    assert repr(History(task="tiny")) == "History(tiny: 0 epochs, 0 outages)"
+
+
 def test_hostile_names_stay_text(nouns, tmp_path) -> None:
     """Names of tasks, frames and modules can hold markup and never become any."""
     evil = '<img src=x onerror="alert(1)">&lt;</script><script>alert(2)</script>'

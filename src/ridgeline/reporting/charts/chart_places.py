@@ -27,6 +27,9 @@ def staircase_figure(machine: Machine) -> Figure:
     first, last = machine.stairs[0].num_bytes, machine.stairs[-1].num_bytes
     # An end that was not walked across would have no step beside it.
     reached = {name: size for name, size in machine.caches.items() if first < size < last}
+    lowest, highest = (end(dot.y for dots in curves.values() for dot in dots) for end in (min, max))
+    # Words stand below the curves.
+    figure["layout"]["yaxis"]["range"] = [math.log10(lowest) - 0.4, math.log10(highest) + 0.1]
     figure["layout"] |= {
         "shapes": [rule("x", size, "@line", dash="dash") for size in reached.values()],
         "annotations": [
@@ -68,9 +71,9 @@ def link_matrix_figure(matrix: LinkMatrix) -> Figure:
         ],
         "layout": layout(
             max(240, 60 + 44 * len(names)),
-            xaxis=axis("to", showgrid=False, type="category"),
+            xaxis=axis("to", showgrid=False, type="category", dtick=1),
             # Plotly counts rows upwards, and a matrix is read from the top.
-            yaxis=axis("from", showgrid=False, type="category", autorange="reversed"),
+            yaxis=axis("from", showgrid=False, type="category", dtick=1, autorange="reversed"),
             margin={"l": 8, "r": 12, "t": 12, "b": 46},
         ),
     }

@@ -48,6 +48,8 @@ def predicted_scaling_figure(scaling: PredictedScaling) -> Figure:
         side="right",
         range=[0.0, 1.05 * most],
         tickformat=".0%",
+        # Else it has as many ticks as the left axis, at any values.
+        tickvals=[0.0, 0.2, 0.4, 0.6, 0.8, 1.0],
         # The grid is the left axis's: lines of a second one would fall between those.
         showgrid=False,
     )

@@ -116,7 +116,9 @@ def curves_figure(
 def fine_ticks(values: Sequence[float]) -> dict[str, Any]:
     """Settings of a logarithmic axis: ticks at 1, 2 and 5 where decades alone would be one or two."""
     shown = [value for value in values if value > 0]
-    return {"dtick": "D2"} if shown and max(shown) < FEW_DECADES * min(shown) else {}
+    # The format: else ticks between decades are their first digit alone.
+    fine = {"dtick": "D2", "tickformat": ".2~s"}
+    return fine if shown and max(shown) < FEW_DECADES * min(shown) else {}
 
 
 def _byte_ticks(low: float, high: float) -> dict[str, Any]:

@@ -284,15 +284,19 @@ def test_workers_that_do_not_come_are_told_of() -> None:
 @pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize("numel", [1, 20_000])
 def test_what_is_lost_is_sent_again(
-    numel: int, is_shared: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    numel: int,
+    is_shared: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A server that forgets two of three messages: each call is done once all the same.
 
     Small tensors are sent, larger ones go through shared memory where there is some.
     """
     caplog.set_level(logging.INFO)
-    if not is_shared:
-        monkeypatch.setattr(segment, "SHARED_FILES", Path("/nowhere"))
+    # Not where others of this host share memory, whose files are there for a moment, too.
+    monkeypatch.setattr(segment, "SHARED_FILES", tmp_path if is_shared else Path("/nowhere"))
     with (
         serving(forgetful(Shard(1, None))) as server,
         connected(server.address, resend_s=0.02) as channel,
@@ -320,7 +324,7 @@ def test_what_is_lost_is_sent_again(
         assert torch.equal(answered.tensor, torch.full((numel,), sums[-1]))
     says = "tensors go through sockets, since memory cannot be shared: "
     assert (says in caplog.text) == (numel > 1 and not is_shared)
-    assert not [*Path("/dev/shm").glob("ridgeline-*")]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_who_wants_no_shared_memory_gets_none(monkeypatch, caplog) -> None:

@@ -1,5 +1,6 @@
 """`ridgeline train`: the loop from a task to a report, and every way in which it may end."""
 
+import contextlib
 import json
 import os
 import re
@@ -161,9 +162,9 @@ def workers_of(run_dir: Path) -> list[int]:
 
     found = {}
     for child in psutil.Process().children():
-        words = child.cmdline()
-        if str(run_dir / "request.json") in words:
-            found[int(child.environ()["RANK"])] = child.pid
+        with contextlib.suppress(psutil.NoSuchProcess):  # what else this process asks for a moment
+            if str(run_dir / "request.json") in child.cmdline():
+                found[int(child.environ()["RANK"])] = child.pid
     return [found[rank] for rank in sorted(found)]
 
 

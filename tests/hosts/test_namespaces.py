@@ -46,7 +46,10 @@ def own() -> list[str]:
 
 def runs(pid: int) -> bool:
     """Whether a process has not ended, collected or not."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.usefixtures("able")

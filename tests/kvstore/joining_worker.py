@@ -86,9 +86,10 @@ def with_another(store: KVStore, world: World, *, dies: bool, later: int) -> Any
     has_come, ends = False, torch.zeros(1)
     while not ends:
         push(store)
-        seen(store)
+        # Known by its pushes, since it may come and leave between two looks; looked at before whether it is there.
+        _, versions = seen(store)[0]
+        has_come |= later in versions
         is_there = later in store.present()
-        has_come |= is_there
         ends.fill_(float(has_come and not is_there))
         # Both push equally often.
         dist.broadcast(ends, 0)

@@ -4,6 +4,7 @@ torchrun.py 2 taking_part_worker.py STALENESS WHO, and those that join: taking_p
 with the address in RIDGELINE_KVSTORE_JOIN. WHO is killed: `nobody`, `joined` or `founder`.
 """
 
+import datetime
 import json
 import os
 import signal
@@ -23,6 +24,8 @@ from torchrun import Later
 BEFORE, STEPS, DYING = 4, 6, 3
 FIRST_VALUE = 100.0
 WORKERS = 2
+MOST = datetime.timedelta(seconds=120)
+"""How long a worker that joins may be looked for by the others."""
 
 
 class Counter(nn.Module):
@@ -65,6 +68,12 @@ def say(told: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def job_of(store: Any) -> dist.Store:
+    """Where those who take part in a store tell each other of it."""
+    found: dist.Store = store._shelf._members._store
+    return found
+
+
 def begin(staleness: int, killed: str) -> None:
     """Train until all who joined have left."""
     model, step = made(staleness, servers=1 if killed == "founder" else 2)
@@ -97,6 +106,8 @@ def beside(step: PlannedStep, *, dies: bool, later: int, is_shared: bool) -> Any
         step(torch.zeros(1))
         is_there = later in store.present()
         has_come |= is_there
+        if is_there and not steps and store.rank == 0:
+            job_of(store).set(f"seen {later}", "")
         steps += is_there
         ends.fill_(float(has_come and not is_there))
         if process is not None and process.poll() not in (None, 0, -signal.SIGKILL):
@@ -115,8 +126,10 @@ def take_part(staleness: int, killed: str) -> None:
     _, step = made(staleness, servers=2)
     for _ in range(DYING if killed == "joined" else STEPS):
         step(torch.zeros(1))
-    versions = step.synchronizer._store.versions("parts.0")
-    rank = step.synchronizer._store.rank
+    store = step.synchronizer._store
+    versions, rank = store.versions("parts.0"), store.rank
+    # Its steps may be over before the others have made one.
+    job_of(store).wait([f"seen {rank}"], MOST)
     say({"rank": rank, "seen": seen, "versions": versions, "notes": step.notes})
     if killed == "joined":
         os.kill(os.getpid(), signal.SIGKILL)

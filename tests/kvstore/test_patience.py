@@ -100,7 +100,7 @@ def test_who_came_is_waited_for_in_full_again() -> None:
         connected(server.address, resend_s=0.02, parked_s=0.3) as mine,
         connected(server.address, 2) as beat,
     ):
-        with pytest.raises(KVStoreError, match=r"got none of worker 1 for 0 s"):
+        with pytest.raises(KVStoreError, match=r"got none of worker 1 for \d+ s"):
             mine.ask(wire.Barrier())
         other = RemoteShelf([server.address], 1, 2)
         try:

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ridgeline as rl
+from ridgeline.probe import timing
 from ridgeline.probe.timing import Measurement, sample
+from ridgeline.recording import turns
 
 
 def test_block_prints_one_line_as_the_textbook_does() -> None:
@@ -38,14 +41,22 @@ def test_failed_block_is_not_timed() -> None:
     assert stream.getvalue() == ""
 
 
-def test_function_timer_tells_more_work_from_less() -> None:
-    """The ratio of medians follows the work: 32 times the work is never the faster one."""
-    work = torch.rand(64, 64)
-    one = rl.benchmark("one").time(torch.mm, work, work, seconds=0.05)
-    many = rl.benchmark("many").time(
-        lambda: [torch.mm(work, work) for _ in range(32)], seconds=0.05
-    )
-    assert many.median_s > 4 * one.median_s
+def test_function_timer_tells_more_work_from_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by what is done, 32 times the work takes 32 times as long."""
+    now_s = 0.0
+
+    def work(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    assert rl.benchmark("real").time(torch.mm, torch.eye(8), torch.eye(8), seconds=0.0).median_s > 0
+    fake = SimpleNamespace(perf_counter=lambda: now_s)
+    monkeypatch.setattr(timing, "time", fake)
+    monkeypatch.setattr(turns, "time", fake)
+    one = rl.benchmark("one").time(work, 1e-4, seconds=0.05)
+    many = rl.benchmark("many").time(lambda: [work(1e-4) for _ in range(32)], seconds=0.05)
+    assert one.median_s == pytest.approx(1e-4)
+    assert many.median_s == pytest.approx(32e-4)
     assert one.n >= 5
 
 

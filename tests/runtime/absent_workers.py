@@ -214,6 +214,10 @@ def hold(cases: Sequence[Callable[..., None]], rank: int, store: dist.Store) -> 
     for case in cases:
         name = case.__name__
         own = dist.PrefixStore(name, store)
+        store.set(
+            f"begins/{name}/{rank}", "1"
+        )  # its time-out is not for one that is still elsewhere
+        store.wait([f"begins/{name}/{other}" for other in range(2)], PATIENCE)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=2, timeout=TIMEOUT)
         try:
             case(rank, functools.partial(store.wait, [f"told/{name}"], PATIENCE))

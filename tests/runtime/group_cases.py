@@ -102,6 +102,7 @@ def refused(mine: Any, other: Any) -> dict[str, str]:
     plane = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     nameless = init_device_mesh("cpu", (2, 2))
     gone = dist.new_group([0, 1, 2, 3])
+    dist.barrier()  # one that still connects would find the others gone
     dist.destroy_process_group(gone)
     line = init_device_mesh("cpu", (4,), mesh_dim_names=("data",))
     ranks = [0, 1] if dist.get_rank() > 1 else [2, 3]
@@ -170,6 +171,7 @@ def destroyed(number: int) -> dict[str, Any]:
         group = dist.new_group(ranks, use_local_synchronization=True)
         with make(process_group=group) as step:
             step(torch.randn(4, 8))
+            dist.barrier()  # the other one may not have received all of the step
             dist.destroy_process_group(group)
             step(torch.randn(4, 8))
 

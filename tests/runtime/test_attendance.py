@@ -309,6 +309,27 @@ def test_closing_a_step_does_not_hide_where_others_were_lost(
     assert not mine.row().is_waiting
 
 
+class Watched(Attendance):
+    """Keeps what its thread would write whenever its count of rounds changes."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_rounds":
+            vars(self).setdefault("words", []).append(self.row())
+
+
+def test_who_raised_is_never_only_behind(both: tuple[Attendance, Attendance]) -> None:
+    """Its thread may write a word at any moment: others would take it for one that is still to come."""
+    worker, _ = both
+    worker.__class__ = Watched
+    worker.begin_step("step", Recorder(HostClock()))
+    worker.stopped(ValueError("odd"))
+    begun, *later = vars(worker)["words"]
+    assert [(row.rounds, row.end) for row in later] == [
+        (begun.rounds - 1, "it raised ValueError: odd")
+    ]
+
+
 def test_steps_of_one_name_are_counted_apart(both: tuple[Attendance, Attendance]) -> None:
     mine, _ = both
     assert [mine.enroll("step"), mine.enroll("step"), mine.enroll("other")] == [

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import namedtuple
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from ridgeline.engine import Engine, Variable
 from ridgeline.errors import PlanError
+from ridgeline.feeding import batches as asking
 from ridgeline.feeding import feed
+from ridgeline.feeding import source as loading
 
 Pair = namedtuple("Pair", "x y")  # noqa: PYI024 - a plain namedtuple, as collate functions make them
 
@@ -240,29 +244,54 @@ def test_a_worker_that_dies_is_told_as_torch_does() -> None:
         list(batches)
 
 
-def test_the_report_says_what_was_hidden_and_what_bounds() -> None:
-    """A loader that waits while the consumer computes is hidden; alone it is not."""
-    tick = threading.Event()
+class Clock:
+    """Goes on by what loaders and consumers say that they take."""
 
-    def loader() -> Iterator[int]:
-        for index in range(20):
-            tick.wait(0.01)
-            yield index
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        fake = SimpleNamespace(perf_counter=lambda: self.now_s)
+        monkeypatch.setattr(asking, "time", fake)
+        monkeypatch.setattr(loading, "time", fake)
+        self.may_load, self.has_loaded = threading.Semaphore(0), threading.Semaphore(0)
 
-    with feed(loader(), "cpu", 2) as batches:
-        for _ in batches:
-            tick.wait(0.03)
-        report = batches.report()
+    def loader(self) -> Iterator[int]:
+        """20 batches, each of which takes 10 ms once it may be loaded; so does the end."""
+        for index in range(21):
+            self.may_load.acquire()
+            self.now_s += 0.01
+            if index:  # nobody computes before the first one
+                self.has_loaded.release()
+            if index < 20:
+                yield index
+
+
+def test_the_report_says_what_was_hidden_and_what_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a loader does while the consumer computes is hidden; alone it is not."""
+    clock = Clock(monkeypatch)
+    clock.may_load.release()
+    with feed(clock.loader(), "cpu", 2) as fed:
+        for _ in fed:
+            clock.may_load.release()
+            clock.has_loaded.acquire()
+            clock.now_s += 0.05
+        report = fed.report()
     assert report.hidden is not None
-    assert report.hidden > 0.8
+    assert report.hidden > 0.9  # all but the first
     assert report.bound == "compute"
     assert (report.batches, report.num_bytes, report.bytes_per_s) == (20, 0, None)
     assert repr(report).startswith("feed on cpu: 20 batches, hid ")
-    batches = feed(loader(), "cpu", 2)
-    list(batches)
-    report = batches.report()
-    assert report.hidden is not None
-    assert report.hidden < 0.2
+    wait = Engine.wait
+
+    def wait_for_loader(engine: Engine, variable: Variable) -> None:
+        clock.may_load.release()
+        wait(engine, variable)
+
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(Engine, "wait", wait_for_loader)
+    fed = feed(clock.loader(), "cpu", 2)
+    list(fed)
+    report = fed.report()
+    assert report.hidden == pytest.approx(0.0)
     assert report.bound == "loader"
     assert feed([], "cpu").report().hidden is None
 

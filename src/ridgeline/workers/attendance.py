@@ -109,11 +109,14 @@ class Attendance:
 
     def stopped(self, error: BaseException) -> None:
         """An error of this worker's own ends its step; the others are notified at once."""
+        is_own = not isinstance(error, AbsentWorkerError)
+        # Before it counts back, since the thread may write a word in between.
+        if is_own:
+            self._end, self._has_raised = _raised(error), True
         if not self._calls:
             # Its next step meets the one that others are in, since none of this one's exchanges has begun.
             self._rounds -= 1
-        if not isinstance(error, AbsentWorkerError):
-            self._end, self._has_raised = _raised(error), True
+        if is_own:
             self.publish()
 
     def closed(self, name: str) -> None:

@@ -150,24 +150,31 @@ def _answer(caller: socket.socket, given: Mapping[str, str]) -> NoReturn:
         _run(asked, handles)
     for handle in handles:
         os.close(handle)  # whoever reads what the script writes learns of its end
+    # Each by itself: whoever is gone before the number is told takes the script along, too.
     with contextlib.suppress(BrokenPipeError):
         caller.sendall(f"{child}\n".encode())
-        if caller in select.select([caller, os.pidfd_open(child)], [], [])[0]:
-            os.kill(child, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if caller in select.select([caller, os.pidfd_open(child)], [], [])[0]:
+        os.kill(child, signal.SIGKILL)
+    if asked["takes_along"]:
+        with contextlib.suppress(ProcessLookupError):  # it ended before it had a group
+            os.killpg(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(BrokenPipeError):
         caller.sendall(str(code).encode())
     os._exit(0)
 
 
 def _threads(asked: dict[str, Any]) -> int:
-    """The number that the environment of a module says that may have its own; 0 for none."""
-    said = asked["environment"].get("OMP_NUM_THREADS", "")
+    """Of a module that may have a number of its own: what its environment says, or one a core; 0 for others."""
+    said = asked["environment"].get("OMP_NUM_THREADS", str(len(asked["cores"])))
     return int(said) if asked["has_threads"] and said.isdecimal() else 0
 
 
 def _run(asked: dict[str, Any], handles: list[int]) -> NoReturn:
     """Run a script or module as Python does, and end."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked["takes_along"]:
+        os.setsid()
     for number, stream in enumerate(handles[:3]):
         os.dup2(stream, number)
     _go_to(handles[3:])

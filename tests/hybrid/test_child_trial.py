@@ -26,6 +26,7 @@ from ridgeline.lint.child_worker import TRIAL_VARIABLE
 from ridgeline.lint.lint import Doubt, Lint, is_doubtful
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.body.body import StepBody
+from warm import ADDRESS
 
 
 @pytest.fixture
@@ -35,10 +36,17 @@ def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return importlib.import_module("child_programs")
 
 
+@pytest.fixture
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process itself is tested: its environment, and how it ends; else a fork of a warm one serves."""
+    monkeypatch.delenv(ADDRESS)
+
+
 def trials_left(tmp_path: Path) -> list[Path]:
     return list(tmp_path.glob("ridgeline-trial-*"))
 
 
+@pytest.mark.usefixtures("own_process")
 def test_success(programs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that returns is `ok`; it got the payload, is no worker, and its directory is gone."""
     monkeypatch.setenv("RANK", "1")
@@ -58,6 +66,7 @@ def test_exception(programs: ModuleType) -> None:
     assert str(outcome) == "failed in a child process: ValueError: on purpose"
 
 
+@pytest.mark.usefixtures("own_process")
 def test_killed(programs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal is told by name, with the last output, which nobody had the time to flush."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
@@ -65,12 +74,14 @@ def test_killed(programs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome[:2] == ("failed", "it was killed by SIGKILL; its last output: last words")
 
 
+@pytest.mark.usefixtures("own_process")
 def test_silent_end(programs: ModuleType) -> None:
     """A child that ends without a report has failed."""
     outcome = try_in_child(programs.leave, {})
     assert outcome[:2] == ("failed", "it ended with status 3 and no report")
 
 
+@pytest.mark.usefixtures("own_process")
 def test_hang(programs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that does not end is killed with all that it started, and reaped."""
     note = tmp_path / "pid"

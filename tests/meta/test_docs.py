@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 import ridgeline as rl
+from warm import WARM
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -65,8 +67,14 @@ def test_program_runs(block: Block, tmp_path: Path) -> None:
     """Every block that is marked as a program runs as it stands, and prints something."""
     program = tmp_path / "program.py"
     program.write_text(block.text)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
+        WARM.command(program, environment=environment),
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()

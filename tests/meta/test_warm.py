@@ -50,6 +50,24 @@ import os, relay, sys
 how = {"module": "told", "path": [sys.argv[1], *sys.path], "has_threads": True, "ends_with_parent": True}
 relay.end(relay.hand_over(os.environ["WARM_PROCESS"], ["told", sys.argv[2]], **how) or 0)
 """
+DYING = """
+import os, relay, signal, socket, sys
+socket.socket.makefile = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+relay.hand_over(os.environ["WARM_PROCESS"], [sys.argv[1]])
+"""
+STARTING = """
+import os, signal, sys
+if not os.fork():
+    signal.pause()
+print("started", flush=True)
+if sys.argv[1] == "waits":
+    signal.pause()
+"""
+TAKING = """
+import os, relay, sys
+how = {"module": "starting", "path": [sys.argv[1], *sys.path], "has_threads": True, "takes_along": True}
+relay.end(relay.hand_over(os.environ["WARM_PROCESS"], ["starting", sys.argv[2]], **how) or 0)
+"""
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
 
 TELLING = "import traceback; print('warm.py' in str(traceback.extract_stack()))"
@@ -109,6 +127,32 @@ def test_who_stops_a_script_stops_it(tmp_path: Path, sent: int, status: int, tol
         process.send_signal(sent)
         assert process.stdout.read() == told, "its end is that of what it writes"
     assert process.returncode == status
+
+
+def test_who_is_gone_before_it_hears_of_a_script_stops_it(tmp_path: Path) -> None:
+    """As long as it lives, what it would write to stays open."""
+    script = tmp_path / "script.py"
+    script.write_text(WAITING)
+    environment = usual(**{ADDRESS: WARM.address()})
+    asking = [sys.executable, "-c", DYING, str(script)]
+    with subprocess.Popen(asking, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.read()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("word", ["waits", "ends"])
+def test_what_a_module_has_started_ends_with_it(tmp_path: Path, word: str) -> None:
+    """Killed, or by itself: that is of no group that its starter could end."""
+    (tmp_path / "starting.py").write_text(STARTING)
+    asking = [sys.executable, "-c", TAKING, str(tmp_path), word]
+    environment = usual(**{ADDRESS: WARM.address()})
+    with subprocess.Popen(asking, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        if word == "waits":
+            process.kill()
+        assert process.stdout.read() == "", "nobody has it open"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +221,12 @@ def test_a_module_that_is_to_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["ridgeline.probe.groups.group_worker", "ridgeline.cli.training.worker"]
+    "module",
+    [
+        "ridgeline.probe.groups.group_worker",
+        "ridgeline.cli.training.worker",
+        "ridgeline.lint.child_worker",
+    ],
 )
 def test_workers_of_ridgeline_are_forks(module: str) -> None:
     """As where they fail tells, for want of what they are to do."""

@@ -1,11 +1,14 @@
 """Functions that the tests run in groups of workers."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import torch
@@ -21,6 +24,7 @@ from ridgeline.probe.operators.operators import time_operators
 from ridgeline.probe.rates import ceilings, codecs, collectives, contention, overlap
 from ridgeline.probe.rates_here import rates_here
 from ridgeline.probe.visits import combined
+from ridgeline.runtime.sync.rehearsal import rehearsal
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, CollectiveTraffic
 from ridgeline.workload import Workload
 
@@ -155,8 +159,26 @@ def sharing_survey(request: bytes) -> bytes:
     return msgspec.json.encode(combined([[Findings(collectives=found)]]))
 
 
+_moved_s = [0.0]
+
+
+def moving(
+    name: str, shapes: Sequence[tuple[int, ...]], workers: int, device: torch.device
+) -> Callable[[], None]:
+    """What a worker does for a bucket, which moves the clock by a second for each number in it."""
+    work, numbers = rehearsal(name, shapes, workers, device), sum(map(math.prod, shapes))
+
+    def moved() -> None:
+        work()
+        _moved_s[0] += numbers
+
+    return moved
+
+
 def codec_survey(request: bytes) -> bytes:
-    """Codecs on two small matrices, where one of the table cannot be carried out."""
+    """Codecs on two small matrices, by a clock that they move, where one of the table cannot be carried out."""
+    codecs.REHEARSAL = f"{__name__}:{moving.__name__}"
+    codecs.time = SimpleNamespace(perf_counter=lambda: _moved_s[0])  # type: ignore[attr-defined]
     broken = COMPRESSIONS["bf16"]._replace(name="broken", codec="no.such.module:Codec")
     COMPRESSIONS["broken"] = broken
     peers = Peers.of(None, torch.device("cpu"))

@@ -29,8 +29,8 @@ def test_every_codec_is_timed() -> None:
         small, large = timing.table
         assert (small.num_bytes, large.num_bytes) == (4 * 64 * 64, 4 * 512 * 512)
         assert small.seconds.n == large.seconds.n == 16
-        # Of the quicker samples: what disturbs one worker of two makes the slower ones longer.
-        assert large.seconds.low > small.seconds.low
+        for point in timing.table:  # by that clock
+            assert {point.seconds.low, point.seconds.high} == {point.num_bytes / 4}
         assert timing.compute_slowdown.value >= 1.0
         assert timing.codec_slowdown.value >= 1.0
     (warning,) = found.warnings

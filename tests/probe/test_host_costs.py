@@ -125,8 +125,8 @@ def test_planted_costs_are_found(costs: HostCosts) -> None:
 
 
 def test_they_are_measured_here() -> None:
-    """Finite figures below a millisecond; the same in all of a process."""
+    """Finite figures; the same in all of a process."""
     found = host_costs("cpu")
-    assert all(math.isfinite(figure) and abs(figure) < 1e-2 for figure in found)
+    assert all(map(math.isfinite, found))
     assert host_costs("cpu") is found
     assert min(found.module_call, found.gradient, found.step, found.parameter) >= 0.0

@@ -15,6 +15,7 @@ from ridgeline.probe.rates.overlap import (
     computing_slowdowns,
     gains,
     rounds_of,
+    seconds_of_call,
     transfer_slowdowns,
 )
 
@@ -67,6 +68,19 @@ def test_slowdowns_add_up_to_the_gain(compute: float, sent: float, gain: float) 
     assert rate == pytest.approx(gain) or (rate < gain and 1.0 in together)
     if 1.0 not in together:
         assert together[0] / together[1] == pytest.approx(compute / sent)
+
+
+@pytest.mark.parametrize(("moments", "calls"), [([0.0, 5.0, 6.0], 1), ([0.0, 1.0, 2.0, 4.0], 2)])
+def test_a_call_is_timed_whatever_passes_before_it(
+    moments: list[float], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that others keep from the processor for longer than the window is; no further one begins after it."""
+    left, done = iter(moments), list[int]()
+    fake = SimpleNamespace(perf_counter=lambda: next(left))
+    monkeypatch.setattr("ridgeline.probe.rates.overlap.time", fake)
+    found = seconds_of_call(2.0, lambda: done.append(1))
+    assert len(done) == calls
+    assert found == moments[len(done) + 1] / calls
 
 
 def test_a_round_before_the_others_warms_up() -> None:

@@ -85,6 +85,7 @@ def test_rare_delays_do_not_move_a_timing(
     clock: ReplayClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call in five that takes a thousand times as long is in no median, but in the correction."""
+    monkeypatch.setattr("ridgeline.probe.operators.passes.time.monotonic", lambda: _Wound.ns * 1e-9)
     calls = iter(range(10_000))
 
     def rare(x: torch.Tensor) -> torch.Tensor:
@@ -92,7 +93,7 @@ def test_rare_delays_do_not_move_a_timing(
         return x
 
     workload = step_that_calls(rare, monkeypatch)
-    ((timing,), _, check) = time_operators(workload, ONE, budget_s=0.02, clock=clock)
+    ((timing,), _, check) = time_operators(workload, ONE, budget_s=60.0, clock=clock)
     assert timing.seconds.value == pytest.approx(check.ops_s)
     assert check.ops_s == pytest.approx(1.0)
 

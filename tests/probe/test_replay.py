@@ -1,6 +1,8 @@
 """Replaying a workload: the right tensors, the right lifetimes, and nothing hidden."""
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,10 +13,12 @@ from torch import nn
 
 from ridgeline.errors import WorkloadError
 from ridgeline.machine import Setting
-from ridgeline.probe.operators import rebuild, values
+from ridgeline.probe.operators import operators, rebuild, values
+from ridgeline.probe.operators.clock import ReplayClock
+from ridgeline.probe.operators.host_costs import HostCosts
 from ridgeline.probe.operators.operators import time_operators
 from ridgeline.probe.operators.replay import WorkloadReplay
-from ridgeline.probe.operators.small_step import PHASES
+from ridgeline.probe.operators.small_step import PHASES, WIDTH, SmallNetwork, SmallStep
 from ridgeline.probe.operators.valid_inputs import Made
 from ridgeline.probe.rates.dispatch import measure_dispatch
 from ridgeline.tracing.capture import trace
@@ -173,22 +177,41 @@ def test_timings_cover_every_key_with_at_least_two_samples() -> None:
     assert all(timing.setting == SETTING for timing in timings)
 
 
-def test_timing_follows_the_size_of_the_work() -> None:
-    """Within one replay a matrix product of 512 times the work takes longer, many times over."""
+def test_timing_follows_the_size_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within one replay, by a clock that operators move by their work: each has its own call in its time."""
+    now_ns, product = [0], torch.ops.aten.mm.default
+
+    def wound(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        now_ns[0] += x.shape[0] ** 3
+        return product(x, y)
+
+    monkeypatch.setattr(rebuild, "resolve", lambda name: wound)
+    monkeypatch.setattr(operators, "host_costs", lambda kind: HostCosts(*[0.0] * 7))
+    clock = ReplayClock(CPU, now_ns=lambda: now_ns[0])
     small, large = spec(32, 32, role="parameter"), spec(256, 256, role="parameter")
     arguments = {"args": [{"tensor": 0}, {"tensor": 0}], "kwargs": {}}
     ops = (op("aten.mm.default", [small], arguments), op("aten.mm.default", [large], arguments))
     workload = msgspec.structs.replace(workload_of(), ops=ops)
-    timings, _, _ = time_operators(workload, SETTING, budget_s=0.1)
+    timings, _, _ = time_operators(workload, SETTING, budget_s=0.1, clock=clock)
     seconds = {timing.key: timing.seconds.value for timing in timings}
-    assert seconds[ops[1].key] > 5 * seconds[ops[0].key]
+    assert seconds == pytest.approx(
+        {one.key: n**3 * 1e-9 for one, n in zip(ops, (32, 256), strict=True)}
+    )
 
 
-def test_dispatch_costs_are_measured_for_all_phases() -> None:
-    """Forward, backward and optimizer each have a cost per op, far below a millisecond."""
+def test_dispatch_costs_are_measured_for_all_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, backward and optimizer each have the seconds of the phase by its operators."""
+    # Between steps, then by phase.
+    clock = itertools.accumulate(itertools.cycle([7.0, 1.0, 2.0, 4.0]))
+    fake = SimpleNamespace(perf_counter=lambda: next(clock))
+    monkeypatch.setattr("ridgeline.probe.operators.small_step.time", fake)
     costs = measure_dispatch(CPU, quick=True)
     assert [cost.phase for cost in costs] == list(PHASES)
-    assert all(0 < cost.seconds.low < 1e-3 for cost in costs)
+    network, batch = SmallNetwork(), torch.rand(2, WIDTH)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+    step = SmallStep(lambda: network(batch), optimizer, CPU, times_clearing=False)
+    for cost, seconds in zip(costs, (1.0, 2.0, 4.0), strict=True):
+        assert cost.seconds.value == pytest.approx(seconds / len(step.calls[cost.phase]))
 
 
 @given(

@@ -1,9 +1,13 @@
 """Replaying recurrent layers, whose kernels hand each other workspaces that a trace cannot size."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.machine import Setting
+from ridgeline.probe.operators.operators import time_operators
 from ridgeline.probe.operators.replay import WorkloadReplay
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
@@ -13,19 +17,23 @@ FORWARD, BACKWARD = "aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_back
 
 
 class _Recurrent(nn.Module):
-    def __init__(self, layer: type[nn.RNNBase], *, bidirectional: bool = False) -> None:
+    def __init__(
+        self, layer: type[nn.RNNBase], *, bidirectional: bool = False, width: int = 8
+    ) -> None:
         super().__init__()
-        self.layer = layer(8, 16, 2, batch_first=True, bidirectional=bidirectional)
+        self.layer = layer(width, 16, 2, batch_first=True, bidirectional=bidirectional)
         self.head = nn.Linear(32 if bidirectional else 16, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layer(x)[0][:, -1])
 
 
-def workload_of(layer: type[nn.RNNBase], *, bidirectional: bool = False) -> Workload:
+def workload_of(
+    layer: type[nn.RNNBase], *, bidirectional: bool = False, width: int = 8
+) -> Workload:
     torch.manual_seed(0)
-    model = _Recurrent(layer, bidirectional=bidirectional)
-    batch = (torch.randn(4, 7, 8), torch.randint(5, (4,)))
+    model = _Recurrent(layer, bidirectional=bidirectional, width=width)
+    batch = (torch.randn(4, 7, width), torch.randint(5, (4,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -58,6 +66,19 @@ def test_no_op_reads_a_workspace_that_was_not_filled() -> None:
     assert {ops[index].name for index in marks} & {FORWARD, BACKWARD} == set()
     assert replay.failures == {}
     assert {ops[index].name for index in replay.run(lambda index: True)} >= {FORWARD, BACKWARD}
+
+
+def test_every_op_is_timed_where_time_is_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two equal layers each makes the workspace of its own backward, and is issued for that."""
+    looks = iter(range(10**6))
+    fake = SimpleNamespace(monotonic=lambda: float(next(looks)))
+    monkeypatch.setattr("ridgeline.probe.operators.passes.time", fake)
+    workload = workload_of(nn.LSTM, width=16)
+    timed = time_operators(workload, Setting(device="cpu", workers=1, threads=1), budget_s=0.5)
+    assert {timing.key for timing in timed.timings} == {op.key for op in workload.ops}
+    keys = [op.key for op in workload.ops if op.name == FORWARD]
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
 
 
 def test_an_op_that_makes_fewer_tensors_than_traced_fails_alone() -> None:

@@ -30,6 +30,7 @@ def hand_over(
     path: list[str] | None = None,
     has_threads: bool = False,
     ends_with_parent: bool = False,
+    takes_along: bool = False,
 ) -> int | None:
     """How a script or module ended in a fork of a warm process; None where that imported with other variables.
 
@@ -41,6 +42,8 @@ def hand_over(
         has_threads: Whether it may have another number of threads than the warm process.
         ends_with_parent: Whether the kernel is to end it with the parent of this process, as it asks of the kernel
             for itself: the parent that it is told of is this one's.
+        takes_along: Whether all that it has started ends with it, as whoever starts it sees to by the group of this
+            process, of which those are not.
     """
     if ends_with_parent:
         import ctypes
@@ -60,6 +63,7 @@ def hand_over(
             "limits": [(one, resource.getrlimit(one)) for one in LIMITS],
             "cores": [*os.sched_getaffinity(0)],
             "parent": os.getppid() if ends_with_parent else 0,
+            "takes_along": takes_along,
             "folder": os.getcwd(),  # noqa: PTH109
             "environment": dict(os.environ),
         }

@@ -15,8 +15,12 @@ import sys
 OBJECTS = 50_000
 """Made since the last collection, before the next: what a test leaves in cycles is still collected as it runs."""
 WARM = "WARM_PROCESS"
-WORKERS = {"ridgeline.probe.groups.group_worker": False, "ridgeline.cli.training.worker": True}
-"""Modules that do not depend on the number of their process, and whether the kernel ends them with their parent."""
+WORKERS = {
+    "ridgeline.probe.groups.group_worker": {},
+    "ridgeline.cli.training.worker": {"ends_with_parent": True},
+    "ridgeline.lint.child_worker": {"ends_with_parent": True, "takes_along": True},
+}
+"""Modules that do not depend on the number of their process, and how they end (`relay.hand_over`)."""
 
 gc.set_threshold(OBJECTS, 10, 10)
 
@@ -29,7 +33,7 @@ def have_run() -> None:
     status = None
     match sys.orig_argv[1:]:
         case ["-P", "-u", "-m", name, *words] if name in WORKERS:
-            how = {"path": path, "has_threads": True, "ends_with_parent": WORKERS[name]}
+            how = {"path": path, "has_threads": True, **WORKERS[name]}
             status = relay.hand_over(warm, [name, *words], module=name, **how)
         case ["-m", "ridgeline", "kvserver", "--beside", *words]:
             own, name = ["ridgeline", "kvserver", "--beside", *words], "ridgeline.__main__"

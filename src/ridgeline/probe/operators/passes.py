@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -35,7 +35,7 @@ def timed_passes(
     """Warm up until passes are no faster than those before, then sample all ops for about `budget_s`.
 
     A step of which a single pass takes longer than the budget is sampled once, and once the budget is
-    spent only ops of which no equal one was issued are issued, so that it ends.
+    spent only ops of which no equal one was issued are issued, and what those need, so that it ends.
 
     Keys are equal for equal ops; warming up is not counted in `budget_s`.
     """
@@ -43,7 +43,7 @@ def timed_passes(
     # Rank 0 decides how many: the others would wait at a barrier that nobody comes to.
     least = LEAST_SAMPLES if peers.agree(taken_s < budget_s) else 1
     found = Passes()
-    once = _Once(keys, time.monotonic() + budget_s, least)
+    once = _Once(keys, replay.makes_for, time.monotonic() + budget_s, least)
     while peers.agree(
         len(found.ops) < least or (not once.is_over() and len(found.ops) < MOST_PASSES)
     ):
@@ -72,7 +72,8 @@ def _warm_up(
             break
         peers.barrier()
         begin = time.monotonic()
-        clock.warm(replay, _Once(keys, begin + budget_s).wanted, is_first=number == 0)
+        once = _Once(keys, replay.makes_for, begin + budget_s)
+        clock.warm(replay, once.wanted, is_first=number == 0)
         before_s, taken_s = taken_s, time.monotonic() - begin
     return taken_s
 
@@ -80,8 +81,15 @@ def _warm_up(
 class _Once:
     """Says which ops to issue: all of them until a time, then those that were issued too rarely."""
 
-    def __init__(self, keys: Sequence[str], end: float, least: int = 1) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        makes_for: Mapping[int, Collection[str]],
+        end: float,
+        least: int = 1,
+    ) -> None:
         self._keys = keys
+        self._makes_for = makes_for
         self._end = end
         self._least = least
         self._counts: Counter[str] = Counter()
@@ -92,9 +100,10 @@ class _Once:
 
     def wanted(self, index: int) -> bool:
         """Whether op `index` is to be issued."""
-        key = self._keys[index]
-        # By key, so that equal operators share what is left of the time.
-        if self._counts[key] >= self._least and self.is_over():
+        # By key, so that equal operators share what is left of the time. One that was issued often enough
+        # may be equal to one that makes the workspace of another.
+        needed = (self._keys[index], *self._makes_for.get(index, ()))
+        if self.is_over() and all(self._counts[key] >= self._least for key in needed):
             return False
-        self._counts[key] += 1
+        self._counts[self._keys[index]] += 1
         return True

@@ -80,6 +80,7 @@ class WorkloadReplay:
 
     Attributes:
         failures: Keys of ops that could not be rebuilt or issued, with the reason.
+        makes_for: Keys of ops that need what only one can make, by its index, and of those that need these.
         ended_at: The op at which memory ran out in the last pass, so that the pass ended there; or None.
     """
 
@@ -103,6 +104,7 @@ class WorkloadReplay:
         self._read: dict[int, list[int]] = defaultdict(list)
         self._dead: dict[int, list[Output]] = defaultdict(list)
         self._program = self._compile()
+        self.makes_for = self._needed()
 
     def run(
         self,
@@ -308,6 +310,16 @@ class WorkloadReplay:
             self._read[made_by].append(output)
             self._dead[reader].append((made_by, output))
         return program
+
+    def _needed(self) -> dict[int, set[str]]:
+        found: dict[int, set[str]] = defaultdict(set)
+        # From the end, so that who needs an op is known before what that needs.
+        for index, step in reversed(list(enumerate(self._program))):
+            if step is None or step.op.key in self._skip:
+                continue
+            for source in step.only_issued:
+                found[source.op] |= {step.op.key} | found.get(index, set())
+        return found
 
 
 def tensors_in(result: Any) -> list[Tensor]:

@@ -6,7 +6,6 @@ rounds up and other programs hold is not known, so a share of the device is kept
 
 from collections.abc import Collection
 
-from ridgeline.codec import Value
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.simulator.model import setting_of, workers_in_host
@@ -30,25 +29,19 @@ _NOTHING = MemoryPoint(
 )
 
 
-class MemoryPeak(Value, frozen=True, kw_only=True):
+class MemoryPeak(MemoryPoint, frozen=True, kw_only=True):
     """The moment of a step at which one worker holds most, and what it holds then.
 
     `gradient_bytes` count buckets and what a compression remembers. `workspace_bytes` are what the operator
     that runs, and those before it, took for themselves; None where nobody measured that.
     """
 
-    op: int
-    parameter_bytes: int
-    gradient_bytes: int
-    state_bytes: int
-    activation_bytes: int
     workspace_bytes: int | None
 
     @property
     def total_bytes(self) -> int:
         """All of them."""
-        traced = self.parameter_bytes + self.gradient_bytes + self.state_bytes
-        return traced + self.activation_bytes + (self.workspace_bytes or 0)
+        return super().total_bytes + (self.workspace_bytes or 0)
 
 
 def peak_memory_bytes(workload: Workload, plan: Plan, machine: Machine | None = None) -> int:

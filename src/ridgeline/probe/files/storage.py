@@ -10,8 +10,8 @@ import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
+from ridgeline.closing import Closing
 from ridgeline.errors import MachineError
 from ridgeline.probe.files.blocks import BlockSpan, moved, one_by_one, pages
 from ridgeline.probe.native import storage_library
@@ -27,7 +27,7 @@ _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 """What file systems say that allow no direct I/O. Source: open(2), `O_DIRECT`."""
 
 
-class Scratch:
+class Scratch(Closing):
     """A file of noise in a directory, to which no name leads: it goes with its process, however that ends.
 
     Args:
@@ -66,12 +66,6 @@ class Scratch:
     def is_direct(self) -> bool:
         """Whether reads and writes go past the system's cache of files; what is appended never does."""
         return self._direct is not None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the file's room back."""

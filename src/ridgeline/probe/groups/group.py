@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 import msgspec
 import psutil
 
+from ridgeline.closing import Closing
 from ridgeline.codec import write_atomically
 from ridgeline.errors import LaunchError
 from ridgeline.execution import thread_variables
@@ -36,7 +37,7 @@ _LOOK_S = 0.5
 Kind = tuple[str, int, int, str, int]
 
 
-class Group:
+class Group(Closing):
     """Worker processes on this host, which serve one call; used as a context, whose end ends them.
 
     Args: as of `run_in_group`, but `deadline_s`: seconds that a collective may take; infinite for
@@ -84,12 +85,6 @@ class Group:
                 prefix = prefixes[rank] if prefixes else ()
                 self._processes.append(_started(prefix, command, variables, log))
             self._stack = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def call(
         self,

@@ -24,6 +24,9 @@ _HOST_READS = (
 )
 """What torch raises where a step asks a tensor without values for one."""
 _TORCH = str(Path(torch.__file__).parent)
+_UPDATES = str(Path(_TORCH, "optim"))
+_WRAPPERS = str(Path("optim", "optimizer.py"))
+"""Torch puts functions of this file around the steps of all optimizers."""
 
 
 def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
@@ -74,7 +77,11 @@ class TracedOptimizer:
                 parameter.grad = None
 
     def step(self) -> None:
-        """The optimizer's own step, on what stands in for its parameters."""
+        """The optimizer's own step, on what stands in for its parameters.
+
+        Raises:
+            CaptureError: it fails here, as no eager step has.
+        """
         # Below a scheduler's wrapper, which would count a step that does not take place.
         step = type(self._optimizer).step
         before = torch.compiler._is_compiling_flag  # noqa: SLF001
@@ -82,6 +89,10 @@ class TracedOptimizer:
         try:
             with ScaledByTensors():
                 step(self._optimizer)
+        except RidgelineError:
+            raise
+        except Exception as error:
+            raise CaptureError(_update_refusal(error, type(self._optimizer).__name__)) from error
         finally:
             torch.compiler._is_compiling_flag = before  # noqa: SLF001
 
@@ -148,12 +159,34 @@ def _refusal(error: Exception) -> str:
     # Of an operator's own derivative, which no line of the step calls, torch's line says little.
     if not theirs and any(frame.name == "backward" for frame in frames):
         where += ", within the backward pass"
-    reason = f"{type(error).__name__}: {first_line(error)}"
+    instead = "use execution='eager'"
+    if isinstance(error, _HOST_READS) or "tracing tensor" in str(error):
+        instead = f"remove what reads values on the host (.item(), float(), `if` on a tensor) or {instead}"
+    return f"wanted a step that can be written as one program, got {_reason(error)}, {where}; {instead}"
+
+
+def _update_refusal(error: Exception, name: str) -> str:
+    """What an optimizer does that could not be traced, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    its = [frame for frame in frames if not is_machinery(frame.filename) and _is_of_update(frame)]
+    place = (its or frames)[-1]
+    return (
+        f"wanted an optimizer whose step can be written as one program, got {_reason(error)}, in "
+        f"{name}.step() at {Path(place.filename).name}:{place.lineno} in {place.name}; use "
+        "execution='compiled' or 'eager'"
+    )
+
+
+def _is_of_update(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame is an optimizer's own, torch's optimizers included, and not of what it calls."""
+    if frame.filename.endswith(_WRAPPERS):
+        return False
+    return not frame.filename.startswith((_TORCH, "<")) or frame.filename.startswith(_UPDATES)
+
+
+def _reason(error: Exception) -> str:
     if isinstance(error, GuardOnDataDependentSymNode):
-        reason = (
+        return (
             "a number or a branch that depends on the values of tensors"  # torch names its symbols
         )
-    instead = "use execution='eager'"
-    if isinstance(error, _HOST_READS) or "tracing tensor" in reason:
-        instead = f"remove what reads values on the host (.item(), float(), `if` on a tensor) or {instead}"
-    return f"wanted a step that can be written as one program, got {reason}, {where}; {instead}"
+    return f"{type(error).__name__}: {first_line(error).rstrip('.')}"

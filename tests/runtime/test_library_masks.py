@@ -1,5 +1,4 @@
-"""Models of a library that looks at values of a mask, or of a text without one, train as one program, whatever is
-in it.
+"""Models of a library that looks at values of a mask, or of a text without one, train as one program.
 
 The library is a stand-in for `transformers`, with its names. Compiled programs are interpreted, and graphs emulated
 on the CPU.

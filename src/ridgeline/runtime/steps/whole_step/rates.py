@@ -107,7 +107,7 @@ _SUMS: dict[tuple[bool, bool], Callable[..., Any]] = {
     (False, False): torch.add,
     (False, True): Tensor.add_,
     (True, False): torch._foreach_add,  # noqa: SLF001 - optimizers call it by this name
-    (True, True): torch._foreach_add_,  # noqa: SLF001
+    (True, True): torch._foreach_add_,
 }
 """What adds a product that has been made: of lists or not, in place or not."""
 

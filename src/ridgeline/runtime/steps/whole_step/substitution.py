@@ -23,7 +23,8 @@ class OptimizerSubstitution:
         stand_ins: Parameter to its substitute.
         state: (parameter, key, substitute) of each tensor of the optimizer's state.
         rates: Learning rate of each group.
-        widens: The step runs on the host: give the optimizer step counts (and other single numbers) in 64 bits.
+        widens: The step runs on the host: give the optimizer step counts (and other single numbers) in 64
+            bits.
     """
 
     def __init__(

@@ -16,7 +16,8 @@ from ridgeline.runtime.steps.step import PlannedStep
 
 OF_OPTIMIZER = (
     "wanted an optimizer without step hooks, since one program for the whole step cannot call them, got 1 "
-    "around AdamW.step(); do their work after each training step, or use execution='compiled' or 'eager'"
+    "around AdamW.step(); clip gradients by clip_norm and do other work after each training step, or use "
+    "execution='compiled' or 'eager'"
 )
 OF_GRADIENT = (
     "wanted parameters without gradient hooks, since gradients stay inside the program of a whole step, got a "

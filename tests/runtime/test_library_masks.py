@@ -1,4 +1,4 @@
-"""Models of a library that looks at the values of an attention mask train as one program, whatever is in it.
+"""Models of a library that looks at values of a mask, or of a text without one, train as one program.
 
 The library is a stand-in for `transformers`, with its names. Compiled programs are interpreted, and graphs emulated
 on the CPU.
@@ -23,7 +23,11 @@ from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 EXECUTIONS: tuple[Execution, ...] = ("compiled", "step-graph", "graph")
-NAMES = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
+NAMES = (
+    "transformers.masking_utils",
+    "transformers.modeling_attn_mask_utils",
+    "transformers.modeling_utils",
+)
 SOURCE = """
 import torch
 
@@ -42,6 +46,14 @@ def _prepare_4d_attention_mask_for_sdpa(mask, dtype):
 
 def _unmask(mask):
     return not is_torchdynamo_compiling()
+
+def warn_if_padding_and_no_attention_mask(input_ids, attention_mask):
+    if torch.jit.is_tracing() or is_torchdynamo_compiling():
+        return
+    if attention_mask is None and 0 in input_ids[:, [-1, 0]]:
+        warnings.append("padded, and no mask was given")
+
+warnings = []
 """
 
 
@@ -70,6 +82,9 @@ class Attending(nn.Module):
         if self.kind == "causal":
             is_causal = self.library._ignore_causal_mask_sdpa(mask, words.shape[1])
             seen = None if is_causal else _causal(mask)
+        elif self.kind == "none":
+            self.library.warn_if_padding_and_no_attention_mask(words, None)
+            is_causal, seen = True, None
         else:
             is_causal = False
             seen = self.library._prepare_4d_attention_mask_for_sdpa(mask, x.dtype)
@@ -104,7 +119,7 @@ def losses(kind: str, execution: Execution, library: Any) -> Tensor:
         return torch.stack([step(batch(index)) for index in range(9)])
 
 
-@pytest.mark.parametrize("kind", ["causal", "both"])
+@pytest.mark.parametrize("kind", ["causal", "both", "none"])
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_every_form_follows_the_mask(kind: str, execution: Execution, library: Any) -> None:
     """With and without paddings."""
@@ -132,7 +147,11 @@ def test_steps_as_written_still_look(library: Any) -> None:
     mask = torch.ones(2, 3)
     assert library._ignore_causal_mask_sdpa(mask, 3)
     assert not library._ignore_causal_mask_sdpa(mask.fill_(0), 3)
+    library.warn_if_padding_and_no_attention_mask(mask, None)
+    assert len(library.warnings) == 1
     with torch._subclasses.FakeTensorMode() as fakes:
         fake = fakes.from_tensor(mask)
         assert not library._ignore_causal_mask_sdpa(fake, 3)
         assert library._unmask(fake)
+        library.warn_if_padding_and_no_attention_mask(fake, None)
+    assert len(library.warnings) == 1

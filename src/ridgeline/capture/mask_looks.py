@@ -1,10 +1,11 @@
-"""Transformers look at the values of a mask, to see if it is needed: not where no host can look.
+"""Transformers look at values of a mask or of a text, to give or save something: not where no host can look.
 
 `nn.TransformerEncoder`, `nn.TransformerDecoder` and `nn.Transformer` do so in every step, unless the caller
 says `is_causal`, and so do those of the library `transformers` (before its release 5) that are given an
 `attention_mask`. What they find is a hint only, which saves attention half of its work: with the mask itself,
-whatever is in it, the results are the same but for rounding. A step with a look in it cannot be captured, and
-torch's compiler parts it in two.
+whatever is in it, the results are the same but for rounding. Models of that library whose texts are padded
+(`pad_token_id`) and come without a mask look whether to warn of that. A step with a look in it cannot be
+captured, and torch's compiler parts it in two.
 """
 
 import contextlib
@@ -18,12 +19,21 @@ from torch._guards import detect_fake_mode
 from torch.nn.modules import transformer
 
 _LOOK = transformer._detect_is_causal_mask  # noqa: SLF001 - there is no public name
-_LIBRARY = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
+_LIBRARY = (
+    "transformers.masking_utils",
+    "transformers.modeling_attn_mask_utils",
+    "transformers.modeling_utils",
+)
 _QUESTION = "is_torchdynamo_compiling"
 """What these modules ask before a look."""
-_LOOKERS = {"_ignore_causal_mask_sdpa", "_prepare_4d_attention_mask_for_sdpa"}
+_LOOKERS = {
+    "_ignore_causal_mask_sdpa",
+    "_prepare_4d_attention_mask_for_sdpa",
+    "warn_if_padding_and_no_attention_mask",
+}
 """Their functions that look if they are told no; others that ask compute otherwise if they are told yes."""
-_MASKS = ("attention_mask", "padding_mask", "mask")
+_LOOKED_AT = ("attention_mask", "padding_mask", "mask", "input_ids")
+"""What these functions call the tensor that they look at."""
 _is_spared = False
 _is_read = False
 
@@ -76,7 +86,7 @@ def _detect_is_causal_mask(
 
 
 def _asking(is_compiling: Callable[[], bool]) -> Callable[[], bool]:
-    """The library's question, which is answered with yes also where the mask of who asks is held."""
+    """The library's question, which is answered with yes also where what is looked at is held."""
 
     @functools.wraps(is_compiling)
     def is_torchdynamo_compiling() -> bool:
@@ -86,8 +96,8 @@ def _asking(is_compiling: Callable[[], bool]) -> Callable[[], bool]:
         asker = sys._getframe(1)  # noqa: SLF001
         if asker.f_code.co_name not in _LOOKERS:
             return False
-        masks = map(asker.f_locals.get, _MASKS)
-        return any(isinstance(mask, Tensor) and _is_held(mask) for mask in masks)
+        found = map(asker.f_locals.get, _LOOKED_AT)
+        return any(isinstance(tensor, Tensor) and _is_held(tensor) for tensor in found)
 
     is_torchdynamo_compiling.asks_of_masks = True  # type: ignore[attr-defined]
     return is_torchdynamo_compiling

@@ -1,11 +1,13 @@
-"""What a loss function may return: one number that gradients can start from."""
+"""What a loss function may return: one number that gradients can start from, and from which they go back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
 
-from ridgeline.errors import WorkloadError
+from ridgeline.errors import SideEffectError, WorkloadError
+from ridgeline.reach.reach import Reach
+from ridgeline.reach.undo import load
 
 _OWN_BACKWARD = (
     "wanted a loss_fn that returns the loss with its graph, got one that calls backward itself; leave "
@@ -67,3 +69,56 @@ def scalar_loss(loss: Any, *, has_gradients: bool = False) -> Tensor:
             "no_grad or detach, and leave at least one parameter trainable"
         )
     return loss.reshape(()) if loss.dim() else loss
+
+
+class EarlierGraphs:
+    """Results, within the reach of a step, of operators that ran before it.
+
+    A loss that goes back through them (log probabilities that a policy keeps while it acts) does so once: the
+    backward pass frees what they have saved. Others are leftovers that no step reads.
+
+    Args:
+        roots: Model, loss function, optimizer and batch, before the step.
+
+    Cost: That of `Reach`.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        reach = Reach(*roots)
+        made = [tensor for tensor in reach.tensors if tensor.grad_fn is not None]
+        # Named now, since the step may empty what holds them.
+        self._made = {t.grad_fn: " and ".join(dict.fromkeys(_names(reach, t))) for t in made}
+
+    def refuse_in(self, loss: Tensor) -> None:
+        """Raise if the graph of a loss, which was not gone back yet, is in part an earlier one.
+
+        Raises:
+            SideEffectError: names where its result is kept.
+        """
+        if not self._made:
+            return
+        pending, seen = [loss.grad_fn], set[Any]()
+        while pending:
+            node = pending.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in self._made:
+                raise SideEffectError(
+                    "wanted a step that can be run again, got a loss that goes back through what was "
+                    f"computed before it (kept in {self._made[node] or 'the batch'}), which one backward "
+                    "pass frees; compute it within the loss function, or use execution='eager'"
+                )
+            pending.extend(following for following, _ in node.next_functions)
+
+
+def _names(reach: Reach, value: Any) -> Iterator[str]:
+    """What holds an object, or a container of it, is called by."""
+    named = [
+        (str(key), held) for s in reach.stores if isinstance(s, dict) for key, held in s.items()
+    ]
+    named += [(cell.label, load(cell)) for cell in reach.cells]
+    for name, held in named:
+        inside = held if isinstance(held, list | tuple) else ()
+        if held is value or any(one is value for one in inside):
+            yield name

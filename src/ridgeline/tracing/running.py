@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ridgeline.errors import OutOfTimeError, SideEffectError
 from ridgeline.optimizer_forms import differentiates_gradients
 from ridgeline.optimizers.groups import parameters_of
-from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
+from ridgeline.reach.loss import EarlierGraphs, have_gradients, scalar_loss, start_backward
 from ridgeline.reach.undo import undone
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.opaque import PHASES, opaque_workload
@@ -31,6 +31,7 @@ def real_workload(step: Step, name: str, why: str) -> Workload:
 
     Raises:
         WorkloadError: the loss is no scalar or needs no gradient.
+        SideEffectError: the loss goes back through what was computed before the step.
         OutOfTimeError: of the step's `check`, which is also called before each step that is not recorded.
         Exception: whatever the user's code raises.
 
@@ -40,7 +41,10 @@ def real_workload(step: Step, name: str, why: str) -> Workload:
     workload, reason = None, ""
     note = f"recorded from a real step, which was taken back: {why}"
     with undone(step.model, step.loss_fn, step.optimizer, step.batch, subject.batch) as undo:
-        _plain_step(subject, step)  # makes what is made once, and shows the user's own errors
+        earlier = EarlierGraphs(step.model, step.loss_fn, step.optimizer, subject.batch)
+        _plain_step(
+            subject, step, earlier
+        )  # makes what is made once, and shows the user's own errors
         step.optimizer.zero_grad(set_to_none=True)
         try:
             run = record_step(subject, step)
@@ -83,7 +87,9 @@ def _opaque(subject: Subject, step: Step, name: str, why: str) -> Workload:
     return opaque_workload(step, name, seconds, tuple(ready), why)
 
 
-def _plain_step(subject: Subject, step: Step) -> dict[Phase, float]:
+def _plain_step(
+    subject: Subject, step: Step, earlier: EarlierGraphs | None = None
+) -> dict[Phase, float]:
     """One step as it is; seconds of its phases."""
     step.check()
     step.optimizer.zero_grad(set_to_none=True)
@@ -93,6 +99,8 @@ def _plain_step(subject: Subject, step: Step) -> dict[Phase, float]:
             loss = step.loss_fn(subject.model, subject.batch)
             has_own = have_gradients(parameters_of(step.optimizer))
             loss = scalar_loss(loss, has_gradients=has_own)
+        if earlier is not None:
+            earlier.refuse_in(loss)
         marks.append(_now(subject.device))
         keeps_graph = differentiates_gradients(step.optimizer)
         start_backward(loss, has_gradients=has_own, keeps_graph=keeps_graph)

@@ -28,7 +28,7 @@ from ridgeline.optimizers.groups import parameters_of
 from ridgeline.optimizers.optimizer_calls import clear_gradients, update, update_in_order
 from ridgeline.plan import Plan, Precision
 from ridgeline.programs.compiling import CompiledForms, Form, LossFunction, StepFindings
-from ridgeline.reach.loss import have_gradients, scalar_loss, start_backward
+from ridgeline.reach.loss import EarlierGraphs, have_gradients, scalar_loss, start_backward
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.ownership import clip_gradients
@@ -136,6 +136,8 @@ class StepBody:
         self._device = device
         self._channels_last = channels_last
         self._is_checked = False
+        self._is_repeated = is_undone
+        self._has_looked_back = False
         self._has_own_backward: bool | None = None
         self._calls_model = calls_model(optimizer)
 
@@ -205,6 +207,7 @@ class StepBody:
 
         Raises:
             WorkloadError: the loss is not a scalar tensor that depends on the parameters.
+            SideEffectError: it is to be run again, and goes back through what was computed before it.
         """
         with self.form.active():
             if self._checks_values:
@@ -221,8 +224,8 @@ class StepBody:
         Args:
             precision: Instead of the plan's, e.g. `as-is` to see what the plan's precision changes.
         """
-        form, name = self.form, self._autocast
-        self.form = self._plain
+        form, name, is_repeated = self.form, self._autocast, self._is_repeated
+        self.form, self._is_repeated = self._plain, True
         self._autocast = precision or name
         checks = _NOTHING if self._checks_values else unchecked(self._notes)
         # That precision is no cast of this step's, but a setting of the process.
@@ -231,23 +234,24 @@ class StepBody:
             with checks, without_tf32() if is_exact else _NOTHING:
                 yield
         finally:
-            self.form, self._autocast = form, name
+            self.form, self._autocast, self._is_repeated = form, name, is_repeated
 
     def _gradients(self, batch: Any, recorder: Recorder) -> Tensor:
         with _NOTHING if self.synchronizer is None else self.synchronizer.clearing():
             clear_gradients(self.optimizer)
         begin = time.perf_counter_ns()
         parts = split(batch, self.plan.accumulate)
+        earlier = self._earlier(batch)
         total: Tensor | None = None
         self.overhead_ns = time.perf_counter_ns() - begin
         # Not armed: these gradients add up on the worker, and only the last backward pass sends them.
         for index, (part, share) in enumerate(parts[:-1]):
             recorder.mark(f"micro/{index}")
-            loss = self._weighted_loss(part, share)
+            loss = self._weighted_loss(part, share, earlier)
             self._backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
         recorder.mark("forward")
-        loss = self._weighted_loss(*parts[-1])
+        loss = self._weighted_loss(*parts[-1], earlier)
         if self.synchronizer is None:
             recorder.mark("backward")
             self._backward(loss)
@@ -265,13 +269,22 @@ class StepBody:
         detached = loss.detach()
         return detached if total is None else total + detached
 
-    def _weighted_loss(self, part: Any, share: float) -> Tensor:
+    def _earlier(self, batch: Any) -> EarlierGraphs | None:
+        """What a step that will be run again must not go back through; None where that is known."""
+        if not self._is_repeated or self._has_looked_back:
+            return None
+        self._has_looked_back = True
+        return EarlierGraphs(self.model, self.loss_fn, self.optimizer, batch)
+
+    def _weighted_loss(self, part: Any, share: float, earlier: EarlierGraphs | None) -> Tensor:
         with autocast_of(self._autocast, self._device.type):
             loss = self.form(self.model, part)
         if self._has_own_backward is None:  # once, as its gradients were cleared before
             held = parameters_of(self.optimizer)
             self._has_own_backward = have_gradients(held)
         loss = scalar_loss(loss, has_gradients=self._has_own_backward)
+        if earlier is not None:
+            earlier.refuse_in(loss)
         # Not multiplied by 1, which would be one more kernel in every step that accumulates nothing.
         return loss if share == 1.0 else loss * share
 

@@ -78,8 +78,8 @@ def check_hooks(model: nn.Module, optimizer: Optimizer) -> None:
     if count:
         raise CaptureError(
             "wanted an optimizer without step hooks, since one program for the whole step cannot call them, "
-            f"got {count} around {type(optimizer).__name__}.step(); do their work after each training "
-            "step, or use execution='compiled' or 'eager'"
+            f"got {count} around {type(optimizer).__name__}.step(); clip gradients by clip_norm and do other "
+            "work after each training step, or use execution='compiled' or 'eager'"
         )
     for name, parameter in model.named_parameters():
         if of_gradient(parameter) or of_accumulation(parameter):

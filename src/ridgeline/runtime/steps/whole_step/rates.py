@@ -1,5 +1,6 @@
 """Learning rates as inputs of a step program."""
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -81,18 +82,34 @@ class ScaledByTensors(TorchFunctionMode):
         """The result of the operator."""
         given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        makes_product = _PRODUCTS.get(name.rstrip("_"))
+        makes_product = _PRODUCTS.get(name.removeprefix(_OF_LISTS).rstrip("_"))
         key = "value" if "addc" in name else "alpha"
         if makes_product is None or not isinstance(given.get(key), Tensor):
             return func(*args, **given)
         term, scale = makes_product(args, given), given.pop(key)
-        if name.startswith("addc"):
-            # What is left is a sum; a name with an underscore at its end is that of an operator in place.
-            func = Tensor.add_ if name.endswith("_") else torch.add
-        product = term * scale
-        if isinstance(term, Tensor) and term.is_floating_point():
-            product = product.to(term.dtype)  # of two single elements the wider one would decide
-        return func(args[0], product, **given)
+        if "addc" in name:
+            func = _SUMS[name.startswith(_OF_LISTS), name.endswith("_")]
+        if name.startswith(_OF_LISTS):
+            return func(args[0], [_scaled(one, scale) for one in term], **given)
+        return func(args[0], _scaled(term, scale), **given)
+
+
+def _scaled(term: Any, scale: Tensor) -> Tensor:
+    product: Tensor = term * scale
+    if isinstance(term, Tensor) and term.is_floating_point():
+        product = product.to(term.dtype)  # of two single elements the wider one would decide
+    return product
+
+
+_OF_LISTS = "_foreach_"
+"""Begins the names of operators on lists of tensors."""
+_SUMS: dict[tuple[bool, bool], Callable[..., Any]] = {
+    (False, False): torch.add,
+    (False, True): Tensor.add_,
+    (True, False): torch._foreach_add,  # noqa: SLF001 - optimizers call it by this name
+    (True, True): torch._foreach_add_,
+}
+"""What adds a product that has been made: of lists or not, in place or not."""
 
 
 def _operand(args: Sequence[Any], given: dict[str, Any]) -> Any:
@@ -104,13 +121,17 @@ def _factors(args: Sequence[Any], given: dict[str, Any]) -> list[Any]:
 
 
 def _product(args: Sequence[Any], given: dict[str, Any]) -> Any:
-    first, second = _factors(args, given)
-    return first * second
+    return _by_element(operator.mul, *_factors(args, given))
 
 
 def _quotient(args: Sequence[Any], given: dict[str, Any]) -> Any:
-    first, second = _factors(args, given)
-    return first / second
+    return _by_element(operator.truediv, *_factors(args, given))
+
+
+def _by_element(function: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
+    if isinstance(first, Tensor):
+        return function(first, second)
+    return [function(one, other) for one, other in zip(first, second, strict=True)]
 
 
 _PRODUCTS = {"add": _operand, "sub": _operand, "addcmul": _product, "addcdiv": _quotient}

@@ -16,14 +16,15 @@ class OptimizerSubstitution:
     """An optimizer that updates other tensors than its own, until `remove()`.
 
     Its settings select the form of its update that reads learning rates and step counts from tensors
-    (`capturable`, `foreach`); the maths is the same in all forms.
+    (`capturable`, and of torch's own optimizers `foreach`); the maths is the same in all forms.
 
     Args:
         optimizer: Changed in place, and put back by `remove()`.
         stand_ins: Parameter to its substitute.
         state: (parameter, key, substitute) of each tensor of the optimizer's state.
         rates: Learning rate of each group.
-        widens: Give the optimizer step counts (and other single numbers) in 64 bits.
+        widens: The step runs on the host: give the optimizer step counts (and other single numbers) in 64
+            bits.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class OptimizerSubstitution:
         # Some optimizers count in an attribute; one that changes in the trace would be baked in.
         self._attributes = _numbers(vars(optimizer))
         optimizer.state = inner
+        is_torchs = _is_torchs(optimizer)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["params"] = [stand_ins[p] for p in group["params"]]
             group["lr"] = rate
@@ -62,7 +64,7 @@ class OptimizerSubstitution:
                 # The form that reads step counts from tensors; the other one would bake in a Python number.
                 group["capturable"] = True
             if "foreach" in group:
-                group["foreach"] = not group.get("differentiable", False)
+                group["foreach"] = _takes_lists(group, is_torchs=is_torchs, is_host=widens)
             if "fused" in group:
                 # A fused kernel is one operator that cannot be compiled together with the rest.
                 group["fused"] = False
@@ -136,6 +138,23 @@ class OptimizerSubstitution:
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.clear()
             group.update(saved)
+
+
+def _takes_lists(group: Mapping[str, Any], *, is_torchs: bool, is_host: bool) -> bool | None:
+    """The form of an optimizer that is traced: on lists of tensors, or on one after the other.
+
+    Others than torch's have the setting, too, for a form that may not be written yet, or takes it for granted
+    that what counts in tensors does so on a GPU.
+    """
+    if is_torchs:
+        return not group.get("differentiable", False)
+    return False if is_host and group["foreach"] is None else group["foreach"]
+
+
+def _is_torchs(optimizer: Optimizer) -> bool:
+    """Whether torch wrote the optimizer, or one that it is derived from."""
+    kinds = (kind for kind in type(optimizer).__mro__ if kind is not Optimizer)
+    return any(kind.__module__.startswith("torch.optim.") for kind in kinds)
 
 
 _NUMBERS = frozenset({"step", "mu_product", "mu", "eta"})

@@ -2,15 +2,21 @@
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 from ridgeline.reach.owners import is_machinery
@@ -24,6 +30,9 @@ _HOST_READS = (
 )
 """What torch raises where a step asks a tensor without values for one."""
 _TORCH = str(Path(torch.__file__).parent)
+_UPDATES = str(Path(_TORCH, "optim"))
+_WRAPPERS = str(Path("optim", "optimizer.py"))
+"""Torch puts functions of this file around the steps of all optimizers."""
 
 
 def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
@@ -49,10 +58,52 @@ def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) 
     for node in graph.graph.nodes:
         if str(node.target) == _READS_A_VALUE:
             raise CaptureError(
-                f"wanted a step that never waits for its own values, got {node.target}, which reads one "
-                "on the host (.item(), float(), int()); compute with tensors, or use execution='eager'"
+                f"wanted a step that never waits for its own values, got {node.target}"
+                f"{_place_of_read(step, arguments)}, which reads one on the host (.item(), float(), int()); "
+                "compute with tensors, or use execution='compiled' or 'eager'"
             )
     return graph
+
+
+def _place_of_read(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> str:
+    """Where a step that could be traced first reads a value; nothing where no line of it does."""
+    watch = _Reads()
+    # Traced again, as nodes keep no lines and watching costs. What fails now has not failed before.
+    with contextlib.suppress(Exception), _tracing(), watch:
+        make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+    torch.clear_autocast_cache()
+    return watch.place
+
+
+class _Reads(TorchFunctionMode):
+    """Inside, the line is noted that first asks a tensor of a trace for its value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = ""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The result of the operator."""
+        if func in _READERS and not self.place and isinstance(args[0], FakeTensor):
+            frame = _innermost(traceback.extract_stack()[:-1])
+            self.place = f" at {Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+        return func(*args, **(kwargs or {}))
+
+
+_READERS = (
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.__float__,
+    Tensor.__int__,
+    Tensor.__bool__,
+    Tensor.__index__,
+)
 
 
 class TracedOptimizer:
@@ -74,7 +125,11 @@ class TracedOptimizer:
                 parameter.grad = None
 
     def step(self) -> None:
-        """The optimizer's own step, on what stands in for its parameters."""
+        """The optimizer's own step, on what stands in for its parameters.
+
+        Raises:
+            CaptureError: it fails here, as no eager step has.
+        """
         # Below a scheduler's wrapper, which would count a step that does not take place.
         step = type(self._optimizer).step
         before = torch.compiler._is_compiling_flag  # noqa: SLF001
@@ -82,6 +137,10 @@ class TracedOptimizer:
         try:
             with ScaledByTensors():
                 step(self._optimizer)
+        except RidgelineError:
+            raise
+        except Exception as error:
+            raise CaptureError(_update_refusal(error, type(self._optimizer).__name__)) from error
         finally:
             torch.compiler._is_compiling_flag = before  # noqa: SLF001
 
@@ -138,22 +197,50 @@ def _is_from_torch(error: Exception) -> bool:
 def _refusal(error: Exception) -> str:
     """What could not be traced, and where."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [
-        frame
-        for frame in frames
-        if not (frame.filename.startswith((_TORCH, "<")) or is_machinery(frame.filename))
-    ]
-    place = (theirs or frames)[-1]
+    theirs = _of_users(frames)
+    place = _innermost(frames)
     where = f"at {Path(place.filename).name}:{place.lineno} in {place.name}"
     # Of an operator's own derivative, which no line of the step calls, torch's line says little.
     if not theirs and any(frame.name == "backward" for frame in frames):
         where += ", within the backward pass"
-    reason = f"{type(error).__name__}: {first_line(error)}"
+    instead = "use execution='eager'"
+    if isinstance(error, _HOST_READS) or "tracing tensor" in str(error):
+        instead = f"remove what reads values on the host (.item(), float(), `if` on a tensor) or {instead}"
+    return f"wanted a step that can be written as one program, got {_reason(error)}, {where}; {instead}"
+
+
+def _of_users(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    outer = [frame for frame in frames if not frame.filename.startswith((_TORCH, "<"))]
+    return [frame for frame in outer if not is_machinery(frame.filename)]
+
+
+def _innermost(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
+    """The user's own, where there is one."""
+    return (_of_users(frames) or frames)[-1]
+
+
+def _update_refusal(error: Exception, name: str) -> str:
+    """What an optimizer does that could not be traced, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    its = [frame for frame in frames if not is_machinery(frame.filename) and _is_of_update(frame)]
+    place = (its or frames)[-1]
+    return (
+        f"wanted an optimizer whose step can be written as one program, got {_reason(error)}, in "
+        f"{name}.step() at {Path(place.filename).name}:{place.lineno} in {place.name}; use "
+        "execution='compiled' or 'eager'"
+    )
+
+
+def _is_of_update(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame is an optimizer's own, torch's optimizers included, and not of what it calls."""
+    if frame.filename.endswith(_WRAPPERS):
+        return False
+    return not frame.filename.startswith((_TORCH, "<")) or frame.filename.startswith(_UPDATES)
+
+
+def _reason(error: Exception) -> str:
     if isinstance(error, GuardOnDataDependentSymNode):
-        reason = (
+        return (
             "a number or a branch that depends on the values of tensors"  # torch names its symbols
         )
-    instead = "use execution='eager'"
-    if isinstance(error, _HOST_READS) or "tracing tensor" in reason:
-        instead = f"remove what reads values on the host (.item(), float(), `if` on a tensor) or {instead}"
-    return f"wanted a step that can be written as one program, got {reason}, {where}; {instead}"
+    return f"{type(error).__name__}: {first_line(error).rstrip('.')}"

@@ -21,6 +21,7 @@ from ridgeline.decision.shared_trace import shared_trace
 from ridgeline.decision.trial import Script
 from ridgeline.errors import CaptureError, EquivalenceError, PlanError, RidgelineError
 from ridgeline.machine import Machine
+from ridgeline.optimizers.given import check_parts
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.knobs import NO_PRECISION
@@ -29,7 +30,6 @@ from ridgeline.programs.compiling import CompiledForms
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.steps.body import requirements
-from ridgeline.runtime.steps.body.given import check_parts
 from ridgeline.runtime.steps.step import CLOSED, PlannedStep, move
 from ridgeline.runtime.steps.worker_state import HasWorkerState
 from ridgeline.simulator.step import simulate

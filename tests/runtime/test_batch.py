@@ -1,6 +1,7 @@
 """Batches: any nest of tensors, split exactly."""
 
 import dataclasses
+import operator
 from collections import UserDict
 from collections.abc import Callable
 
@@ -111,6 +112,53 @@ def test_lists_of_texts_are_divided_with_the_samples() -> None:
     assert batches.split([x, names], 2)[1][0][1] == names[2:]
     for other in (names[:3], [*names, "e"], tuple(names)):
         assert batches.split((x, other), 2)[1][0][1] == other
+
+
+def boxes(*numbers: int) -> list[dict[str, object]]:
+    """Targets of a detector, one dictionary for each image, with as many boxes each."""
+    return [{"boxes": torch.full((n, 4), float(i)), "name": str(i)} for i, n in enumerate(numbers)]
+
+
+@pytest.mark.parametrize("numbers", [(1, 3, 0, 2), (4, 4, 4, 4), (2, 2, 2, 2)])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lists_of_one_dictionary_for_each_sample_are_divided(
+    numbers: tuple[int, ...], kind: type
+) -> None:
+    """Boxes were cut instead, in every image, where all had as many as there are images."""
+    targets = kind(boxes(*numbers))
+    stacked, listed = torch.arange(4.0), kind(torch.zeros(3, n, 4) for n in (5, 6, 7, 8))
+    for images in (stacked, listed):
+        for batch in ((images, targets), UserDict(images=images, targets=targets)):
+            (first, share), (second, _) = batches.split(batch, 2)
+            for part, wanted in ((first, slice(0, 2)), (second, slice(2, 4))):
+                cut, beside = part.values() if isinstance(part, UserDict) else part
+                assert (len(cut), beside) == (2, targets[wanted])
+                assert images is stacked or all(map(operator.is_, cut, listed[wanted]))
+            assert share == 0.5
+    if len(set(numbers)) > 1:
+        assert batches.split(targets, 2)[0][0] == targets[:2]
+
+
+def test_lists_of_other_dictionaries_are_divided_by_rows() -> None:
+    """Queries beside passages are two dictionaries of all samples, whatever else the batch holds."""
+    pair = [{"ids": torch.arange(4)}, {"ids": torch.arange(4) + 4}]
+    for batch in ((pair, torch.arange(4)), (pair,)):
+        (_, (second, _)) = batches.split(batch, 2)
+        assert [side["ids"].tolist() for side in second[0]] == [[2, 3], [6, 7]]
+    crops = [torch.arange(4), torch.arange(4) + 4]
+    assert [crop.tolist() for crop in batches.split(crops, 2)[1][0]] == [[2, 3], [6, 7]]
+
+
+def test_lists_that_may_hold_samples_or_rows_are_not_divided() -> None:
+    """Either guess may be wrong, and neither would be noticed."""
+    batch = ([torch.zeros(3, 5), torch.zeros(3, 6)], boxes(3, 3))
+    with pytest.raises(BatchError) as caught:
+        batches.split(batch, 2)
+    assert str(caught.value) == (
+        "wanted a batch that shows what belongs to a sample, to divide into accumulate=2 micro-batches, got "
+        "lists of 2 dictionaries and of 2 tensors, all of which have 3 rows, where lists or rows may be the "
+        "samples; stack the tensors, or use accumulate=1 with smaller batches"
+    )
 
 
 @pytest.mark.parametrize("values", [[1, 2, 3, 4], [0.5, 1, 2, 3]])

@@ -1,4 +1,4 @@
-"""What a script may give to `TrainStep`: mistakes are named at once, before anything is measured or moved."""
+"""What a script may give to `TrainStep` and `trace`: mistakes are named at once, before anything is measured or moved."""
 
 from typing import Any
 
@@ -23,6 +23,10 @@ def refusal(plan: Any = "auto", **given: Any) -> str:
     }
     with pytest.raises(PlanError) as caught:
         rl.TrainStep(**(parts | given), plan=plan)
+    if given.keys() <= parts.keys():
+        with pytest.raises(PlanError) as traced:
+            rl.trace(**(parts | given), batch=torch.ones(3, 2))
+        assert str(traced.value) == str(caught.value)
     return str(caught.value)
 
 

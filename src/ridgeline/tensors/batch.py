@@ -1,5 +1,6 @@
 """Batches: any nest of tuples, lists and dicts of tensors (and constants)."""
 
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -88,7 +89,7 @@ def num_samples(batch: Any) -> int:
     if not sizes or len(set(sizes)) > 1:
         raise BatchError(
             f"wanted a batch whose tensors share their leading dimension, got sizes {sizes or 'of none'}; "
-            "put the samples along dimension 0 of every tensor"
+            "put the samples along dimension 0 of every tensor, or one dictionary for each into a list"
         )
     return sizes[0]
 
@@ -97,49 +98,105 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
     """Micro-batches along dimension 0, each with its share of the samples.
 
     The shares make the weighted sum of mean losses the mean loss of the whole batch. Dataclasses, and classes
-    derived from dict or list, are divided entry by entry, and so are lists of one text for each sample.
+    derived from dict or list, are divided entry by entry, and so are lists of one text, or one dictionary of
+    tensors, for each sample.
 
     Raises:
         BatchError: fewer samples than parts, or something that is not divided like the samples.
     """
     if parts == 1:
         return [(batch, 1.0)]
-    _check_tensors(batch, parts)
-    total = num_samples(batch)
+    num_listed = _num_listed(batch, parts)
+    is_listed = partial(_is_listed, num_listed or 0)
+    _check_tensors(batch, parts, is_listed)
+    total = num_listed or num_samples(batch)
     if total < parts:
         raise BatchError(
             f"wanted at least accumulate={parts} samples in a batch, got {total}; lower accumulate"
         )
-    _check_lists(batch, parts, total)
+    _check_lists(batch, parts, total, is_listed)
     # Sizes differ by one at most, and each sample is in one part.
     bounds = [total * index // parts for index in range(parts + 1)]
 
-    def is_named(nest: Any) -> bool:
-        """Texts, such as names of files, of which a loader makes a list."""
-        return _is_list_of(nest, str) and len(nest) == total
+    def is_divided(nest: Any) -> bool:
+        """One entry for each sample: a dictionary, or a text (the name of a file), as loaders make them."""
+        return is_listed(nest) or (_is_list_of(nest, str) and len(nest) == total)
 
     def piece(start: int, end: int, leaf: Any) -> Any:
-        if _has_samples(leaf) or is_named(leaf):
+        if _has_samples(leaf) or is_divided(leaf):
             return leaf[start:end]
         entries = entries_of(leaf)
         if entries is not None:
             cut = partial(piece, start, end)
-            divided = {k: pytree.tree_map(cut, v, is_leaf=is_named) for k, v in entries.items()}
+            divided = {k: pytree.tree_map(cut, v, is_leaf=is_divided) for k, v in entries.items()}
             return with_entries(leaf, divided)
         return leaf  # a number beside the samples (a temperature) belongs to each part
 
     return [
         (
-            pytree.tree_map(partial(piece, start, end), batch, is_leaf=is_named),
+            pytree.tree_map(partial(piece, start, end), batch, is_leaf=is_divided),
             (end - start) / total,
         )
         for start, end in pairwise(bounds)
     ]
 
 
-def _check_tensors(batch: Any, parts: int) -> None:
+def _num_listed(batch: Any, parts: int) -> int | None:
+    """The number of samples where dictionaries of tensors in a list have one each; None where they do not.
+
+    What stands beside them decides, and not how many rows they have (boxes of an image), which changes from
+    batch to batch and may be the number of samples by chance.
+    """
+    lists = [nest for nest in _inner_leaves(batch, _is_of_dicts) if _is_of_dicts(nest)]
+    if len({len(nest) for nest in lists}) != 1:
+        return None
+    listed = len(lists[0])
+    leaves = [*_inner_leaves(batch, partial(_is_listed, listed))]
+    beside = {int(leaf.shape[0]) for leaf in leaves if _has_samples(leaf)}
+    if beside:
+        return listed if beside == {listed} else None
+    sizes = {int(leaf.shape[0]) for leaf in _inner_leaves(batch) if _has_samples(leaf)}
+    if len(sizes) != 1:
+        return listed
+    if any(_is_listed(listed, leaf) and not _is_of_dicts(leaf) for leaf in leaves):
+        raise BatchError(
+            f"wanted a batch that shows what belongs to a sample, to divide into accumulate={parts} "
+            f"micro-batches, got lists of {listed} dictionaries and of {listed} tensors, all of which have "
+            f"{sizes.pop()} rows, where lists or rows may be the samples; stack the tensors, or use "
+            "accumulate=1 with smaller batches"
+        )
+    return None
+
+
+def _is_listed(num_samples: int, nest: Any) -> bool:
+    """A list or tuple of one dictionary of tensors, or one tensor, for each sample."""
+    if type(nest) not in (list, tuple) or len(nest) != num_samples:
+        return False
+    if _is_of_dicts(nest):
+        return True
+    if not nest or not all(map(_has_samples, nest)):
+        return False
+    # The same kind, as images are: a tuple of inputs and lengths is no list of samples.
+    is_alike = len({(leaf.dtype, leaf.ndim) for leaf in nest}) == 1
+    return is_alike and any(leaf.shape[0] != num_samples for leaf in nest)
+
+
+def _is_of_dicts(nest: Any) -> bool:
+    if type(nest) not in (list, tuple) or not nest:
+        return False
+    arrays = (Tensor, numpy.ndarray)
+    return all(
+        isinstance(entry, dict | UserDict)
+        and any(isinstance(leaf, arrays) for leaf in _inner_leaves(entry))
+        for entry in nest
+    )
+
+
+def _check_tensors(batch: Any, parts: int, is_listed: Callable[[Any], bool]) -> None:
     wanted = f"wanted tensors to divide into accumulate={parts} micro-batches, got"
-    for leaf in _inner_leaves(batch):
+    for leaf in _inner_leaves(batch, is_listed):
+        if is_listed(leaf):
+            continue
         if isinstance(leaf, Tensor):
             if leaf.layout is not torch.strided or leaf.is_nested:
                 layout = str(leaf.layout).removeprefix("torch.")
@@ -154,13 +211,13 @@ def _check_tensors(batch: Any, parts: int) -> None:
             )
 
 
-def _check_lists(batch: Any, parts: int, total: int) -> None:
+def _check_lists(batch: Any, parts: int, total: int, is_listed: Callable[[Any], bool]) -> None:
     """Refuse a list that has one number for each sample, or that many by chance: either guess may be wrong.
 
     A loader makes tensors of numbers, and lists of texts alone.
     """
     is_numbers = partial(_is_list_of, kind=int | float)
-    for leaf in _inner_leaves(batch, is_leaf=is_numbers):
+    for leaf in _inner_leaves(batch, lambda nest: is_numbers(nest) or is_listed(nest)):
         if is_numbers(leaf) and len(leaf) == total:
             raise BatchError(
                 f"wanted what belongs to a sample as tensors or arrays to divide into accumulate={parts} "
@@ -173,9 +230,13 @@ def _is_list_of(nest: Any, kind: Any) -> bool:
     return type(nest) is list and bool(nest) and all(isinstance(value, kind) for value in nest)
 
 
-def _inner_leaves(nest: Any, is_leaf: Callable[[Any], bool] = moves_itself) -> Iterator[Any]:
+def _inner_leaves(nest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[Any]:
     """The leaves, those of objects with entries in place of these; a tuple that moves itself is one."""
-    for leaf in pytree.tree_leaves(nest, is_leaf=is_leaf):
+
+    def ends(part: Any) -> bool:
+        return moves_itself(part) or (is_leaf is not None and is_leaf(part))
+
+    for leaf in pytree.tree_leaves(nest, is_leaf=ends):
         entries = None if isinstance(leaf, Tensor) or type(leaf) is list else entries_of(leaf)
         if entries is None:
             yield leaf

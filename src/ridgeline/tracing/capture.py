@@ -18,6 +18,7 @@ from ridgeline.capture.casts import AUTOCAST
 from ridgeline.capture.mask_looks import spare_looks
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.optimizer_forms import calls_model
+from ridgeline.optimizers.given import check_parts
 from ridgeline.plan import Precision
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.side_effects import refusing_writes
@@ -69,9 +70,10 @@ def trace(
         clip_norm: The total norm that gradients are clipped to before the optimizer; None leaves them.
 
     Raises:
+        PlanError: the model is no module, the optimizer none of torch's, or the loss cannot be called so.
         WorkloadError: the loss is no scalar or needs no gradient, the step depends on the values of
-            tensors and may not run, or model, optimizer or batch are not what a step needs. What `loss_fn`
-            raises on its own account passes through.
+            tensors and may not run, or model or batch are not what a step needs. What `loss_fn` raises on
+            its own account passes through.
         SideEffectError: the user's code opens a file to write, a socket or a process; nothing was written.
         OutOfTimeError: of `check`, before the step itself was traced.
 
@@ -84,6 +86,7 @@ def trace(
             f"wanted precisions out of {', '.join(get_args(Precision))}, got {', '.join(sorted(unknown))}; "
             "correct the name"
         )
+    check_parts(model, loss_fn, optimizer)
     _check(model, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
     with refusing_writes(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):

@@ -22,6 +22,7 @@ from ridgeline.errors import PlanError
 from ridgeline.execution import MODES, check_alone
 from ridgeline.history import Outage
 from ridgeline.optimizers.capturable import make_fused
+from ridgeline.optimizers.given import check_parts
 from ridgeline.plan import Plan
 from ridgeline.programs.compiling import CompiledForms
 from ridgeline.recording.clocks import DeviceClock, HostClock
@@ -31,7 +32,6 @@ from ridgeline.runtime.layout.apply import apply_layout
 from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.steps.body import requirements
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
-from ridgeline.runtime.steps.body.given import check_parts
 from ridgeline.runtime.steps.body.tf32 import allowing_tf32
 from ridgeline.runtime.steps.graphs.checked import CheckedRunner
 from ridgeline.runtime.sync.joining import StateWatch, join_others

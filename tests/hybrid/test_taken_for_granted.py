@@ -80,6 +80,33 @@ def metaclass() -> Case:
     return lambda _: Kind.gain, lambda: setattr(Meta, "gain", 5.0)
 
 
+def call_of_a_class() -> Case:
+    class Meta(type):
+        pass
+
+    class Kind(metaclass=Meta):
+        gain = 2.0
+
+    other = types.SimpleNamespace(gain=5.0)
+    return lambda _: Kind().gain, lambda: setattr(Meta, "__call__", lambda _: other)
+
+
+def single_object() -> Case:
+    """Of a class that has one only: its metaclass keeps it."""
+
+    class Meta(type):
+        made: Any = None
+
+        def __call__(cls) -> Any:
+            Meta.made = Meta.made or super().__call__()
+            return Meta.made
+
+    class Config(metaclass=Meta):
+        gain = 2.0
+
+    return lambda _: Config().gain, lambda: setattr(Config(), "gain", 5.0)
+
+
 def registered_class() -> Case:
     class Kind(abc.ABC):  # noqa: B024
         pass
@@ -183,6 +210,8 @@ CASES: tuple[Callable[[], Case], ...] = (
     *(factory_of_a_data_class, end_of_a_data_class, closure_of_a_method, code_of_a_method),
     *(descriptor, attribute_of_a_module, attributes_that_a_module_computes),
 )
+LEFT_TO_PYTHON = (call_of_a_class, single_object)
+"""Which no program reads in one piece, before or after."""
 
 
 def cases(*extra: Callable[[], Case]) -> Any:
@@ -203,7 +232,7 @@ class Net(nn.Module):
         return x * self.ask(x)
 
 
-@cases()
+@cases(*LEFT_TO_PYTHON)
 def test_compiled_steps_follow(case: Callable[[], Case]) -> None:
     """The loss after the change is that of the step as written."""
     ask, change = case()

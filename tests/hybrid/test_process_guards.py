@@ -12,7 +12,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from ridgeline.guards.guards import Guards
 
-CHANGED = "a setting that chooses kernels, a logger's level, or hooks of all modules or on saved tensors changed"
+CHANGED = (
+    "a setting of the process, a method of tensors, a logger's level, or hooks of all modules or on saved "
+    "tensors changed"
+)
 
 
 def program(net: nn.Module, x: Tensor) -> Any:

@@ -19,8 +19,8 @@ from ridgeline.reach.sparse import is_sparse, strides_of
 from ridgeline.tensors.copies import is_noted
 from ridgeline.tensors.nests import tensors_in
 
-MISSING = (LookupError, AttributeError, TypeError)
-"""What an expression raises where something that it names is there no longer."""
+MISSING = (LookupError, AttributeError, TypeError, ValueError)
+"""What an expression raises where something that it names is there no longer; of an empty cell the last."""
 _MODES = "torch_function_mode_stack"
 """In expressions of modes that a caller has entered: they come and go, and are no objects of the program."""
 _CHECKS = "._validate_args"
@@ -141,8 +141,8 @@ class Guards:
             return first if is_sentence else f"{first} no longer holds"
         if not self._process({}):
             return (
-                "a setting that chooses kernels, a logger's level, or hooks of all modules or on saved "
-                "tensors changed"
+                "a setting of the process, a method of tensors, a logger's level, or hooks of all modules or "
+                "on saved tensors changed"
             )
         if not self._classes({}):
             return "a method or variable of a class was replaced"

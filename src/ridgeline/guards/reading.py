@@ -30,18 +30,20 @@ from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
-from torch._guards import Guard, TracingContext
+from torch._guards import TracingContext
 
-from ridgeline.capture.capturing import SAVED_TENSORS_HOOKS
 from ridgeline.capture.mask_looks import reading
 from ridgeline.capture.unchecked import without_checks
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.guards.lenient import read_leniently
 from ridgeline.guards.loggers import Unordered, asking, told
+from ridgeline.guards.saving_hooks import is_of_saving, reads_saving_hooks
 from ridgeline.guards.sparse import leave_out_strides
 from ridgeline.programs.distinct_results import memory_number
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.added import with_guards
+from ridgeline.programs.watches.classes import classes_of
+from ridgeline.programs.watches.functions import noted_functions
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 from ridgeline.reach.generators import HostGenerators
 from ridgeline.tensors.copies import is_noted
@@ -66,6 +68,8 @@ WEAKLY = "()"
 """In expressions of what weak references refer to, which nobody here may keep alive."""
 _lock = threading.Lock()
 _UNKNOWN = object()
+_PLAIN = (bool, int, float, str)
+"""Classes of values that say all of themselves."""
 _PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
@@ -230,12 +234,13 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         {Write(name, "numpy.ndarray"): _UNKNOWN for name in _arrays_written(placeholders)}
     )
     # As text beside the operators: with other kernels the same graph gives other results.
-    settings = tuple((ask, ask()) for ask in settings_of(operators_of(graph)))
+    code = frozenset(TracingContext.get().traced_code)
+    settings = tuple((ask, ask()) for ask in settings_of(operators_of(graph), code))
     kernels = [value for _, value in settings]
-    if not _reads_saving_hooks():
+    if not reads_saving_hooks():
         # The compiler's own look at them takes five calls of Python.
-        output.guards.inner.difference_update([g for g in output.guards if _is_of_saving(g)])
-        settings += ((_reads_saving_hooks, False),)
+        output.guards.inner.difference_update([g for g in output.guards if is_of_saving(g)])
+        settings += ((reads_saving_hooks, False),)
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
     return {
@@ -248,7 +253,8 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
             if not isinstance(argument.source, RandomValueSource)  # drawn anew in each call
         ),
         "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
-        "code": frozenset(TracingContext.get().traced_code),
+        "code": code,
+        "functions": noted_functions(output),
         "graph": "\n".join(
             map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
         ),
@@ -279,16 +285,6 @@ def _are_modes_left(before: Sequence[Any]) -> bool:
     return [mode.source for mode in stack] == [
         *map(TorchFunctionModeStackSource, range(len(before)))
     ]
-
-
-def _reads_saving_hooks() -> bool:
-    """Whether there are hooks on saved tensors that the compiler takes into a program: graphs of its own."""
-    hooks = SAVED_TENSORS_HOOKS(True)
-    return hooks is not None and all(isinstance(hook, fx.GraphModule) for hook in hooks)
-
-
-def _is_of_saving(guard: Guard) -> bool:
-    return guard.create_fn_name() == "AUTOGRAD_SAVED_TENSORS_HOOKS"
 
 
 def _arrays_written(placeholders: Iterable[fx.Node]) -> Iterator[str]:
@@ -339,13 +335,14 @@ def _made(
     names = {"G": scope, **_get_closure_vars()}
     sources = dict.fromkeys(_expression(source) for _, source in found["guards"])
     values = {name: v for name in sources for v in _evaluated(name, names, arguments)}
-    objects = {n: value for n, value in values.items() if not isinstance(value, (int, float, str))}
+    # A number or text of a class of the user's own is an object: its class may change.
+    objects = {n: value for n, value in values.items() if type(value) not in _PLAIN}
     return ProgramReading(
         manager=wrapper.root,
         tensors=found["tensors"],
         expressions=tuple(values),
         scope=names,
-        classes=tuple(dict.fromkeys(map(type, objects.values()))),
+        classes=classes_of((*objects.values(), *found["functions"])),
         code=found["code"],
         writes=tuple(
             write

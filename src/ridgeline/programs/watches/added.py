@@ -13,7 +13,6 @@ import builtins
 import collections
 import dis
 import functools
-import math
 import operator
 import os
 import re
@@ -32,10 +31,12 @@ from ridgeline.programs.watches.comparing import (
     UNKNOWN,
     compare,
     compare_by_name,
+    content_of,
     of_name,
     value_of,
 )
 from ridgeline.programs.watches.deques import keep_limits_of_deques, require_limit
+from ridgeline.programs.watches.functions import note_functions, noted_functions, require_functions
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
 from ridgeline.programs.watches.identities import (
     asks_identity,
@@ -43,13 +44,25 @@ from ridgeline.programs.watches.identities import (
     may_be_one,
     pattern,
 )
-from ridgeline.programs.watches.imports import Import, are_current, follow_imports, imports_of
-from ridgeline.programs.watches.instances import classes_in_cells, instance_checks
+from ridgeline.programs.watches.imports import (
+    Import,
+    are_current,
+    follow_imports,
+    imports_of,
+    require_module,
+)
+from ridgeline.programs.watches.instances import (
+    classes_in_cells,
+    instance_checks,
+    require_class_of_plain,
+    require_metaclass,
+)
 from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
 from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 from ridgeline.programs.watches.slots import ask_for_slots_anew
-from ridgeline.reach.owners import is_users, is_users_class
+from ridgeline.reach.owners import is_users
+from ridgeline.reach.reach import names_in
 
 Backend = Callable[..., Callable[..., Any]]
 _TORCH = torch.__path__[0]
@@ -60,7 +73,6 @@ _KEY_ERRORS = frozenset({"KeyError", "LookupError", "Exception", "BaseException"
 _ATTRIBUTE_ERRORS = frozenset({"AttributeError", "Exception", "BaseException"})
 _DICTIONARIES = frozenset({"__dict__", "vars"})
 _ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
-_OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
 _CLASS_VARIABLE = re.compile(r"^dict\(type\((.+)\)(?:\.__mro__\[\d+\])?\.__dict__\)\['\w+'\]$")
 """How the compiler's name of what it found in a class ends."""
 _STORES = ("_parameters", "_buffers", "_modules")
@@ -91,15 +103,18 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
         of_process: list[Callable[[Any, Guard], None]] = []
         if watches_process:
             of_process.append(_require_hooks)
-            if settings := settings_of(operators_of(graph)):
-                of_process.append(functools.partial(_require_settings, settings))
+            settings = settings_of(operators_of(graph), code)
+            of_process.append(functools.partial(_require_settings, settings))
         if imports := imports_of(code, output.import_sources, output.global_scope):
             of_process.append(functools.partial(_require_imports, imports))
         if _has_names(code, _ENVIRONMENT):
             of_process.append(_require_environment)
         if names := own_builtins(code):
             of_process.append(functools.partial(_require_builtins, names))
-        of_process.append(functools.partial(_require_instances, sources))
+        functions = noted_functions(output)
+        if functions:
+            of_process.append(functools.partial(require_functions, functions))
+        of_process.append(functools.partial(_require_instances, sources, tuple(functions)))
         if asks_identity(code):
             of_process.append(functools.partial(_require_identities, sources))
         # For what is about the process and no object, one guard is enough, at whichever object.
@@ -110,6 +125,7 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
     follow_imports()
     keep_limits_of_deques()
     follow_identities()
+    note_functions()
     ask_for_slots_anew()
     compare_made_keys()
     return backend
@@ -122,7 +138,9 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
     yield _require_order
     yield require_limit
     yield _require_methods
-    yield _require_metaclass
+    yield functools.partial(require_module, frozenset().union(*map(names_in, code)))
+    yield require_metaclass
+    yield require_class_of_plain
     catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
     if catches_unknown or _has_names(code, _KEY_ERRORS):
         yield _require_keys
@@ -170,16 +188,16 @@ def _require_same(builder: Any, guard: Guard) -> None:
         and isinstance(of_name(builder, owner[1])(builder.scope["L"]), dict)
     ):
         # Below a dictionary of a class of its own nothing is looked at while it has the entries that it had.
-        compare_by_name(builder, guard.name, _content_of, "")
+        compare_by_name(builder, guard.name, content_of, "")
     if type(value) is object and value is not UNKNOWN:  # a sentinel: compared by identity
         manager, what = builder.get_guard_manager(guard), f"{guard.name} changed"
         manager.add_lambda_guard(functools.partial(operator.is_, value), [what], None)
     if _has_zero(value):
-        compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
+        compare(builder.get_guard_manager(guard), content_of, value, f"the sign of {guard.name}")
     if _holds_containers(value):
         # Below a tuple the compiler looks at nothing while its holder holds what it held.
         root, what = builder.guard_manager.root, f"what is held by {guard.name}"
-        compare(root, lambda _: _content_of(value), None, what)
+        compare(root, lambda _: content_of(value), None, what)
 
 
 def _require_cells(builder: Any, guard: Guard) -> None:
@@ -199,7 +217,7 @@ def _require_order(builder: Any, guard: Guard) -> None:
     if not isinstance(value, collections.OrderedDict) or len(value) < 2:
         return
     # At the root, since managers of dictionaries take no comparisons of ours.
-    compare_by_name(builder, guard.name, lambda now: _content_of(tuple(now)), "the order of ")
+    compare_by_name(builder, guard.name, lambda now: content_of(tuple(now)), "the order of ")
 
 
 def _require_keys(builder: Any, guard: Guard) -> None:
@@ -226,19 +244,6 @@ def _require_methods(builder: Any, guard: Guard) -> None:
         compare(manager, _own_methods, value, f"a method that {guard.name} holds")
 
 
-def _require_metaclass(builder: Any, guard: Guard) -> None:
-    """A `Guard` on what a class finds in a class of its own that is the user's."""
-    value = value_of(builder, guard)
-    if isinstance(value, type) and _is_users_metaclass(type(value)):
-        manager, kept = builder.get_guard_manager(guard), _of_metaclass(value)
-
-        def is_same(now: Any, _kept: Any = kept) -> bool:  # which keeps their numbers from others
-            return _content_of(_of_metaclass(now)) == held
-
-        held = _content_of(kept)
-        manager.add_lambda_guard(is_same, [f"the class of {guard.name} changed"], None)
-
-
 def _require_hooks(builder: Any, _: Guard) -> None:
     root, what = builder.guard_manager.root, "a hook of all modules"
     if hooks_of_all_modules():
@@ -256,7 +261,7 @@ def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
                 return False
         return True
 
-    what = "a setting that chooses kernels changed"
+    what = "a setting of the process or a method of tensors changed"
     builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
 
 
@@ -277,12 +282,14 @@ def _require_environment(builder: Any, guard: Guard) -> None:
 def _require_builtins(names: Sequence[str], builder: Any, _: Guard) -> None:
     what = f"a name that was put among Python's ({', '.join(names)})"
     root = builder.guard_manager.root
-    compare(root, lambda _: [_content_of(vars(builtins).get(name)) for name in names], None, what)
+    compare(root, lambda _: [content_of(vars(builtins).get(name)) for name in names], None, what)
 
 
-def _require_instances(sources: Sequence[Any], builder: Any, _: Guard) -> None:
+def _require_instances(
+    sources: Sequence[Any], functions: Sequence[Any], builder: Any, _: Guard
+) -> None:
     values = [value_of(builder, Guard(source, _require_same)) for source in sources]
-    for is_same in instance_checks(values):
+    for is_same in instance_checks([*values, *functions]):
         what = "what a class takes for its instances changed"
         builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
 
@@ -308,21 +315,6 @@ def _own_methods(value: Any) -> dict[str, tuple[Any, int]]:
         name: (method.__func__, 0 if method.__self__ is value else id(method.__self__))
         for name, method in own.items()
         if type(method) is types.MethodType
-    }
-
-
-def _is_users_metaclass(kind: type) -> bool:
-    return kind is not type and any(map(is_users_class, kind.__mro__))
-
-
-def _of_metaclass(value: type) -> dict[tuple[int, str], Any]:
-    """What the user's classes of a class hold, by place in their order and name."""
-    return {
-        (place, name): held
-        for place, base in enumerate(type(value).__mro__)
-        if is_users_class(base)
-        for name, held in vars(base).items()
-        if name not in _OF_EVERY_CLASS
     }
 
 
@@ -356,20 +348,3 @@ def _holds_containers(value: Any) -> bool:
     return isinstance(value, tuple) and any(
         isinstance(part, (list, dict, set)) or _holds_containers(part) for part in value
     )
-
-
-def _content_of(value: Any) -> Any:
-    """What a nest of containers holds: plain values with their types, objects by identity."""
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple(map(_content_of, value))
-    if isinstance(value, (set, frozenset)):
-        return type(value), frozenset(map(_content_of, value))
-    if isinstance(value, dict):
-        return dict, tuple((key, _content_of(part)) for key, part in value.items())
-    if isinstance(value, float):
-        return float, value, math.copysign(1.0, value)
-    if isinstance(value, complex):
-        return complex, _content_of(value.real), _content_of(value.imag)
-    if isinstance(value, (int, str, bytes, types.NoneType)):
-        return type(value), value
-    return id(value)

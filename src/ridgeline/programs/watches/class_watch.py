@@ -42,7 +42,10 @@ class ClassWatch:
         for function in reach.functions:
             names = conditions.constant(vars(function).keys())
             conditions.require(f"{names} == {conditions.constant(frozenset(vars(function)))}")
-        held = {base for kind in {*map(type, reach.seen.values())} for base in kind.__mro__}
+        kinds = {*map(type, reach.seen.values())}
+        # Descriptors are looked into by nobody, since they compute what they give.
+        kinds.update(type(value) for kind in reach.classes for value in vars(kind).values())
+        held = {base for kind in kinds for base in kind.__mro__}
         for kind in dict.fromkeys((*reach.classes, *filter(is_users_class, held))):
             # Another order where it was given other bases.
             conditions.require(

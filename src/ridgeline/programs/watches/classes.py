@@ -14,6 +14,7 @@ from torch.nn.modules import module
 
 from ridgeline.programs.watches.conditions import Conditions
 from ridgeline.programs.watches.hooks_of_all import STORES
+from ridgeline.programs.watches.instances import classes_in_cells
 from ridgeline.reach.owners import is_users_class
 from ridgeline.reach.reach import underlying
 from ridgeline.reach.replaced_code import replacements
@@ -50,6 +51,17 @@ def class_variables(expressions: Iterable[str]) -> frozenset[str]:
     return frozenset(name for text in expressions for name in _CLASS_VARIABLE.findall(text))
 
 
+def classes_of(objects: Iterable[Any]) -> tuple[type, ...]:
+    """Of objects, and those that are among them or in closures of functions, with their own."""
+    found: dict[type, None] = {}
+    for value in objects:
+        found[type(value)] = None
+        for kind in (value, *classes_in_cells(value)):
+            if isinstance(kind, type):
+                found.update({kind: None, type(kind): None})
+    return tuple(found)
+
+
 def require_classes(
     conditions: Conditions,
     classes: Iterable[type],
@@ -71,7 +83,10 @@ def require_classes(
         owner = conditions.constant(kind)
         for base in filter(is_users_class, kind.__mro__):
             free = conditions.constant(_SPECIAL - vars(base).keys())
-            conditions.require(f"{free}.isdisjoint({conditions.constant(vars(base))})")
+            own = conditions.constant(vars(base))
+            conditions.require(f"{free}.isdisjoint({own})")
+            # What is new may hide what is inherited, or be what code looks for in vain.
+            conditions.require(f"len({own}) == {len(vars(base))}")
         if issubclass(kind, nn.Module) and is_users_class(kind):  # the compiler calls `forward`
             conditions.require(f"{owner}.__call__ is {conditions.constant(kind.__call__)}")
         for name in sorted({name for base in kind.__mro__ for name in vars(base)}):

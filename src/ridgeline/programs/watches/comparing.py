@@ -1,5 +1,7 @@
 """Comparisons of ours among the guards of torch's compiler: by an object, or by its name from the root."""
 
+import math
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -49,3 +51,20 @@ def value_of(builder: Any, guard: Guard) -> Any:
         return builder.get(guard)
     except (NameError, LookupError, AttributeError, TypeError, NotImplementedError):
         return UNKNOWN
+
+
+def content_of(value: Any) -> Any:
+    """What a nest of containers holds: plain values with their types, objects by identity."""
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(content_of, value))
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(map(content_of, value))
+    if isinstance(value, dict):
+        return dict, tuple((key, content_of(part)) for key, part in value.items())
+    if isinstance(value, float):
+        return float, value, math.copysign(1.0, value)
+    if isinstance(value, complex):
+        return complex, content_of(value.real), content_of(value.imag)
+    if isinstance(value, (int, str, bytes, types.NoneType)):
+        return type(value), value
+    return id(value)

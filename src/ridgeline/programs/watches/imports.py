@@ -1,7 +1,8 @@
 """Modules that code imports while it runs: each run takes what `sys.modules` holds under the name then.
 
 Torch's compiler compares what was read from such a module, takes for granted that the name still means it,
-and goes on with the first module of a name that the process has imported.
+and goes on with the first module of a name that the process has imported. Of names that a module does not
+have it compares nothing.
 """
 
 import sys
@@ -11,7 +12,9 @@ from typing import Any, NamedTuple
 
 from torch._dynamo import symbolic_convert
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._guards import Guard
 
+from ridgeline.programs.watches.comparing import value_of
 from ridgeline.reach.owners import is_users
 
 _in_torch: Any = symbolic_convert._import_module  # noqa: SLF001 - which keeps the first
@@ -63,6 +66,25 @@ def are_current(imports: tuple[Import, ...]) -> bool:
     Cost: 0.1 us each.
     """
     return all(sys.modules.get(one.name) is one.module for one in imports)
+
+
+def require_module(names: frozenset[str], builder: Any, guard: Guard) -> None:
+    """A `Guard` on a module of the user's: it has none of the names that code asks for and it has not."""
+    module = value_of(builder, guard)
+    if not isinstance(module, types.ModuleType) or not _is_users_module(
+        Import(module.__name__, module)
+    ):
+        return
+    own, kind = vars(module), type(module)
+    missing, count = (names | {"__getattr__"}) - own.keys(), len(own)
+
+    def is_same(now: Any) -> bool:
+        # Modules of scripts get new names all the time.
+        is_missing = len(own) == count or own.keys().isdisjoint(missing)
+        return is_missing and type(now) is kind
+
+    manager = builder.get_guard_manager(guard)
+    manager.add_lambda_guard(is_same, [f"what {guard.name} lacks changed"], None)
 
 
 def _import_module(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What classes that say so themselves take for their instances: abstract ones, and protocols.
+"""What classes of classes decide: what abstract classes and protocols take for their instances, say.
 
 To torch's compiler `isinstance` is settled by the class of the object. A class may be registered with an
 abstract one later, and an object may get the method that a protocol asks for.
@@ -12,9 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch._guards import Guard
 
+from ridgeline.programs.watches.comparing import compare, content_of, value_of
 from ridgeline.reach.owners import is_users_class
 
+_OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
+_PLAIN = (bool, int, float, complex, str, bytes)
 _NO_OBJECTS = (type, types.ModuleType, types.FunctionType, torch.Tensor)
 
 
@@ -50,7 +54,7 @@ def instance_checks(values: Sequence[Any]) -> list[Callable[[Any], bool]]:
 
 
 def _reference(value: Any) -> Callable[[], Any] | None:
-    if isinstance(value, _NO_OBJECTS):
+    if isinstance(value, _NO_OBJECTS) and not (isinstance(value, type) and is_users_class(value)):
         return None
     try:
         return weakref.ref(value)
@@ -65,7 +69,10 @@ def _decides_itself(value: Any) -> bool:
 
 
 def _instances(kind: type, objects: Iterable[Callable[[], Any]]) -> list[bool]:
-    return [isinstance(value(), kind) for value in objects]
+    return [
+        issubclass(value, kind) if isinstance(value, type) else isinstance(value, kind)
+        for value in (ask() for ask in objects)
+    ]
 
 
 def _token(kind: type) -> Any:
@@ -78,3 +85,55 @@ def _is_as_before(
 ) -> bool:
     is_unchanged = token is not None and abc.get_cache_token() == token
     return is_unchanged or _instances(kind, objects) == now
+
+
+def require_metaclass(builder: Any, guard: Guard) -> None:
+    """A `Guard` on what a class finds in a class of its own that is the user's."""
+    value = value_of(builder, guard)
+    if check := metaclass_check(value):
+        manager = builder.get_guard_manager(guard)
+        manager.add_lambda_guard(check, [f"the class of {guard.name} changed"], None)
+
+
+def require_class_of_plain(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the class of a number or text, where it is the user's.
+
+    To the compiler it is a number or text like any other, whatever methods the class gets.
+    """
+    value = value_of(builder, guard)
+    kind = type(value)
+    if isinstance(value, _PLAIN) and kind not in _PLAIN and is_users_class(kind):
+        manager = builder.get_guard_manager(guard)
+        compare(manager, lambda _: _of_class(kind), None, f"the class of {guard.name}")
+
+
+def metaclass_check(kind: Any) -> Callable[[Any], bool] | None:
+    """Whether a class finds in a class of its own what it does now; None where that is not the user's."""
+    if not isinstance(kind, type) or not _is_users_metaclass(type(kind)):
+        return None
+    kept = _of_metaclass(kind)
+    held = content_of(kept)
+
+    def is_same(_: Any, _kept: Any = kept) -> bool:  # which keeps their numbers from others
+        return content_of(_of_metaclass(kind)) == held
+
+    return is_same
+
+
+def _of_class(kind: type) -> list[tuple[type, dict[str, Any]]]:
+    return [(base, dict(vars(base))) for base in kind.__mro__ if is_users_class(base)]
+
+
+def _is_users_metaclass(kind: type) -> bool:
+    return kind is not type and any(map(is_users_class, kind.__mro__))
+
+
+def _of_metaclass(value: type) -> dict[tuple[int, str], Any]:
+    """What the user's classes of a class hold, by place in their order and name."""
+    return {
+        (place, name): held
+        for place, base in enumerate(type(value).__mro__)
+        if is_users_class(base)
+        for name, held in vars(base).items()
+        if name not in _OF_EVERY_CLASS
+    }

@@ -1,6 +1,6 @@
-"""What programs leave to Python of their code: calls of caches, own generators, assertions about values.
+"""What programs leave to Python of their code: caches, own generators, assertions, calls of metaclasses.
 
-Torch's compiler reads all three otherwise than Python runs them. In pieces that this package compiles they
+Torch's compiler reads all four otherwise than Python runs them. In pieces that this package compiles they
 are left to Python; a program that is read in one piece has no place for them.
 
 - Functions that keep their results (`functools.cache`, `lru_cache`): it looks through the cache and reads
@@ -12,6 +12,8 @@ are left to Python; a program that is read in one piece has no place for them.
 - Assertions about the values of tensors (`assert (x > 0).all(), "..."`): it (2.11 to 2.13) makes an operator
   of one. That raises another error than Python does, and on a GPU it takes the device along: no later step
   of the process runs.
+- Classes whose metaclass has a `__call__`, as where a class has one object only: it makes an object of the
+  class, whatever that would give.
 """
 
 import functools
@@ -21,13 +23,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 from torch._dynamo.variables.misc import RandomClassVariable, RandomVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
-from ridgeline.reach.owners import is_users
+from ridgeline.reach.owners import is_standard, is_users
 
 _MARK = "_ridgeline_leaves_to_python"
 _INNER = ("compiler_fn", "__wrapped__")
@@ -41,6 +45,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 _call_cache: Any = WrapperUserFunctionVariable.call_function
 _make_generator: Any = RandomClassVariable.call_function
 _call_generator: Any = RandomVariable.call_method
+_make_object: Any = UserDefinedClassVariable.call_function
 _find_assertion: Any = symbolic_convert._detect_and_normalize_assert_statement  # noqa: SLF001 - says what is one
 
 
@@ -55,6 +60,7 @@ def leave_to_python(backend: Callable[..., Any]) -> None:
     WrapperUserFunctionVariable.call_function = _call  # type: ignore[method-assign]
     RandomClassVariable.call_function = _make  # type: ignore[method-assign]
     RandomVariable.call_method = _draw  # type: ignore[method-assign]
+    UserDefinedClassVariable.call_function = _make_of_class  # type: ignore[method-assign]
     symbolic_convert._detect_and_normalize_assert_statement = _detect  # type: ignore[assignment]  # noqa: SLF001
 
 
@@ -115,6 +121,19 @@ def _draw(variable: Any, tx: Any, name: str, args: Sequence[Any], kwargs: dict[s
     return _call_generator(variable, tx, name, args, kwargs)
 
 
+def _make_of_class(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """In place of the call of a class."""
+    if is_marked(tx.output.compiler_fn) and _decides_calls(type(variable.value)):
+        name = variable.value.__qualname__
+        _refuse(
+            name,
+            f"a call of {name}, whose metaclass decides what that gives, where a captured program does not "
+            "look; make the object outside, and hold it in an attribute",
+            "The compiler would make an object of the class.",
+        )
+    return _make_object(variable, tx, args, kwargs)
+
+
 def _detect(translator: Any, *args: Any) -> bool:
     """In place of torch's: whether what follows is an assertion that the compiler may put into operators."""
     is_ours = is_marked(translator.output.compiler_fn)
@@ -143,6 +162,14 @@ def _refuse_draws(name: str) -> NoReturn:
 def _refuse(name: str, what: str, why: str) -> NoReturn:
     """Have the compiler leave a call to Python, or say why it cannot."""
     unimplemented(gb_type=what, context=name, explanation=why, hints=[])
+
+
+def _decides_calls(metaclass: type) -> bool:
+    """Whether a metaclass, but for those of Python and torch, has code of its own for calls of classes."""
+    code = getattr(metaclass.__call__, "__code__", None)
+    return code is not None and not (
+        is_standard(code.co_filename) or code.co_filename.startswith(torch.__path__[0])
+    )
 
 
 def _is_users_cache(wrapper: Any) -> bool:

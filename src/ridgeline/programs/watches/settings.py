@@ -1,17 +1,22 @@
-"""Settings of the process that choose between kernels, which torch's compiler takes for granted.
+"""Settings of the process which torch's compiler takes for granted: those that choose kernels, and others.
 
 It compares what products may be rounded to on a GPU, deterministic algorithms and the number of threads. A
 captured program keeps the kernels that it was captured with; others may round otherwise, or draw other random
-numbers in their dropout, and where a user allows none the code raises.
+numbers in their dropout, and where a user allows none the code raises. What code asks of Python's settings is
+a constant to it, and `x.sin()` an operator, whatever `torch.Tensor.sin` was replaced by.
 """
 
+import gc
 import re
+import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._C._dynamo.guards import dict_version
 
 Ask = Callable[[], Any]
 
@@ -63,6 +68,40 @@ CHOICES = (
 )
 
 
+class MethodsOfTensors:
+    """Which of the states seen so far `torch.Tensor` and `nn.Parameter` are in, counted from 0.
+
+    Cost: 0.1 us a call while nothing is assigned to these classes.
+    """
+
+    def __init__(self) -> None:
+        # The dictionaries behind the views that Python gives of them: only they have a version.
+        kinds = (torch.Tensor, torch.nn.Parameter)
+        self._tensor, self._parameter = (gc.get_referents(vars(kind))[0] for kind in kinds)
+        self._version = -1
+        self._state = 0
+        self._known: list[tuple[dict[str, Any], ...]] = []
+
+    def __call__(self) -> int:
+        """The number of the state; one that was there before has the number that it had."""
+        # Versions only ever rise, so that their sum changes with either.
+        version = dict_version(self._tensor) + dict_version(self._parameter)
+        if version != self._version:
+            now = (dict(self._tensor), dict(self._parameter))
+            if now not in self._known:
+                self._known.append(now)
+            self._state, self._version = self._known.index(now), version
+        return self._state
+
+
+_methods_of_tensors = MethodsOfTensors()
+_ASKED: dict[str, Ask] = {
+    "getrecursionlimit": sys.getrecursionlimit,
+    "get_int_max_str_digits": sys.get_int_max_str_digits,
+}
+"""What code may ask Python for, by the names of the functions."""
+
+
 def operators_of(graph: fx.GraphModule) -> Iterator[str]:
     """Names of what a graph calls, with what is called inside of it."""
     for part in graph.modules():
@@ -72,9 +111,17 @@ def operators_of(graph: fx.GraphModule) -> Iterator[str]:
                     yield getattr(node.target, "__name__", str(node.target))
 
 
-def settings_of(operators: Iterable[str]) -> tuple[Ask, ...]:
-    """Functions that ask for the settings that choose the kernels of operators of these names."""
+def settings_of(operators: Iterable[str], code: Iterable[types.CodeType]) -> tuple[Ask, ...]:
+    """Functions that ask for what a program takes for granted of the process.
+
+    Args:
+        operators: Names of what it calls, whose kernels settings choose.
+        code: Of the functions that were read.
+    """
     text = " ".join(operators)
-    return tuple(
-        ask for choice in CHOICES if choice.operators.search(text) for ask in choice.settings
+    names = {name for part in code for name in part.co_names}
+    return (
+        _methods_of_tensors,
+        *(ask for choice in CHOICES if choice.operators.search(text) for ask in choice.settings),
+        *(ask for name, ask in _ASKED.items() if name in names),
     )

@@ -1,0 +1,96 @@
+"""What functions that a program calls take for granted where torch's compiler has no name for it.
+
+The `__init__` of a class whose object the program makes, say, is read through like any other function, but
+what its parameters default to, and what its closure holds, are constants to the compiler. So are, in the
+closures of methods, classes.
+"""
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._guards import Guard
+
+from ridgeline.programs.watches.comparing import content_of
+from ridgeline.programs.watches.instances import classes_in_cells, metaclass_check
+from ridgeline.programs.watches.left_to_python import is_marked
+from ridgeline.reach.owners import is_users
+from ridgeline.reach.replaced_code import replacements
+
+_NOTED = "_ridgeline_functions"
+_MADE = "<"
+"""How the names of files begin whose code was made by code, such as a dataclass's `__init__`."""
+_build: Any = InliningInstructionTranslator.build_inline_tracer
+
+
+def note_functions() -> None:
+    """Have the compiler of this process note them in what it makes of a program; again, too.
+
+    Programs of other backends are compiled as before.
+    """
+    InliningInstructionTranslator.build_inline_tracer = staticmethod(_built)  # type: ignore[assignment]
+
+
+def _built(parent: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place of torch's: the reader of a function that a program calls."""
+    function, output = getattr(func, "fn", None), parent.output
+    if isinstance(function, types.FunctionType) and is_marked(output.compiler_fn):
+        file = function.__code__.co_filename
+        if file.startswith(_MADE) or is_users(file):
+            noted = vars(output).setdefault(_NOTED, {})
+            noted[function] = noted.get(function, True) and func.source is not None
+    return _build(parent, func, *args, **kwargs)
+
+
+def noted_functions(output: Any) -> dict[types.FunctionType, bool]:
+    """Those of a program that are the user's, and whether the compiler has a name for each."""
+    return dict(vars(output).get(_NOTED, {}))
+
+
+def require_functions(functions: dict[types.FunctionType, bool], builder: Any, _: Guard) -> None:
+    """A `Guard` on what they take for granted."""
+    root = builder.guard_manager.root
+    names = ", ".join(function.__qualname__ for function in functions)
+    root.add_lambda_guard(
+        _check(functions), [f"the default or closure of one changed ({names})"], None
+    )
+    kinds = (kind for function in functions for kind in classes_in_cells(function))
+    for kind in dict.fromkeys(kinds):
+        if check := metaclass_check(kind):
+            root.add_lambda_guard(check, [f"the class of {kind.__qualname__} changed"], None)
+
+
+def _check(functions: dict[types.FunctionType, bool]) -> Callable[[Any], bool]:
+    """Whether these are what they are now: about 1 us for each with defaults or a closure."""
+    counted = replacements()
+    count, codes = counted.count, [function.__code__ for function in functions]
+    looks: list[tuple[Callable[..., Any], types.FunctionType]] = []
+    for function, is_named in functions.items():
+        if is_named and classes_in_cells(function):
+            looks.append((classes_in_cells, function))
+        elif not is_named and (function.__closure__ or _defaults(function) != (None, None)):
+            looks.append((_parts, function))
+    kept = _looked(looks)  # so that their numbers go to no others
+    held = content_of(kept)
+
+    def is_same(_: Any, _kept: Any = kept) -> bool:
+        if counted.count != count and [f.__code__ for f in functions] != codes:
+            return False
+        return not looks or content_of(_looked(looks)) == held
+
+    return is_same
+
+
+def _looked(looks: Sequence[tuple[Callable[..., Any], types.FunctionType]]) -> list[Any]:
+    return [look(function) for look, function in looks]
+
+
+def _defaults(function: types.FunctionType) -> tuple[Any, Any]:
+    return function.__defaults__, function.__kwdefaults__
+
+
+def _parts(function: types.FunctionType) -> tuple[Any, ...]:
+    # An empty cell, of a name that has no value yet, is one like any other.
+    cells = [getattr(cell, "cell_contents", _NOTED) for cell in function.__closure__ or ()]
+    return *_defaults(function), cells

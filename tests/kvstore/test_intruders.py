@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -61,10 +61,13 @@ def recording(address: str) -> Iterator[Recorder]:
 
     def pass_on() -> None:
         client, _ = listener.accept()
-        with client, plain_connection(address) as there:
+        # A client that is gone, with something unread maybe, has sent all that it sends.
+        with client, plain_connection(address) as there, suppress(ConnectionError):
             while not ends.is_set():
                 for one in select.select([client, there], [], [], 0.05)[0]:
                     data = one.recv(1 << 16)
+                    if not data:
+                        return
                     if one is client:
                         recorder.sent += data
                         there.sendall(data)

@@ -118,11 +118,12 @@ def interrupt(times: int, seed: int, begin: Callable[[int], None] = lambda num_s
     draw = random.Random(seed)
     num_struck = num_missed = 0
     # A shell starts what is to run in the background with SIGINT ignored, so that none would ever come.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    aim = Aim()
+    before = signal.signal(signal.SIGINT, aim)
     try:
         while num_struck < times:
             begin(num_struck)
-            is_struck = strike_one(LANES[num_struck % 3], draw)
+            is_struck = strike_one(LANES[num_struck % 3], draw, aim)
             num_struck += is_struck
             num_missed = 0 if is_struck else num_missed + 1
             assert num_missed < MOST_MISSED, f"{num_missed} programs in a row met no interrupt"
@@ -131,7 +132,18 @@ def interrupt(times: int, seed: int, begin: Callable[[int], None] = lambda num_s
     return num_struck
 
 
-def strike_one(lanes: tuple[str, ...], draw: random.Random) -> bool:
+class Aim:
+    """Takes SIGINT: an interrupt while a program runs, and nothing before and behind that, where a test would get it."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def __call__(self, *_: object) -> None:
+        if self.is_on:
+            raise KeyboardInterrupt
+
+
+def strike_one(lanes: tuple[str, ...], draw: random.Random, aim: Aim) -> bool:
     """Interrupt a program, and check it; whether the interrupt met it."""
     program = Program(lanes, 40)
     after_s = [draw.uniform(1e-4, 4e-3), *draw.choice(([], [], [1e-3]))]
@@ -142,6 +154,7 @@ def strike_one(lanes: tuple[str, ...], draw: random.Random) -> bool:
     striker.start()
     is_struck = False
     try:
+        aim.is_on = True
         may_begin.release()
         program.run()
     except KeyboardInterrupt:
@@ -149,7 +162,10 @@ def strike_one(lanes: tuple[str, ...], draw: random.Random) -> bool:
     except EngineError:
         pass
     finally:
-        end(striker, is_over)
+        # No call comes before this, and so no interrupt.
+        aim.is_on = False
+        is_over.set()
+        striker.join()
     program.check()
     return is_struck
 
@@ -160,17 +176,6 @@ def strike(main: int, after_s: list[float], may_begin: Any, is_over: threading.E
     for time_s in after_s:
         if not is_over.wait(time_s):
             signal.pthread_kill(main, signal.SIGINT)
-
-
-def end(striker: threading.Thread, is_over: threading.Event) -> None:
-    """No more interrupts, also if one comes meanwhile."""
-    while True:
-        try:
-            is_over.set()
-            striker.join()
-            return
-        except KeyboardInterrupt:
-            continue
 
 
 class Watch:

@@ -3,8 +3,9 @@
 import contextlib
 import math
 import signal
+import sys
 import threading
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,47 @@ def test_a_limit_that_is_over_is_over() -> None:
             stopped += 1
         assert sum(range(100)) == 4950
     assert stopped > 0
+
+
+class Striker:
+    """Has the limits of this thread ring at the given one of the moments that a profiler sees."""
+
+    def __init__(self, moment: int) -> None:
+        self._left = moment
+        self.waiting: set[threading.Thread] = set()
+        self.has_struck = False
+
+    def __call__(self, frame: FrameType, *_: object) -> None:
+        self.waiting.update(alarm._waiting for alarm in limits._here.alarms)
+        self._left -= 1
+        if not self._left:
+            sys.setprofile(None)
+            self.has_struck = True
+            for alarm in limits._here.alarms:
+                alarm.has_rung = True
+            limits._arrive(signal.SIGURG, frame)
+
+
+def test_a_limit_may_ring_at_any_moment_of_its_begin_and_end() -> None:
+    """Nobody else gets what is raised for it, its thread ends, and nothing that it has locked stays so."""
+    moment = stopped = 0
+    has_struck = True
+    while has_struck:
+        moment += 1
+        striker = Striker(moment)
+        try:
+            sys.setprofile(striker)
+            with deadline(60.0, "it"):
+                pass
+        except CaptureError:
+            stopped += 1
+        finally:
+            sys.setprofile(None)
+        assert limits._here.alarms == []
+        for thread in striker.waiting:
+            thread.join()
+        has_struck = striker.has_struck
+    assert 0 < stopped < moment
 
 
 def test_waiting_is_ended() -> None:

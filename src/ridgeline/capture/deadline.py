@@ -8,6 +8,7 @@ says by how much.
 
 import contextlib
 import ctypes
+import inspect
 import math
 import signal
 import threading
@@ -53,10 +54,12 @@ def deadline(
     alarm, begin, modes = _Alarm(limit_s), time.monotonic(), _modes()
     try:
         try:
-            alarm.start()  # it may ring before this returns
+            alarm.start()
+            _here.raise_late()  # it may have rung meanwhile
             yield
         finally:
             alarm.cancel()
+        _here.raise_late()  # or one around this
     except _Late as late:
         alarm.cancel()  # it may have rung inside the call above
         if not isinstance(late, alarm.kind):
@@ -101,7 +104,7 @@ class _Limits(threading.local):
         """Raise where a limit was passed, unless it must wait."""
         if not self.depth:
             for alarm in self.alarms:
-                if alarm.has_rung and not alarm.is_over.is_set():
+                if alarm.has_rung and not alarm.is_over:
                     raise alarm.kind
 
 
@@ -114,8 +117,10 @@ class _Alarm:
     def __init__(self, limit_s: float) -> None:
         # A class of its own: limits nest, and each must know its own exception from those around it.
         self.kind = type("_Late", (_Late,), {})
-        self.has_rung = False
-        self.is_over = threading.Event()
+        self.has_rung = self.is_over = False
+        # No event: what is raised in the midst of setting one leaves it locked, for whoever sets it again.
+        self._end = threading.Lock()
+        self._end.acquire()
         self._limit_s = min(max(0.0, limit_s), threading.TIMEOUT_MAX)
         self._limits = _here.__dict__  # of this thread, for the one that waits
         self._ident = threading.get_ident()
@@ -134,7 +139,9 @@ class _Alarm:
 
     def cancel(self) -> None:
         """After this nothing is raised any more; what was raised already arrives inside this call."""
-        self.is_over.set()
+        self.is_over = True
+        if self._end.locked():
+            self._end.release()
         with _here.lock:
             pass  # the other thread is not about to ring
         if self._before is not None:
@@ -146,10 +153,10 @@ class _Alarm:
 
     def _wait(self) -> None:
         delay_s = self._limit_s
-        while not self.is_over.wait(delay_s):
+        while not self._end.acquire(timeout=delay_s):
             delay_s = AGAIN_S
             with self._limits["lock"]:
-                if self.is_over.is_set():
+                if self.is_over:
                     return
                 self.has_rung = True
                 if self._limits["depth"]:
@@ -162,7 +169,28 @@ class _Alarm:
 
 
 def _arrive(number: int, frame: FrameType | None) -> None:
-    _here.raise_late()
+    if not _is_between(frame):
+        _here.raise_late()
+
+
+def _is_between(frame: FrameType | None) -> bool:
+    """Whether a limit is about to begin or end: outside of its `try`, nobody takes what is raised for it.
+
+    Inside it looks itself, and Python's locks and threads are not left half changed.
+    """
+    if frame is not None and frame.f_code in _AROUND:
+        generator = getattr(frame.f_locals.get("self"), "gen", None)
+        return getattr(generator, "gi_code", None) is _LIMIT
+    while frame is not None and frame.f_code.co_filename != __file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+_LIMIT = inspect.unwrap(deadline).__code__
+_AROUND = tuple(
+    vars(contextlib._GeneratorContextManager)[name].__code__  # noqa: SLF001 - what `deadline` returns
+    for name in ("__enter__", "__exit__")
+)
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:

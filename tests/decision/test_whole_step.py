@@ -119,7 +119,9 @@ def test_several_workers_time_their_steps_at_once(tmp_path: Path) -> None:
     torchrun(2, WORKER, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for told in (first, second):
-        assert set(told["all"]["seconds"]) == {"forward", "backward", "optimizer"}
+        assert told["all"]["seconds"] == pytest.approx(
+            {"forward": 2e-3, "backward": 0.0, "optimizer": 0.0}
+        )
         assert all(case["is_undone"] for case in told.values())
         assert told["no time"]["error"].startswith("OutOfTimeError: wanted another step within")
     assert first["all"]["calls"] == second["all"]["calls"] >= 3

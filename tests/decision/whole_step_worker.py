@@ -1,14 +1,19 @@
-"""Two workers that time a step of each alone, at once; writes what each saw. Run by torchrun."""
+"""Two workers that time a step of each alone, at once, by clocks that the steps move; writes what each saw.
+
+Run by torchrun. How many steps there are follows from how long they take, and one of them is to fail.
+"""
 
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ridgeline.decision import whole_step
 from ridgeline.decision.trial import Script, taken_back
 from ridgeline.decision.whole_step import OtherFailedError, phase_seconds
 from ridgeline.errors import RidgelineError
@@ -26,12 +31,13 @@ def main() -> None:
     batch = torch.randn(16, 64, generator=torch.Generator().manual_seed(world.rank))
     calls = 0
     fails_at = 1 << 30
+    now_s = 0.0
+    whole_step.time = SimpleNamespace(perf_counter=lambda: now_s)  # type: ignore[attr-defined]
 
     def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-        nonlocal calls
+        nonlocal calls, now_s
         calls += 1
-        for _ in range(20 * world.rank):  # the other one is slower
-            model(batch)
+        now_s += 1e-3 * (1 + world.rank)  # the other one is slower
         # A script may send something of its own: then all must make as many steps.
         number = torch.tensor([float(calls)])
         dist.all_reduce(number)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from adversary.interpreting import interpreted
 from ridgeline.callables.calls.dispatch import REPLACED
 from ridgeline.callables.calls.reads import CallReads
 from ridgeline.callables.hybridize import hybridize
@@ -77,6 +78,7 @@ def test_every_edit_is_noticed(edit: Callable[[Edited], Any]) -> None:
         assert CallReads(model, (x,)).guards.holds(arguments)
 
 
+@interpreted()
 def test_results_stay_those_of_the_model() -> None:
     """One edit after the other, each compared with the model itself."""
     model, x = Edited(), torch.randn(2, 4)
@@ -89,6 +91,7 @@ def test_results_stay_those_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("mode", ["script", "compiled"])
+@interpreted()
 def test_a_new_head_a_late_bias_and_hooks(mode: Execution) -> None:
     """Replaced entries of a Sequential, a bias taken and given, a hook added and removed."""
     model, x = (

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import TorchPatcher
 from torch.distributions import Distribution, Normal
 
+from adversary.interpreting import interpreted
 from ridgeline.autoparallel.parallelize import parallelize
 from ridgeline.callables.calls.reads import CallReads
 from ridgeline.callables.hybridize import hybridize
@@ -163,6 +164,7 @@ def test_a_call_that_fills_caches_is_not_made() -> None:
     assert CallReads(model, (x,)).tensors
 
 
+@interpreted()
 def test_modes_of_the_caller_count() -> None:
     """Autocast with its dtype, inference mode and deterministic algorithms; not whether gradients are on."""
     model, x = made(), torch.randn(2, 4)

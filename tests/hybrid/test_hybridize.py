@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from adversary.interpreting import interpreted
 from ridgeline.callables.calls.dispatch import REPLACED
 from ridgeline.callables.calls.reads import CallReads
 from ridgeline.callables.calls.search import search
@@ -200,6 +201,7 @@ def test_what_could_not_be_read_is_noted_by_its_reason_alone() -> None:
 
 
 @pytest.mark.parametrize("mode", ["script", "compiled", "packaged"])
+@interpreted()
 def test_shapes_that_no_result_shows_have_programs_of_their_own(mode: str) -> None:
     """A number comes of any batch, by operators of the same names."""
     module = mlp()

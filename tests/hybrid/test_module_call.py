@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from adversary.interpreting import interpreted
 from ridgeline.callables.hybridize import hybridize
 from ridgeline.plan import Execution, Plan
 from ridgeline.programs.module_call import call_with, places
@@ -58,6 +59,8 @@ def test_every_place_takes_the_tensors_and_gives_them_back() -> None:
 
 
 @pytest.mark.parametrize("mode", ["script", "compiled", "packaged"])
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")  # an interpreter is none
+@interpreted()
 def test_a_callable_keeps_its_tensors(mode: Execution) -> None:
     """The very same, after captures; and the result follows the weights."""
     model = Shared().eval()
@@ -71,6 +74,8 @@ def test_a_callable_keeps_its_tensors(mode: Execution) -> None:
 
 
 @pytest.mark.parametrize("execution", ["compiled", "step-graph", "packaged"])
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")  # an interpreter is none
+@interpreted()
 def test_a_step_trains_as_written(execution: Execution) -> None:
     """Losses and state of some steps."""
     mine, plain = Shared(), Shared()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ridgeline as rl
+from adversary.interpreting import interpreted
 from ridgeline.programs.reshaping import reshaping
 
 aten = torch.ops.aten
@@ -42,6 +43,8 @@ def losses(plan: rl.Plan) -> list[float]:
 
 
 @pytest.mark.parametrize("execution", ["step-graph", "packaged"])
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")  # an interpreter is none
+@interpreted()
 def test_a_concatenation_with_nothing_is_viewed(execution: rl.plan.Execution) -> None:
     """As in GPT-2 of transformers with dropout, which was refused."""
     assert losses(rl.Plan(execution=execution)) == pytest.approx(losses(rl.Plan()), rel=1e-5)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import ridgeline as rl
+from adversary.interpreting import interpreted
 from ridgeline.tensors.nests import builder, map_tensors
 
 pytestmark = pytest.mark.usefixtures("compiled_in_this_process")
@@ -76,6 +77,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["compiled", "packaged"])
+@interpreted()
 def test_calls_give_sizes(mode: Any) -> None:
     """As the module does."""
     call = rl.hybridize(Net(), torch.randn(2, 3), mode=mode)

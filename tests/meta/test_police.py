@@ -133,7 +133,7 @@ def test_only_tests_on_gpus_see_them(
         import pytest
 
         cuda = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
-        sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+        sys.modules["torch"] = types.SimpleNamespace(cuda=cuda, manual_seed=int)
         SEEN = []
 
         def look():

@@ -186,7 +186,7 @@ def _is_of_dicts(nest: Any) -> bool:
         return False
     arrays = (Tensor, numpy.ndarray)
     return all(
-        isinstance(entry, dict | UserDict)
+        isinstance(entry, (dict, UserDict))
         and any(isinstance(leaf, arrays) for leaf in _inner_leaves(entry))
         for entry in nest
     )

@@ -71,9 +71,8 @@ def trace(
 
     Raises:
         PlanError: the model is no module, the optimizer none of torch's, or the loss cannot be called so.
-        WorkloadError: the loss is no scalar or needs no gradient, the step depends on the values of
-            tensors and may not run, or model or batch are not what a step needs. What `loss_fn` raises on
-            its own account passes through.
+        WorkloadError: the loss is no scalar or needs no gradient, the step depends on values and may not
+            run, or model or batch are not what it needs. What `loss_fn` raises itself passes through.
         SideEffectError: the user's code opens a file to write, a socket or a process; nothing was written.
         OutOfTimeError: of `check`, before the step itself was traced.
 
@@ -86,8 +85,7 @@ def trace(
             f"wanted precisions out of {', '.join(get_args(Precision))}, got {', '.join(sorted(unknown))}; "
             "correct the name"
         )
-    check_parts(model, loss_fn, optimizer)
-    _check(model, batch, may_run=may_run)
+    _check(model, loss_fn, optimizer, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
     with refusing_writes(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
@@ -148,8 +146,11 @@ def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
     return real_workload(step, name, doubt)
 
 
-def _check(model: nn.Module, batch: Any, *, may_run: bool) -> None:
+def _check(
+    model: nn.Module, loss_fn: LossFn, optimizer: Optimizer, batch: Any, *, may_run: bool
+) -> None:
     """Raise unless there is something to train and something to train on."""
+    check_parts(model, loss_fn, optimizer)
     # First, since the device of the workload is that of the first parameter.
     if next(iter(model.parameters()), None) is None:
         raise WorkloadError(

@@ -82,8 +82,8 @@ def forward_backward(subject: Subject, step: Step, recorder: StepRecorder) -> Te
             recorder.phase = "backward"
             keeps_graph = differentiates_gradients(step.optimizer)
             start_backward(loss, has_gradients=has_own, keeps_graph=keeps_graph)
-    # All three errors of fake tensors are subclasses of it.
-    except RuntimeError as error:
+    # All three errors of fake tensors are of the first kind; Python and NumPy raise the second.
+    except (RuntimeError, TypeError) as error:
         refused = refusal(error, recorder)
         if refused is None:
             raise

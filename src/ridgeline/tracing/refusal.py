@@ -1,8 +1,11 @@
 """Why a step cannot be traced, said in terms of the user's code."""
 
+import os
+import traceback
 from pathlib import Path
 from types import TracebackType
 
+import torch.distributions
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -16,14 +19,20 @@ from ridgeline.tracing.recorder import StepRecorder
 WAY_OUT = "; or trace with may_run=True, which records a real step and takes back what it did"
 
 
-def refusal(error: RuntimeError, recorder: StepRecorder) -> WorkloadError | None:
+_NUMPY = ".numpy() is not supported for tensor subclasses."
+"""What torch says where NumPy, too, asks for the values of a fake tensor."""
+
+_DISTRIBUTIONS = f"{Path(torch.distributions.__file__).parent}{os.sep}"
+
+
+def refusal(error: RuntimeError | TypeError, recorder: StepRecorder) -> WorkloadError | None:
     """The error to raise instead of one of fake tensors; None for errors of the step itself."""
     where = f"{_module(recorder)}{_place(error.__traceback__)} during {recorder.phase}"
-    if isinstance(error, DataDependentOutputException):
+    looked_by = _look(error)
+    if looked_by:
         return WorkloadError(
-            f"wanted a step that does not look at the values of tensors, got {error.func} "
-            f"(.item(), .tolist(), bool() or an if on a tensor) {where}; "
-            f"keep such values as tensors, and read them after the step{WAY_OUT}"
+            f"wanted a step that does not look at the values of tensors, got {looked_by} {where}; "
+            f"{_instead(error)}{WAY_OUT}"
         )
     if isinstance(error, DynamicOutputShapeException):
         return WorkloadError(
@@ -36,6 +45,27 @@ def refusal(error: RuntimeError, recorder: StepRecorder) -> WorkloadError | None
             f"register a fake implementation with torch.library.register_fake{WAY_OUT}"
         )
     return None
+
+
+def _look(error: RuntimeError | TypeError) -> str:
+    """What looked at the values of a tensor; empty where nothing did."""
+    if isinstance(error, DataDependentOutputException):
+        return f"{error.func} (.item(), .tolist(), bool() or an if on a tensor)"
+    text = str(error)
+    if text == _NUMPY:
+        return ".numpy(), or a function of NumPy on a tensor,"
+    # Python and NumPy name the class of what they cannot use; the step has tensors there.
+    if isinstance(error, TypeError) and "FakeTensor" in text:
+        return f"a tensor given to Python or NumPy ({text.replace('FakeTensor', 'Tensor')})"
+    return ""
+
+
+def _instead(error: BaseException) -> str:
+    """How to do without that look; a distribution looks unless it is told not to."""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith(_DISTRIBUTIONS):
+            return "make the distribution with validate_args=False, which leaves out its checks"
+    return "keep such values as tensors, and read them after the step"
 
 
 def obstacle(error: BaseException) -> str:

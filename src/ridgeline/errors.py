@@ -92,6 +92,14 @@ class KVStoreError(RidgelineError):
     """A key-value store was given keys, values or settings that do not fit, or could not use them."""
 
 
+class UnansweredError(KVStoreError):
+    """A store's server said nothing, or other workers did not come: `workers`, where they are known."""
+
+    def __init__(self, message: str, workers: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.workers = workers
+
+
 class AbsentWorkerError(EngineError):
     """A worker did not come to a collective; names who, at which step, and what is known of it."""
 
@@ -128,3 +136,10 @@ def first_line(error: BaseException, otherwise: str = "no message") -> str:
     if second.startswith("Explanation:"):
         got = second.partition("): got ")[2] or "".join(_QUOTED.findall(second)[:1])
     return f"{first}: {got}" if got and got not in first else first or otherwise
+
+
+def unanswered(error: BaseException | None) -> UnansweredError | None:
+    """What a store's server did not answer, where that is the cause of an error."""
+    while error is not None and not isinstance(error, UnansweredError):
+        error = error.__cause__
+    return error

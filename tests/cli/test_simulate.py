@@ -36,6 +36,23 @@ def test_the_batch_that_is_advised_fits_all_numbers_of_devices(
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "simulate --devices 2",
+        "simulate --devices 1,2",
+        "simulate --devices 2 --intensity",
+        "plan --devices 2",
+    ],
+)
+def test_a_batch_of_more_than_the_data_is_told_of(words: str, run, task_file, machine_file) -> None:
+    """Every prediction is then of a step of less than was asked for."""
+    verb, *rest = words.split()
+    words = (verb, task_file, "--machine", machine_file, "--batch-size", "4096", "-q", *rest)
+    told = " ".join(run(*words).out.split())
+    assert told.count("samples, so that a batch of 4096 is one of ") == 1
+
+
 def test_simulate_on_another_machine(run, task_file, machine_file, tmp_path) -> None:
     """Its profile is a what-if of its own; with parts beside it nobody knows what is meant."""
     words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q", "--what-if")

@@ -1,16 +1,19 @@
 """Who does not come to what a worker waits for at a server is named, and is not waited for again and again."""
 
+from typing import Any
+
 import pytest
 import torch
 import zmq
 from served_here import connected, serving
 
-from ridgeline.errors import KVStoreError
+from ridgeline.errors import EngineError, KVStoreError, UnansweredError
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.joining.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.server.shard import Reply, Shard
+from ridgeline.runtime.kvstore.serving.slices import Asked
 from ridgeline.runtime.kvstore.serving.wire import Call, ValueSlot
-from ridgeline.runtime.kvstore.serving.worker.patience import Patience
+from ridgeline.runtime.kvstore.serving.worker.patience import Company, Patience
 from ridgeline.runtime.kvstore.serving.worker.remote import RemoteShelf
 from ridgeline.runtime.kvstore.updaters import SetOptimizer
 
@@ -93,6 +96,64 @@ def test_what_waited_in_vain_once_waits_for_a_moment_then() -> None:
     patience.check_heard(at, 1.0, 8.0)
 
 
+def test_who_did_not_come_to_one_server_is_not_waited_for_as_long_at_another() -> None:
+    """Else n servers would take n time-outs until the error is seen."""
+    company = Company()
+    first, second = Patience(company), Patience(company)
+    with pytest.raises(UnansweredError) as raised:
+        first.check_came("tcp://127.0.0.1:1", 0, ["Pull"], 9.0, 8.0, {2, 1})
+    assert raised.value.workers == (1, 2)
+    with pytest.raises(
+        UnansweredError, match=r"at tcp://127.0.0.1:2, got none of worker 1 for 1 s"
+    ):
+        second.check_came("tcp://127.0.0.1:2", 0, ["Pull"], 1.0, 8.0, [1])
+
+
+def test_an_answer_at_the_last_moment_is_one() -> None:
+    """It has come: nobody is missing."""
+    with (
+        serving(Shard(1, None)) as server,
+        connected(server.address, parked_s=0.0) as mine,
+    ):
+        numbers = mine.start([Asked(wire.Beat())])
+        assert mine.socket.poll(60_000)
+        assert len(mine.finish(numbers)) == 1
+
+
+class Beside:
+    """In place of a server of this worker's."""
+
+    within_s: float | None = -1.0
+
+    def close(self, within_s: float | None) -> None:
+        self.within_s = within_s
+
+
+@pytest.mark.parametrize(
+    ("error", "within_s"),
+    [
+        (ValueError("its own"), 8.0),
+        (UnansweredError("got none of worker 1", (1,)), 2.0),
+        (None, None),
+    ],
+    ids=["its own", "of others", "none"],
+)
+def test_others_are_not_waited_for_again_before_the_error_is_seen(
+    error: Exception | None, within_s: float | None
+) -> None:
+    """Who has waited in vain for them ends the server beside it soon; behind an error of its own they go on."""
+    beside: Any = Beside()
+    shelf = RemoteShelf([], 0, 2, beside, parked_s=8.0)
+    try:
+        if error is not None:
+            raise EngineError("in a task") from error
+    except EngineError:
+        shelf.close()
+    else:
+        shelf.close()
+    assert beside.within_s == within_s
+
+
 def test_who_came_is_waited_for_in_full_again() -> None:
     """A barrier that others came to late in the end."""
     with (
@@ -106,8 +167,11 @@ def test_who_came_is_waited_for_in_full_again() -> None:
         try:
             other.barrier()
             beat.ask(wire.Beat())
-            mine.take_answers()
-            assert not mine._peer.patience._was_alone
+            while mine._peer.patience.company.was_missed:
+                assert mine.socket.poll(
+                    60_000
+                )  # each connection has messages in an order of its own
+                mine.take_answers()
         finally:
             other.close()
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ports import free_port
-from ridgeline.errors import AbsentWorkerError
+from ridgeline.errors import AbsentWorkerError, EngineError, UnansweredError
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.workers import attendance
@@ -259,6 +259,30 @@ def test_other_errors_stay_what_they_are(both: tuple[Attendance, Attendance]) ->
     other.call()
     with pytest.raises(RuntimeError, match="gloo"), mine.meeting("a sum"):
         raise RuntimeError("gloo/transport: unreachable")
+
+
+def test_whom_a_server_waits_for_is_told_of(both: tuple[Attendance, Attendance]) -> None:
+    """Workers of a store may be steps apart, so their places say nothing: its server names them, or none."""
+    mine, other = both
+    other.begin_step("step", Recorder(HostClock()))
+    other.call()
+    with (
+        pytest.raises(
+            AbsentWorkerError, match="in a push of step 2, got none from rank 1: it runs"
+        ),
+        mine.meeting("a push"),
+    ):
+        raise EngineError("in a task") from UnansweredError("got none of worker 1", (1,))
+    mine.begin_step("step", Recorder(HostClock()))
+    mine.call()
+    with pytest.raises(UnansweredError, match=r"^got no answer$"), mine.meeting("a push"):
+        raise UnansweredError("got no answer")
+    other.stopped(ValueError("boom"))
+    with (
+        pytest.raises(AbsentWorkerError, match="got none from rank 1: it raised ValueError: boom"),
+        mine.meeting("a push"),
+    ):
+        raise UnansweredError("got no answer")
 
 
 def test_a_collective_behind_the_one_that_timed_out_tells_of_the_absent(

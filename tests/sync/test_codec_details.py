@@ -357,3 +357,27 @@ def test_leaving_the_mean_walks_at_random() -> None:
     early, middle, late = left_after(Channel(2), sync, (400, 1600, 6400), codec)
     assert 1.5 < middle / early < 2.7
     assert 1.5 < late / middle < 2.7
+
+
+@pytest.mark.parametrize(("shape", "grows"), [((12, 16), False), ((16, 12), True)], ids=str)
+def test_what_workers_differ_by_is_sent_as_far_as_columns_of_means_reach(
+    shape: tuple[int, int], grows: bool
+) -> None:
+    """Of gradients that always differ alike the rest stays where it is, and adds up to nothing."""
+    sync = Sync(compression="powersgd", options={"rank": 1}, bucket_bytes=(1 << 20,))
+    channel, steps = Channel(2), (100, 800)
+    common, apart = torch.randn(2, *shape, generator=torch.Generator().manual_seed(3))
+
+    def work(rank: int) -> list[Tensor]:
+        worker = Worker(channel, rank, sync, [shape])
+        found = []
+        for step in range(1, steps[-1] + 1):
+            worker.reduce({"p0": common + (1 - 2 * rank) * apart})
+            if step in steps:
+                found.append(worker.residuals()["p0"].clone())
+        return found
+
+    (early, late), (_, other) = channel.run(work)
+    growth = float(late.norm() / early.norm())
+    assert growth > 6 if grows else growth < 4 / 3
+    assert float((late + other).norm()) < 50 * float(common.norm())

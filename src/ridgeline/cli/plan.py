@@ -17,7 +17,7 @@ from ridgeline.planner import Ranking, choose
 from ridgeline.planner.exchanges.exchange_table import exchange_table
 from ridgeline.planner.labels import label
 from ridgeline.reporting.plan_grids import exchanges_grid, knobs_grid
-from ridgeline.reporting.terminal.text import grid_text, ranking_text
+from ridgeline.reporting.terminal.text import grid_text, ranking_text, warnings
 
 EXCHANGES = "sync"
 """What `--explain` calls all ways to exchange gradients."""
@@ -73,7 +73,8 @@ class PlanCommand:
             grid = knobs_grid([choice], f"{choice.knob} = {choice.value}")
             output.result({"choice": choice}, grid_text(grid, f"set by {choice.origin}"))
         else:
-            output.result(ranking, ranking_text(ranking))
+            notes = workloads[ranking.best.plan.workers].notes
+            output.result(ranking, ranking_text(ranking), *warnings(notes))
         return FINE
 
 

@@ -184,6 +184,8 @@ def _show_curve(
         output.progress(f"written to {drawn}")
     told = () if shared is None else shared.notes
     notes = [note for note in points[-1].notes if note not in told]  # of the most workers
+    # What a step is of, such as data that has less than a batch.
+    notes += found.load(points[-1].workers).notes
     shown += warnings([*superlinear(points), *notes])
     output.result(value, *shown)
     return FINE

@@ -22,7 +22,14 @@ import psutil
 import torch.distributed as dist
 
 from ridgeline import units
-from ridgeline.errors import AbsentWorkerError, EngineError, RidgelineError, first_line
+from ridgeline.errors import (
+    AbsentWorkerError,
+    EngineError,
+    KVStoreError,
+    RidgelineError,
+    first_line,
+    unanswered,
+)
 from ridgeline.recording.recorder import Recorder
 from ridgeline.workers import leaving
 from ridgeline.workers.bounded import within
@@ -156,7 +163,7 @@ class Attendance:
         self._calls += 1
         try:
             yield
-        except (RuntimeError, EngineError) as error:
+        except (RuntimeError, EngineError, KVStoreError) as error:
             self.explain(what, error)
 
     def explain(self, what: str, error: Exception) -> NoReturn:
@@ -168,14 +175,16 @@ class Attendance:
 
         Cost: Up to `PATIENCE_S` where a worker neither answers nor is seen to be gone.
         """
-        if isinstance(error, AbsentWorkerError) or not _is_of_collective(error):
+        told = unanswered(error)
+        is_of_others = told is not None or _is_of_collective(error)
+        if isinstance(error, AbsentWorkerError) or not is_of_others:
             raise error
         # Said before the others are read: of two that lost each other, neither must take the other for the
         # cause. Where it lost them stays its place: closing its step must not hide that.
         self._lost_in = self.row().doing
         self.publish()
         mine = self.row()
-        rows, absences = self._call_roll(mine)
+        rows, absences = self._call_roll(mine, None if told is None else told.workers)
         if not absences:
             self._lost_in = ""
             raise error
@@ -266,8 +275,10 @@ class Attendance:
                 sys.stderr.write(f"ridgeline: no progress for {units.seconds(waited_s)}: {text}\n")
                 sys.stderr.flush()
 
-    def _call_roll(self, mine: Row) -> tuple[dict[int, Row], list[Absence]]:
-        """What all others say, each as of now if it still speaks, and who of them is absent."""
+    def _call_roll(
+        self, mine: Row, named: Collection[int] | None
+    ) -> tuple[dict[int, Row], list[Absence]]:
+        """What all others say, each as of now if it still speaks, and who of them is absent; see `absent`."""
         end_s, first = time.monotonic() + PATIENCE_S, None
         while True:
             try:
@@ -285,14 +296,14 @@ class Attendance:
             is_clear = not pending.isdisjoint(silent) or any(r.has_raised for r in rows.values())
             is_over = time.monotonic() > end_s
             if is_clear or not pending:
-                absences = absent(mine, rows, self._ranks, silent)
+                absences = absent(mine, rows, self._ranks, silent, named)
                 # Who gave up closes its connections at once, and says only later that it leaves.
                 gave_up = not asked - pending <= silent.keys()
                 if absences or is_over or not gave_up:
                     return rows, absences
             elif is_over:
                 silent = {r: f"no sign of life for {units.seconds(PATIENCE_S)}" for r in pending}
-                return rows, absent(mine, rows, self._ranks, silent)
+                return rows, absent(mine, rows, self._ranks, silent, named)
             time.sleep(_POLL_S)
 
     def _read(self) -> dict[int, Row]:

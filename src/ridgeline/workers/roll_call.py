@@ -50,7 +50,11 @@ _BATCHES = (
 
 
 def absent(
-    mine: Row, rows: Mapping[int, Row], ranks: Collection[int], silent: Mapping[int, str]
+    mine: Row,
+    rows: Mapping[int, Row],
+    ranks: Collection[int],
+    silent: Mapping[int, str],
+    named: Collection[int] | None = None,
 ) -> list[Absence]:
     """The workers for which `mine` waits, in order; empty where all stand where it stands.
 
@@ -58,12 +62,16 @@ def absent(
     ended or fell silent; then those furthest behind, which others may wait for that are behind themselves.
 
     `rows` are the last words of workers, by rank; `silent` ranks give no answer any more, with how that
-    shows.
+    shows. `named` are those that a server of a store waits for, whose workers may be steps apart: then these
+    are absent, or those that are silent.
     """
     others = [rank for rank in ranks if rank != mine.rank]
     raised = [r for r in others if r in rows and rows[r].has_raised]
     if raised:
         return [_absence(rank, rows[rank], "") for rank in raised]
+    if named is not None:
+        missing = [r for r in others if r in (named or silent)]
+        return [_absence(rank, rows.get(rank), silent.get(rank, "")) for rank in missing]
     waiting = [r for r in others if r in rows and rows[r].is_waiting]
     # One that ended ahead of this worker had come to all that it waits for.
     gone = [

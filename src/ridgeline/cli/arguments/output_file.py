@@ -1,7 +1,7 @@
 """Where a verb or a benchmark writes its result: refused before it measures for minutes, not after."""
 
 import argparse
-import os
+import tempfile
 from pathlib import Path
 
 
@@ -43,7 +43,11 @@ def _check(path: Path) -> None:
         raise argparse.ArgumentTypeError(
             f"wanted a file to write, got {path}, and {above} is not a directory; name another"
         )
-    if not os.access(above, os.W_OK | os.X_OK):
+    try:
+        # Tried, not asked for: a superuser is told that all may be written, in /proc and the like, too.
+        tempfile.TemporaryFile(dir=above).close()
+    except OSError as error:
         raise argparse.ArgumentTypeError(
-            f"wanted a file to write, got {path}, and nothing may be written in {above}; name another"
-        )
+            f"wanted a file to write, got {path}, and nothing may be written in {above} ({error.strerror}); "
+            "name another"
+        ) from None

@@ -12,6 +12,7 @@ from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.reporting.report import report
+from ridgeline.reporting.terminal.text import warnings
 from ridgeline.reporting.terminal.text_intensity import intensity_text
 from ridgeline.simulator.layers.intensity import intensities
 from ridgeline.simulator.model import setting_of
@@ -55,7 +56,7 @@ def show_intensity(args: argparse.Namespace, output: Output) -> int:
     found = intensities(workload, workers, machine)
     if args.report is not None:
         output.progress(f"written to {report(args.report, machine=machine, intensities=found)}")
-    output.result({"intensity": found}, intensity_text(found))
+    output.result({"intensity": found}, intensity_text(found), *warnings(workload.notes))
     return FINE
 
 

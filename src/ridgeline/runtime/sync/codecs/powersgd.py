@@ -3,7 +3,8 @@
 All workers make the mean of the left factors, orthonormalise it, and make the mean of the right factors. What
 a worker keeps is its own gradient less the product of the common left and its *own* right factor. Less the
 product with the mean, as torch's hook has it, it would keep how it differs from the others, which grows with
-the square root of the number of steps.
+the square root of the number of steps, or with that number where workers differ always alike. What of that
+no column of a mean reaches is never sent, by either rule: it grows on each worker, and adds up to nothing.
 
 Source: Vogels et al., "PowerSGD", NeurIPS 2019, and the authors' program (epfml/powersgd).
 """

@@ -242,6 +242,8 @@ class Connection:
             looks = is_late or self._entrance.is_lost or self._told > self._at.epoch
             if looks and self._follow():
                 sent_s = now
+            if self.is_answered(numbers):  # at the last moment: nobody is missing
+                return
             self._check_patience(now - begun_s, now - self._heard_s)
             if is_late and now - sent_s >= self._resend_s:
                 sent_s = now

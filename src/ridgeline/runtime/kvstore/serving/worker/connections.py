@@ -19,6 +19,7 @@ from ridgeline.runtime.kvstore.serving.worker.channel import (
     SILENCE_S,
     Connection,
 )
+from ridgeline.runtime.kvstore.serving.worker.patience import Company
 from ridgeline.runtime.kvstore.serving.worker.peer import Peer
 
 
@@ -44,8 +45,13 @@ class Connections:
         parked_s: float = PARKED_S,
     ) -> None:
         self.num_servers = len(addresses)
+        company = Company()
         self.peers = [
-            Peer(FoundServer(0, address), partial(notice.newest, place) if notice else lambda: None)
+            Peer(
+                FoundServer(0, address),
+                partial(notice.newest, place) if notice else lambda: None,
+                company=company,
+            )
             for place, address in enumerate(addresses)
         ]
         self._worker = worker

@@ -16,7 +16,7 @@ from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addressing.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, ValueSlot
 from ridgeline.runtime.kvstore.serving.worker.outages import Silences, num_pushes
-from ridgeline.runtime.kvstore.serving.worker.patience import Patience
+from ridgeline.runtime.kvstore.serving.worker.patience import Company, Patience
 
 _log = logging.getLogger(__name__)
 KEPT_BYTES = 1 << 29
@@ -53,6 +53,7 @@ class Peer:
         look: Reports a server that has taken its place.
         barriers: How many barriers the worker has passed there.
         is_part: What this one keeps is not all that the worker has sent.
+        company: Of the worker; see `Patience`.
 
     Attributes:
         found: The server that connections are to go to.
@@ -71,6 +72,7 @@ class Peer:
         barriers: int = 0,
         *,
         is_part: bool = False,
+        company: Company | None = None,
     ) -> None:
         self.found = found
         self.barriers = barriers
@@ -78,7 +80,7 @@ class Peer:
         self.writes: bool | None = None
         self.least_bytes = KEPT_BYTES
         self.silences = Silences()
-        self.patience = Patience()
+        self.patience = Patience(company)
         self._value_bytes = 0
         self._look = look
         self._kept: dict[tuple[ValueSlot, int], Kept] = {}
@@ -157,7 +159,9 @@ class Peer:
         with self._lock:
             if self.found.epoch >= found.epoch:
                 return 0
-            there = Peer(found, self._look, self.barriers, is_part=True)
+            there = Peer(
+                found, self._look, self.barriers, is_part=True, company=self.patience.company
+            )
             kept = [*self._kept.values()]
             send(there, kept)
             self.found, self.writes = there.found, there.writes

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ridgeline.errors import KVStoreError
+from ridgeline.errors import KVStoreError, unanswered
 from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.serving import slices, wire
@@ -39,6 +39,8 @@ from ridgeline.workers import leaving
 CPU = torch.device("cpu")
 ALIKE_S = 10.0
 """How long a moment is looked for at which values hold the same pushes."""
+GIVEN_UP_S = 2.0
+"""How long others may use the server beside a worker that has waited for them in vain."""
 
 
 class RemoteShelf(Shelf):
@@ -290,8 +292,10 @@ class RemoteShelf(Shelf):
         finally:
             if self._beside is not None:
                 error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-                within_s = min(END_S, self._parked_s) if leaving.is_failure(error) else None
-                self._beside.close(within_s)
+                most_s = min(END_S, self._parked_s)
+                # Who was waited for in vain would be waited for as long again, before the error is seen.
+                within_s = min(GIVEN_UP_S, most_s) if unanswered(error) else most_s
+                self._beside.close(within_s if leaving.is_failure(error) else None)
 
     def _first_calls(self, values: Mapping[Key, Tensor]) -> tuple[list[Asked], list[Asked]]:
         """Those that give first values, on worker 0, and those that wait for them."""

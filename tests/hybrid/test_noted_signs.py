@@ -3,13 +3,15 @@
 torch's operators look at the note; code of its compiler takes elements as they are written.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from adversary.interpreting import interpreted
 from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import CaptureError, PackageError
 from ridgeline.packages.callables import package_callable
@@ -18,6 +20,13 @@ from ridgeline.programs.inductor import NOTED
 from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = pytest.mark.usefixtures("compiled_in_this_process")
+
+
+@pytest.fixture
+def mode(request: pytest.FixtureRequest) -> Iterator[Execution]:
+    """Packages, which take longest to compile, run by operators that look at no note, as code does not."""
+    with interpreted() if request.param == "packaged" else contextlib.nullcontext():
+        yield request.param
 
 
 def plain() -> Tensor:
@@ -35,7 +44,7 @@ def waves(x: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
-@pytest.mark.parametrize("mode", ["compiled", "packaged"])
+@pytest.mark.parametrize("mode", ["compiled", "packaged"], indirect=True)
 def test_signs_that_are_only_noted_count(mode: Execution) -> None:
     """In an example and in a later call, also one with the strides of the example, and conjugated numbers."""
     for example in (plain(), noted()):
@@ -84,7 +93,7 @@ def noted_at_its_place(module: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:what reads tensors whose sign")
 @pytest.mark.parametrize("change", [replaced, noted_at_its_place])
-@pytest.mark.parametrize("mode", ["script", "compiled", "packaged"])
+@pytest.mark.parametrize("mode", ["script", "compiled", "packaged"], indirect=True)
 def test_a_tensor_that_gets_a_noted_sign_later(
     change: Callable[[nn.Module], None], mode: Execution
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from adversary.interpreting import interpreted
 from ridgeline.errors import EquivalenceError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.steps.step import PlannedStep
@@ -61,6 +62,8 @@ def test_a_program_for_other_types_that_is_wrong_trains_nothing(
 
 
 @pytest.mark.parametrize("execution", ["compiled", "regional"])
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")  # an interpreter is none
+@interpreted()
 def test_a_program_for_other_types_that_is_right_goes_on(execution: Execution) -> None:
     found = losses(execution, (1,), nn.Module.double)
     assert found == pytest.approx(losses("eager", (1,), nn.Module.double), rel=1e-5)

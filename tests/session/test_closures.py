@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import ridgeline as rl
+from adversary.interpreting import interpreted
 from ridgeline.errors import CaptureError, PlanError, WorkloadError
 
 STEPS = 4
@@ -69,6 +70,8 @@ def test_auto_says_why_it_tries_nothing() -> None:
     assert lines[-1].endswith(note)
 
 
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")  # an interpreter is none
+@interpreted()
 def test_a_compiled_loss_is_called_as_often() -> None:
     losses, _ = by_hand(lr=0.5, max_iter=3)
     model, batch = made()

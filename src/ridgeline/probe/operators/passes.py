@@ -103,7 +103,7 @@ class _Once:
         # By key, so that equal operators share what is left of the time. One that was issued often enough
         # may be equal to one that makes the workspace of another.
         needed = (self._keys[index], *self._makes_for.get(index, ()))
-        if self.is_over() and all(self._counts[key] >= self._least for key in needed):
+        if all(self._counts[key] >= self._least for key in needed) and self.is_over():
             return False
         self._counts[self._keys[index]] += 1
         return True

@@ -1,13 +1,17 @@
 """How torch's compiler is called: with plain options, or for programs that a GPU replays."""
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._functorch import config as autograd_config
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ridgeline.capture.interception import has_functions
 from ridgeline.errors import CaptureError, first_line
@@ -214,9 +218,31 @@ def _compiled(
     # Later ones win: what a graph's operators need comes before what the machine likes, and a caller's wish
     # last.
     patches = {**options, **rounding_options(graph), **(settings or {})}
-    with no_hooks_of_all_modules():  # hooks of tensors are modules of TorchDynamo's
+    # Hooks of tensors are modules of TorchDynamo's.
+    with no_hooks_of_all_modules(), _sizes_of_data(graph, inputs):
         compiled: Any = compile_fx(graph, inputs, config_patches=patches)
     return kept_distinct(compiled, memory)
+
+
+@contextlib.contextmanager
+def _sizes_of_data(graph: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
+    """Inside, the compiler leaves sizes open that the data of a traced graph decides, as that of `x[mask]`.
+
+    TorchDynamo brings a context of this kind along with each of its graphs. On a GPU, which replays all that
+    is traced as a graph of fixed sizes, such a graph is refused.
+    """
+    sized = any(node.meta.get("unbacked_bindings") for node in graph.graph.nodes)
+    is_on_gpu = any(isinstance(one, Tensor) and one.is_cuda for one in inputs)
+    if not sized or is_on_gpu or TracingContext.try_get() is not None:
+        yield
+        return
+    # What the trace called the sizes is not what they are called here.
+    for node in graph.graph.nodes:
+        node.meta.pop("unbacked_bindings", None)
+        node.meta.pop("val", None)
+    fakes = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+    with tracing(TracingContext(fakes)):
+        yield
 
 
 def _require_no_functions(graph: fx.GraphModule) -> None:

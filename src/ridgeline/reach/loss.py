@@ -119,6 +119,6 @@ def _names(reach: Reach, value: Any) -> Iterator[str]:
     ]
     named += [(cell.label, load(cell)) for cell in reach.cells]
     for name, held in named:
-        inside = held if isinstance(held, list | tuple) else ()
+        inside: Iterable[Any] = held if isinstance(held, (list, tuple)) else ()
         if held is value or any(one is value for one in inside):
             yield name

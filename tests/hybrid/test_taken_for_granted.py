@@ -203,12 +203,32 @@ def attributes_that_a_module_computes() -> Case:
     )
 
 
+def one_number() -> Case:
+    """An object like any other to `is`; another one may be equal."""
+    held: Any = types.SimpleNamespace(first=float("1.25"))
+    held.second = held.first
+    return (
+        lambda _: 2.0 if held.first is held.second else 3.0,
+        lambda: setattr(held, "second", float("1.25")),
+    )
+
+
+def one_text() -> Case:
+    words = ["one", "text"]
+    held: Any = types.SimpleNamespace(first=" ".join(words))
+    held.second = held.first
+    return (
+        lambda _: 2.0 if held.first is held.second else 3.0,
+        lambda: setattr(held, "second", " ".join(words)),
+    )
+
+
 CASES: tuple[Callable[[], Case], ...] = (
     *(number_is_false, number_adds, text_has_a_length, text_has_a_method_of_its_own),
     *(method_of_tensors, operator_of_tensors, recursion_limit),
     *(metaclass, registered_class, class_method_in_a_closure, default_of_a_data_class),
     *(factory_of_a_data_class, end_of_a_data_class, closure_of_a_method, code_of_a_method),
-    *(descriptor, attribute_of_a_module, attributes_that_a_module_computes),
+    *(descriptor, attribute_of_a_module, attributes_that_a_module_computes, one_number, one_text),
 )
 LEFT_TO_PYTHON = (call_of_a_class, single_object)
 """Which no program reads in one piece, before or after."""

@@ -43,6 +43,7 @@ from ridgeline.programs.watches.identities import (
     follow_identities,
     may_be_one,
     pattern,
+    plain_names,
 )
 from ridgeline.programs.watches.imports import (
     Import,
@@ -115,8 +116,7 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
         if functions:
             of_process.append(functools.partial(require_functions, functions))
         of_process.append(functools.partial(_require_instances, sources, tuple(functions)))
-        if asks_identity(code):
-            of_process.append(functools.partial(_require_identities, sources))
+        of_process.append(functools.partial(_require_identities, sources, code))
         # For what is about the process and no object, one guard is enough, at whichever object.
         guards.update({Guard(source, kind) for source in sources[:1] for kind in of_process})
         return compile_piece(graph, inputs)
@@ -294,9 +294,14 @@ def _require_instances(
         builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
 
 
-def _require_identities(sources: Sequence[Any], builder: Any, _: Guard) -> None:
+def _require_identities(
+    sources: Sequence[Any], code: Sequence[types.CodeType], builder: Any, _: Guard
+) -> None:
     guards = [Guard(source, _require_same) for source in sources]
-    names = [guard.name for guard in guards if may_be_one(guard.name, value_of(builder, guard))]
+    named = [(guard.name, value_of(builder, guard)) for guard in guards]
+    names = plain_names(named, code)
+    if asks_identity(code):
+        names += [name for name, value in named if may_be_one(name, value)]
     if len(names) > 1:
         compare_by_name(builder, f"({', '.join(names)})", pattern, "which of these are one: ")
 

@@ -23,6 +23,8 @@ _CAN_BE_CHANGED = 1 << 9
 """Of `type.__flags__`: made while Python runs, so that code may assign to it; `Py_TPFLAGS_HEAPTYPE`. Others
 have names that their metaclass hides, such as `__annotations__` of functions."""
 _CLASS_VARIABLE = re.compile(r"\.__dict__\)\['(\w+)'\]")
+_ANNOTATIONS = "__annotations__"
+"""What a class gets as soon as anybody asks for it."""
 _KINDS = (int, float, str, list, dict, set, memoryview, types.GeneratorType, types.CoroutineType)
 _MORE = (
     "__bool__", "__bytes__", "__call__", "__ceil__", "__complex__", "__delete__", "__enter__", "__exit__",
@@ -52,12 +54,13 @@ def class_variables(expressions: Iterable[str]) -> frozenset[str]:
 
 
 def classes_of(objects: Iterable[Any]) -> tuple[type, ...]:
-    """Of objects, and those that are among them or in closures of functions, with their own."""
+    """Of objects, and those of the user's that are among them or in closures of functions, with their own."""
     found: dict[type, None] = {}
     for value in objects:
         found[type(value)] = None
         for kind in (value, *classes_in_cells(value)):
-            if isinstance(kind, type):
+            # What classes of libraries hold is settled, but for settings that are compared elsewhere.
+            if isinstance(kind, type) and is_users_class(kind):
                 found.update({kind: None, type(kind): None})
     return tuple(found)
 
@@ -86,7 +89,8 @@ def require_classes(
             own = conditions.constant(vars(base))
             conditions.require(f"{free}.isdisjoint({own})")
             # What is new may hide what is inherited, or be what code looks for in vain.
-            conditions.require(f"len({own}) == {len(vars(base))}")
+            count = len(vars(base).keys() - {_ANNOTATIONS})
+            conditions.require(f"len({own}) - ({_ANNOTATIONS!r} in {own}) == {count}")
         if issubclass(kind, nn.Module) and is_users_class(kind):  # the compiler calls `forward`
             conditions.require(f"{owner}.__call__ is {conditions.constant(kind.__call__)}")
         for name in sorted({name for base in kind.__mro__ for name in vars(base)}):

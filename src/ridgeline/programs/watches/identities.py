@@ -6,6 +6,7 @@ where one of them begins at an argument and the other at a variable of a module 
 
 import dis
 import functools
+import re
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,10 +22,15 @@ from ridgeline.programs.watches.left_to_python import is_marked, is_plain_value
 from ridgeline.reach.owners import is_users, is_users_class
 
 _CONTAINERS = (list, dict, set)
+_SINGLE = (bool, types.NoneType)
+_NEAR = 6
+"""So many instructions before a comparison give what is compared: two attributes of attributes."""
 _OF_MODULES = ("_hooks", "_parameters", "_buffers", "_modules")
 """Ends of names of what torch keeps in each module."""
 
 
+_LAST = re.compile(r"(\w+)(?:'\])?$")
+"""The last part of a name of the compiler's: an attribute or a key."""
 _protocol: Any = getattr(variables, "object_protocol", None)
 """Where a version of torch (2.13) has one function for all comparisons of identities."""
 _name = "vt_identity_compare"
@@ -90,6 +96,36 @@ def asks_identity(code: Iterable[types.CodeType]) -> bool:
     return _compare_in_torch is None and any(
         is_users(part.co_filename) and _asks(part) for part in code
     )
+
+
+def plain_names(named: Iterable[tuple[str, Any]], code: Iterable[types.CodeType]) -> list[str]:
+    """Which of the compiler's names are of numbers, texts or tuples of such that code of the user's compares.
+
+    Args:
+        named: Names, and what each gives.
+        code: Of the functions that were read.
+    """
+    asked = frozenset().union(*(_compared(part) for part in code if is_users(part.co_filename)))
+    if not asked:
+        return []
+    return [
+        name
+        for name, value in named
+        if is_plain_value(value)
+        and not isinstance(value, _SINGLE)
+        and asked.intersection(_LAST.findall(name))
+    ]
+
+
+def _compared(code: types.CodeType) -> set[str]:
+    """Names near comparisons with `is` of what is no constant of the code."""
+    found: set[str] = set()
+    read = [*dis.get_instructions(code)]
+    for place, instruction in enumerate(read):
+        if instruction.opname == "IS_OP" and read[place - 1].opname != "LOAD_CONST":
+            before = read[max(0, place - _NEAR) : place]
+            found.update(str(one.argval) for one in before if one.opname.startswith("LOAD_"))
+    return found
 
 
 def may_be_one(name: str, value: Any) -> bool:

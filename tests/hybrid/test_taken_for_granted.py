@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from adversary.interpreting import interpreted
 from ridgeline.callables.calls.reads import CallReads
+from ridgeline.guards.reading import UnreadableError
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.step import PlannedStep
 
@@ -234,6 +235,10 @@ LEFT_TO_PYTHON = (call_of_a_class, single_object)
 """Which no program reads in one piece, before or after."""
 
 
+NEWLY_READ = (number_adds, text_has_a_length, text_has_a_method_of_its_own)
+"""What torch's compiler reads in one piece from 2.13 on; before that such a call is refused."""
+
+
 def cases(*extra: Callable[[], Case]) -> Any:
     return pytest.mark.parametrize("case", [*CASES, *extra], ids=lambda case: case.__name__)
 
@@ -279,6 +284,10 @@ def test_what_was_read_no_longer_holds(case: Callable[[], Case]) -> None:
     model, x = Net(ask), torch.randn(2, 4)
     arguments = {"fn": model, "args": (x,)}
     with torch.no_grad():
+        if torch.__version__ < "2.13" and case in NEWLY_READ:
+            with pytest.raises(UnreadableError):
+                CallReads(model, (x,))
+            return
         guards = CallReads(model, (x,)).guards
         assert guards.holds(arguments)
         change()

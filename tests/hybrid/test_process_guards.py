@@ -13,8 +13,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from ridgeline.guards.guards import Guards
 
 CHANGED = (
-    "a setting of the process, a method of tensors, a logger's level, or hooks of all modules or on saved "
-    "tensors changed"
+    "a setting that chooses kernels, a limit of Python's, a method of tensors, a logger's level, or hooks of "
+    "all modules or on saved tensors changed"
 )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch._C._dynamo.guards import dict_version
 from torch.autograd import forward_ad
 
 from ridgeline.capture.interception import innermost_transform, num_dispatch_modes
@@ -15,6 +16,7 @@ from ridgeline.guards.unguarded import numbers_of_numpy, require_unguarded
 from ridgeline.programs.watches.classes import class_variables, require_classes, require_hooks
 from ridgeline.programs.watches.conditions import Conditions, reader
 from ridgeline.programs.watches.left_to_python import is_plain_value
+from ridgeline.programs.watches.settings import MethodsOfTensors
 from ridgeline.reach.sparse import is_sparse, strides_of
 from ridgeline.tensors.copies import is_noted
 from ridgeline.tensors.nests import tensors_in
@@ -141,8 +143,8 @@ class Guards:
             return first if is_sentence else f"{first} no longer holds"
         if not self._process({}):
             return (
-                "a setting of the process, a method of tensors, a logger's level, or hooks of all modules or "
-                "on saved tensors changed"
+                "a setting that chooses kernels, a limit of Python's, a method of tensors, a logger's level, or "
+                "hooks of all modules or on saved tensors changed"
             )
         if not self._classes({}):
             return "a method or variable of a class was replaced"
@@ -215,8 +217,17 @@ def _require_no_interception(conditions: Conditions) -> None:
 
 def _require_settings(conditions: Conditions, reading: ProgramReading) -> None:
     """Require what was asked of the process to stay as it was when the program was read."""
+    constant = conditions.constant
     for ask, value in reading.settings:
-        conditions.require(f"{conditions.constant(ask)}() == {conditions.constant(value)}")
+        is_same = f"{constant(ask)}() == {constant(value)}"
+        if isinstance(ask, MethodsOfTensors) and ask() == value:
+            # Without a call of ours where nothing was assigned to these classes since.
+            asked = constant(dict_version)
+            versions = (
+                f"{asked}({constant(one)}) == {dict_version(one)}" for one in ask.dictionaries
+            )
+            is_same = f"({' and '.join(versions)} or {is_same})"
+        conditions.require(is_same)
 
 
 def _is_same(now: Any, before: Any) -> bool:

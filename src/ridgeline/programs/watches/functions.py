@@ -51,10 +51,13 @@ def noted_functions(output: Any) -> dict[types.FunctionType, bool]:
 def require_functions(functions: dict[types.FunctionType, bool], builder: Any, _: Guard) -> None:
     """A `Guard` on what they take for granted."""
     root = builder.guard_manager.root
-    names = ", ".join(function.__qualname__ for function in functions)
-    root.add_lambda_guard(
-        _check(functions), [f"the default or closure of one changed ({names})"], None
-    )
+    # What has a name is compared by it, but for classes in its closure.
+    looked_at = {f: named for f, named in functions.items() if not named or classes_in_cells(f)}
+    if looked_at:
+        names = ", ".join(function.__qualname__ for function in looked_at)
+        root.add_lambda_guard(
+            _check(looked_at), [f"the default or closure of one changed ({names})"], None
+        )
     kinds = (kind for function in functions for kind in classes_in_cells(function))
     for kind in dict.fromkeys(kinds):
         if check := metaclass_check(kind):
@@ -67,9 +70,9 @@ def _check(functions: dict[types.FunctionType, bool]) -> Callable[[Any], bool]:
     count, codes = counted.count, [function.__code__ for function in functions]
     looks: list[tuple[Callable[..., Any], types.FunctionType]] = []
     for function, is_named in functions.items():
-        if is_named and classes_in_cells(function):
+        if is_named:
             looks.append((classes_in_cells, function))
-        elif not is_named and (function.__closure__ or _defaults(function) != (None, None)):
+        elif function.__closure__ or _defaults(function) != (None, None):
             looks.append((_parts, function))
     kept = _looked(looks)  # so that their numbers go to no others
     held = content_of(kept)

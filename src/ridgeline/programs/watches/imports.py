@@ -5,6 +5,7 @@ and goes on with the first module of a name that the process has imported. Of na
 have it compares nothing.
 """
 
+import re
 import sys
 import types
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,8 @@ from torch._guards import Guard
 from ridgeline.programs.watches.comparing import value_of
 from ridgeline.reach.owners import is_users
 
+_GLOBALS = re.compile(r"G\['__import_\w+'\]")
+"""The compiler's name of a module whose own functions read variables of it; no code asks others of it so."""
 _in_torch: Any = symbolic_convert._import_module  # noqa: SLF001 - which keeps the first
 _source_in_torch: Any = InstructionTranslatorBase.import_source
 
@@ -71,9 +74,8 @@ def are_current(imports: tuple[Import, ...]) -> bool:
 def require_module(names: frozenset[str], builder: Any, guard: Guard) -> None:
     """A `Guard` on a module of the user's: it has none of the names that code asks for and it has not."""
     module = value_of(builder, guard)
-    if not isinstance(module, types.ModuleType) or not _is_users_module(
-        Import(module.__name__, module)
-    ):
+    is_asked = isinstance(module, types.ModuleType) and not _GLOBALS.fullmatch(guard.name)
+    if not is_asked or not _is_users_module(Import(module.__name__, module)):
         return
     own, kind = vars(module), type(module)
     missing, count = (names | {"__getattr__"}) - own.keys(), len(own)

@@ -19,7 +19,7 @@ from ridgeline.programs.watches.comparing import value_of
 from ridgeline.reach.owners import is_users
 
 _GLOBALS = re.compile(r"G\['__import_\w+'\]")
-"""The compiler's name of a module whose own functions read variables of it; no code asks others of it so."""
+"""The compiler's name of a module whose own functions read variables of it: no code asks others so."""
 _in_torch: Any = symbolic_convert._import_module  # noqa: SLF001 - which keeps the first
 _source_in_torch: Any = InstructionTranslatorBase.import_source
 

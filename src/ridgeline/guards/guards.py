@@ -143,8 +143,8 @@ class Guards:
             return first if is_sentence else f"{first} no longer holds"
         if not self._process({}):
             return (
-                "a setting that chooses kernels, a limit of Python's, a method of tensors, a logger's level, or "
-                "hooks of all modules or on saved tensors changed"
+                "a setting that chooses kernels, a limit of Python's, a method of tensors, a logger's level, "
+                "or hooks of all modules or on saved tensors changed"
             )
         if not self._classes({}):
             return "a method or variable of a class was replaced"

@@ -42,6 +42,12 @@ def test_roofs_are_named_above_the_plot(machine, groups) -> None:
     assert layout["margin"]["t"] >= 17 * len(rows)
 
 
+def test_ticks_between_decades_are_whole_numbers(machine, groups) -> None:
+    """Roofs lie within few decades: 50G is read at once, a 5 between 10G and 100G is not."""
+    rates = roofline_figure(machine, SETTING, groups)["layout"]["yaxis"]
+    assert (rates["dtick"], rates["tickformat"]) == ("D2", ".2~s")
+
+
 def test_roofline_meets_at_the_ridge(machine, groups) -> None:
     """The memory slope ends where it reaches the highest ceiling."""
     slope = roofline_figure(machine, SETTING, groups)["data"][0]

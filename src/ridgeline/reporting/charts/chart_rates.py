@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ridgeline import units
 from ridgeline.machine import Machine, Setting
-from ridgeline.reporting.charts.figure import LOG, Figure, axis, layout, line
+from ridgeline.reporting.charts.figure import FINE, LOG, Figure, axis, layout, line
 from ridgeline.reporting.links import links_by_kind
 
 _SERIES = ("@forward", "@communication", "@normalization", "@attention", "@wait", "@memory-copy")
@@ -116,9 +116,7 @@ def curves_figure(
 def fine_ticks(values: Sequence[float]) -> dict[str, Any]:
     """Settings of a logarithmic axis: ticks at 1, 2 and 5 where decades alone would be one or two."""
     shown = [value for value in values if value > 0]
-    # The format: else ticks between decades are their first digit alone.
-    fine = {"dtick": "D2", "tickformat": ".2~s"}
-    return fine if shown and max(shown) < FEW_DECADES * min(shown) else {}
+    return FINE if shown and max(shown) < FEW_DECADES * min(shown) else {}
 
 
 def _byte_ticks(low: float, high: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ridgeline import units
 from ridgeline.machine import Ceiling, Machine, Setting
-from ridgeline.reporting.charts.figure import LOG, Figure, axis, layout, line, markers, plain
+from ridgeline.reporting.charts.figure import FINE, LOG, Figure, axis, layout, line, markers, plain
 from ridgeline.reporting.operators import OpGroup
 
 _SYMBOLS = {
@@ -71,7 +71,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
                 "intensity, FLOP per byte moved", **LOG, range=[math.log10(left), math.log10(right)]
             ),
             # Ticks at 1, 2 and 5, since roofs lie within few decades.
-            yaxis=axis("FLOP/s", **(LOG | {"dtick": "D2"}), range=bounds),
+            yaxis=axis("FLOP/s", **FINE, range=bounds),
             showlegend=True,
             # Below the plot, as the names of the roofs stand above it.
             legend=layout(0)["legend"] | {"y": -0.16, "yanchor": "top", "itemsizing": "constant"},

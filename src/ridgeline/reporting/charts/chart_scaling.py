@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ridgeline.reporting.charts.figure import Figure, axis, layout, line
+from ridgeline.reporting.charts.figure import FINE, Figure, axis, layout, line
 from ridgeline.verdict.scaling_nouns import Law, MeasuredScaling
 
 _COLOURS = {"amdahl": "@forward", "gustafson": "@forward", "usl": "@optimizer"}
@@ -42,7 +42,7 @@ def scaling_layout(counts: Collection[int], height: int = 340, **settings: Any) 
         height,
         **{
             "xaxis": axis("workers", type="log", tickvals=ticks, ticktext=[str(n) for n in ticks]),
-            "yaxis": axis("samples/s", type="log", tickformat=".2~s", dtick="D2"),
+            "yaxis": axis("samples/s", **FINE),
             "showlegend": True,
         }
         | settings,

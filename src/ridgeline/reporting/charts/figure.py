@@ -10,6 +10,8 @@ from typing import Any, Literal
 Figure = dict[str, Any]
 LOG = {"type": "log", "exponentformat": "SI", "dtick": 1}
 """Of an axis whose ticks are decades."""
+FINE = {"type": "log", "dtick": "D2", "tickformat": ".2~s"}
+"""Of one with ticks at 2 and 5, too, as whole numbers: by itself Plotly writes their first digit alone."""
 
 
 def axis(title: str = "", **settings: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ is about the CPU, as the processes that it starts are, also where the host has G
 
 import contextlib
 import gc
-import operator
 import os
 import random
 import signal
@@ -152,9 +151,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _show_gpus()
     seed = zlib.crc32(item.nodeid.encode())
     random.seed(seed)
-    for module, take in (("numpy", "random.seed"), ("torch", "manual_seed")):
-        if module in sys.modules:
-            operator.attrgetter(take)(sys.modules[module])(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 def pytest_unconfigure() -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 
 @pytest.fixture(autouse=True)
 def no_code() -> Iterator[None]:
-    """Programs run operator by operator, since what is asked are their guards; steps that train run their code."""
+    """Programs run operator by operator, since what is asked are their guards."""
     with interpreted():
         yield
 

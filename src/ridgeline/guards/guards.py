@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch._C._dynamo.guards import dict_version
 from torch.autograd import forward_ad
 
 from ridgeline.capture.interception import innermost_transform, num_dispatch_modes
@@ -217,16 +216,10 @@ def _require_no_interception(conditions: Conditions) -> None:
 
 def _require_settings(conditions: Conditions, reading: ProgramReading) -> None:
     """Require what was asked of the process to stay as it was when the program was read."""
-    constant = conditions.constant
     for ask, value in reading.settings:
-        is_same = f"{constant(ask)}() == {constant(value)}"
+        is_same = f"{conditions.constant(ask)}() == {conditions.constant(value)}"
         if isinstance(ask, MethodsOfTensors) and ask() == value:
-            # Without a call of ours where nothing was assigned to these classes since.
-            asked = constant(dict_version)
-            versions = (
-                f"{asked}({constant(one)}) == {dict_version(one)}" for one in ask.dictionaries
-            )
-            is_same = f"({' and '.join(versions)} or {is_same})"
+            is_same = f"({ask.untouched(conditions)} or {is_same})"
         conditions.require(is_same)
 
 

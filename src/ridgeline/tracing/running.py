@@ -42,9 +42,8 @@ def real_workload(step: Step, name: str, why: str) -> Workload:
     note = f"recorded from a real step, which was taken back: {why}"
     with undone(step.model, step.loss_fn, step.optimizer, step.batch, subject.batch) as undo:
         earlier = EarlierGraphs(step.model, step.loss_fn, step.optimizer, subject.batch)
-        _plain_step(
-            subject, step, earlier
-        )  # makes what is made once, and shows the user's own errors
+        # Makes what is made once, and shows the user's own errors.
+        _plain_step(subject, step, earlier)
         step.optimizer.zero_grad(set_to_none=True)
         try:
             run = record_step(subject, step)

@@ -18,6 +18,8 @@ import torch
 from torch import fx
 from torch._C._dynamo.guards import dict_version
 
+from ridgeline.programs.watches.conditions import Conditions
+
 Ask = Callable[[], Any]
 
 
@@ -71,15 +73,13 @@ CHOICES = (
 class MethodsOfTensors:
     """Which of the states seen so far `torch.Tensor` and `nn.Parameter` are in, counted from 0.
 
-    Attributes:
-        dictionaries: Behind the views that Python gives of them; only they have a version (`dict_version`).
-
     Cost: 0.1 us a call while nothing is assigned to these classes.
     """
 
     def __init__(self) -> None:
+        # The dictionaries behind the views that Python gives of them: only they have a version.
         kinds = (torch.Tensor, torch.nn.Parameter)
-        self.dictionaries = tuple(gc.get_referents(vars(kind))[0] for kind in kinds)
+        self._dictionaries = tuple(gc.get_referents(vars(kind))[0] for kind in kinds)
         self._version = -1
         self._state = 0
         self._known: list[tuple[dict[str, Any], ...]] = []
@@ -87,13 +87,21 @@ class MethodsOfTensors:
     def __call__(self) -> int:
         """The number of the state; one that was there before has the number that it had."""
         # Versions only ever rise, so that their sum changes with either.
-        version = sum(map(dict_version, self.dictionaries))
+        version = sum(map(dict_version, self._dictionaries))
         if version != self._version:
-            now = tuple(map(dict, self.dictionaries))
+            now = tuple(map(dict, self._dictionaries))
             if now not in self._known:
                 self._known.append(now)
             self._state, self._version = self._known.index(now), version
         return self._state
+
+    def untouched(self, conditions: Conditions) -> str:
+        """The term that nothing is assigned to these classes from now on, without a call of ours."""
+        version = conditions.constant(dict_version)
+        return " and ".join(
+            f"{version}({conditions.constant(one)}) == {dict_version(one)}"
+            for one in self._dictionaries
+        )
 
 
 _methods_of_tensors = MethodsOfTensors()

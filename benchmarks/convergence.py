@@ -85,6 +85,12 @@ WAYS = {
     ),
     "average every 50, 20 late": Way(rl.Sync(every=50, options={"delay": 20})),
     "average every 50, 40 late": Way(rl.Sync(every=50, options={"delay": 40})),
+    "average every 50, 40 late, bf16": Way(
+        rl.Sync(compression="bf16", every=50, options={"delay": 40})
+    ),
+    "average every 50, 20 late, int8": Way(
+        rl.Sync(compression="int8", every=50, options={"delay": 20})
+    ),
     "all, AdamW": Way(rl.Sync(), adamw, "all, AdamW"),
     "DiLoCo every 50, AdamW": Way(rl.Sync(every=50, options=OUTER), adamw, "all, AdamW"),
     "DiLoCo every 50, AdamW, 4 fragments": Way(
@@ -98,6 +104,16 @@ WAYS = {
     ),
     "DiLoCo every 50, AdamW, 40 late": Way(
         rl.Sync(every=50, options={**OUTER, "delay": 40}), adamw, "all, AdamW"
+    ),
+    "DiLoCo every 50, AdamW, 40 late, bf16": Way(
+        rl.Sync(compression="bf16", every=50, options={**OUTER, "delay": 40}),
+        adamw,
+        "all, AdamW",
+    ),
+    "DiLoCo every 50, AdamW, 20 late, int8": Way(
+        rl.Sync(compression="int8", every=50, options={**OUTER, "delay": 20}),
+        adamw,
+        "all, AdamW",
     ),
 }
 

@@ -91,9 +91,12 @@ def late_by_hand(world: World) -> list[Tensor]:
     return [parameter.detach() for parameter in models[world.rank].parameters()]
 
 
-def late(world: World, execution: Execution, wanted: list[Tensor]) -> dict[str, Any]:
+def late(
+    world: World, execution: Execution, wanted: list[Tensor], compression: str = UNCOMPRESSED
+) -> dict[str, Any]:
     """How far parameters are from those by hand, of the worker where they are farthest."""
-    sync = Sync(bucket_bytes=(1 << 16,), every=EVERY, options={"delay": DELAY})
+    options = {"delay": DELAY}
+    sync = Sync(compression=compression, bucket_bytes=(1 << 16,), every=EVERY, options=options)
     found = trained(world, sync, execution)
     flat, reference = (torch.cat([p.flatten() for p in ps]) for ps in (found, wanted))
     farthest = (flat - reference).norm() / reference.norm()
@@ -142,6 +145,12 @@ def main() -> None:
                 Path(sys.argv[1]).write_text(json.dumps(found))
     by_hand = late_by_hand(world)
     found |= {f"{LATE} / {execution}": late(world, execution, by_hand) for execution in APART}
+    # On a GPU codecs are kernels, on the stream that continues beside steps.
+    found |= {
+        f"{name} / late": late(world, "eager", by_hand, name)
+        for name in offered_compressions("cuda")
+        if name != UNCOMPRESSED
+    }
     if world.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))
     World.leave()

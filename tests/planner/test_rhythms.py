@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from ridgeline.errors import PlanError
+from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
+from ridgeline.planner.exchanges.exchange_table import exchange_table
 from ridgeline.planner.exchanges.exchanges import UNKNOWN_LOSS
 from ridgeline.planner.exchanges.rhythms import is_adaptive, known_rhythms
 from ridgeline.planner.knobs import num_changes
@@ -56,7 +58,7 @@ def test_rhythms_are_compared_only_where_they_are_allowed() -> None:
         ({"every": 1}, {1}),
         ({"every": 5}, {5}),
         ({"algorithm": "ring"}, {1, 8, 50}),
-        ({"compression": "int8"}, {1, 8, 50}),
+        ({"compression": "int8"}, {1, *INTERVALS}),
         ({"options": {"pieces": 2}, "algorithm": "ring"}, {1}),
     ],
 )
@@ -84,6 +86,30 @@ def test_a_slow_link_is_worth_another_algorithm() -> None:
     assert {a.value for a in choices["every"].alternatives} == {"1", "8", "100"}
     assert choices["options"].value == "fragments=4, delay=10"
     assert any(c.plan.sync.compression == "int8" for c in found.candidates)
+
+
+def test_what_travels_late_is_encoded_where_losses_are_allowed() -> None:
+    """Both permissions are needed, and the table names those that are missing."""
+
+    def encoded(allow: tuple[str, ...]) -> set[str]:
+        found = ranked(allow=allow).candidates
+        return {c.plan.sync.compression for c in found if c.plan.sync.options == {"delay": 40}}
+
+    assert encoded(ALONE) == {"none"}
+    assert encoded(("compression",)) == set()
+    assert encoded(("compression", *ALONE)) == {"none", "bf16"}
+
+    def verdict(*allow: str) -> str:
+        machine = make_machine(latency_s=1e-4, bandwidth=2e6)
+        plan = Plan(workers=2, threads=1)
+        rows = exchange_table(machine, {2: make_workload()}, plan, allow=allow)
+        (row,) = [one for one in rows if one.every > 1 and one.compression == "bf16"]
+        return row.verdict
+
+    assert f"needs allow=('local-steps', 'compression'): {UNKNOWN_LOSS}" in verdict()
+    assert f"needs allow='compression': {UNKNOWN_LOSS}" in verdict(*ALONE)
+    assert verdict("compression", *ALONE).endswith(UNKNOWN_LOSS)
+    assert "needs" not in verdict("compression", *ALONE)
 
 
 def test_one_large_parameter_travels_beside_more_steps() -> None:

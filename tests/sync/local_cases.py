@@ -14,7 +14,7 @@ import torch
 import toy_codec  # registers its entry
 import toy_transport  # likewise
 from held_runs import begun, held
-from local_runs import DELAYED, diverged, put_back, resumed
+from local_runs import DELAYED, ENCODED, diverged, put_back, resumed
 from seam_cases import fed_back
 from torch import Tensor, nn
 
@@ -364,13 +364,21 @@ def main() -> None:
             str(delay): gap(trained(world, planned(delay=delay))["rounds"], late(delay))
             for delay in (1, 3)
         },
+        "encoded beside steps": {
+            name: gap(trained(world, planned(delay=3, compression=name))["rounds"], late(3))
+            for name in offered_compressions("cpu")
+        },
         "held": held(world),
         "begun": begun(world),
         "messages": messages(world),
         "put back": put_back(world),
         "delayed, put back": put_back(world, DELAYED, {"local_steps", "common", "flying"}),
+        "encoded, put back": put_back(
+            world, ENCODED, {"local_steps", "common", "flying", "residual"}
+        ),
         "resumed": resumed(world, output.parent),
         "delayed, resumed": resumed(world, output.parent / "delayed", DELAYED, stops=(4, 6)),
+        "encoded, resumed": resumed(world, output.parent / "encoded", ENCODED, stops=(4, 6)),
         "diverged": diverged(world, output.parent),
     }
     if world.rank == 0:

@@ -37,6 +37,8 @@ def planned(every: int = 5, **sync: Any) -> Plan:
 
 DELAYED = planned(compression="none", options={"fragments": 2, "delay": 2})
 """Fragments leave after steps 3 and 5 of each round, and arrive two steps later."""
+ENCODED = planned(options={"fragments": 2, "delay": 2})
+"""Likewise, by a codec that remembers what it left out."""
 
 
 def resumed(

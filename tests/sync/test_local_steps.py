@@ -58,6 +58,15 @@ def test_a_delay_is_that_of_differences_used_later(found: dict[str, Any]) -> Non
     assert found["delayed"].keys() == {"1", "3"}
 
 
+def test_codecs_run_beside_steps(found: dict[str, Any]) -> None:
+    """In a thread of their own, and their means are near those that nothing encodes."""
+    gaps = found["encoded beside steps"]
+    assert set(gaps) == {*offered_compressions("cpu"), "coarse"}
+    assert gaps["none"] < ROUNDING
+    assert gaps["bf16"] < 1e-3, "half the bits of a step would be more"
+    assert all(ROUNDING < gap < 0.02 for name, gap in gaps.items() if name != "none"), gaps
+
+
 def test_momentum_of_zero_at_full_rate_is_the_average(found: dict[str, Any]) -> None:
     """To the bit."""
     assert found["laws"]["nesterov at rest"]["gap"] == 0.0
@@ -179,13 +188,15 @@ def test_what_is_common_is_saved_and_put_back(found: dict[str, Any]) -> None:
     names = ("kinds", "moved", "restored", "repeated", "gathered")
     assert found["put back"] == dict.fromkeys(names, True)
     assert found["delayed, put back"] == dict.fromkeys(names, True)
+    assert found["encoded, put back"] == dict.fromkeys(names, True)
 
 
 def test_a_run_that_is_stopped_anywhere_goes_on(found: dict[str, Any]) -> None:
     """To the bits of one that was not, of all workers, wherever in a round it was stopped."""
     assert found["resumed"]["equal"] == dict.fromkeys(("1", "4", "5", "8"), True)
     assert found["resumed"]["other workers"]
-    assert found["delayed, resumed"]["equal"] == dict.fromkeys(("4", "6"), True)
+    for name in ("delayed, resumed", "encoded, resumed"):
+        assert found[name]["equal"] == dict.fromkeys(("4", "6"), True)
 
 
 def test_all_stop_for_one_worker_that_diverged(found: dict[str, Any]) -> None:

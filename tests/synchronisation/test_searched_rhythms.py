@@ -9,7 +9,11 @@ from ridgeline.synchronisation import RHYTHMS, Rhythm, changed_words, check_sync
 
 
 def way(rhythm: Rhythm, *, is_adaptive: bool) -> Sync:
-    return Sync(every=rhythm.every, options=rhythm.options(is_adaptive=is_adaptive))
+    return Sync(
+        compression=rhythm.compression,
+        every=rhythm.every,
+        options=rhythm.options(is_adaptive=is_adaptive),
+    )
 
 
 @pytest.mark.parametrize("is_adaptive", [False, True])

@@ -124,8 +124,8 @@ def check_sync(sync: Sync, workers: int, device: str) -> None:
     if objection := algorithm.objection(workers, values_of(sync)):
         raise PlanError(objection)
     check_rhythm(sync, workers)
-    if delay_of(sync):  # the host takes part in every other way of exchange
-        wanted = {"algorithm": DEFAULT_ALGORITHM, "compression": UNCOMPRESSED}
+    if delay_of(sync):
+        wanted = {"algorithm": DEFAULT_ALGORITHM}
         _check_goes_with(DELAY, sync, wanted, "that does not run during steps")
     if holds(sync):  # received bucket by bucket, in any order, while the next step has begun
         alone = {"compression": UNCOMPRESSED, "every": 1}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ridgeline.synchronisation.rhythm import AVERAGE, DELAY, FRAGMENTS, NESTEROV, OUTER, delay_of
 from ridgeline.synchronisation.sync import Sync
+from ridgeline.synchronisation.tables import UNCOMPRESSED
 
 LEAST_EXCHANGES = 20
 """A shorter run is not made of rounds.
@@ -30,12 +31,14 @@ class Rhythm(NamedTuple):
         delay: Steps that continue while one travels.
         has_outer: Whether Nesterov's momentum is applied to the mean difference where workers train with an
             adaptive optimizer, as DiLoCo does.
+        compression: Of what travels.
     """
 
     every: int
     fragments: int = 1
     delay: int = 0
     has_outer: bool = True
+    compression: str = UNCOMPRESSED
 
     def options(self, *, is_adaptive: bool) -> dict[str, bool | int | float | str]:
         """The options of a plan; what is at its default is left out.
@@ -59,6 +62,7 @@ RHYTHMS = (
     Rhythm(every=50),
     Rhythm(every=50, fragments=4, delay=10),
     Rhythm(every=50, delay=40),
+    Rhythm(every=50, delay=40, compression="bf16"),
     Rhythm(every=100, fragments=4, delay=10),
 )
 """From the mildest on.

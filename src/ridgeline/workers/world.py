@@ -7,7 +7,8 @@ has a mesh or a process group of some of its workers may name that: these alone 
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, Literal
 
@@ -129,6 +130,24 @@ class World:
         )
         assert group is not None, "a worker alone has no group"
         return group
+
+    def on_own_group(self) -> "World":
+        """The workers along the data axis in a new group, whose collectives are in no order with others.
+
+        For what exchanges in a thread of its own; on a CPU. Called by all of these workers alike.
+
+        Cost: A rendezvous of them, and connections that are kept until the job's process group ends: under
+        the name of a group that ended, torch would find the addresses of that one.
+        """
+        group = dist.new_group(
+            list(self.ranks("data")),
+            timeout=timedelta(seconds=self.timeout_s),
+            backend="gloo",
+            use_local_synchronization=True,  # others of the job may not be here
+        )
+        assert isinstance(group, ProcessGroup)  # this worker is one of them
+        rank, size = self.axis_rank("data"), self.axis_size("data")
+        return replace(self, rank=rank, size=size, mesh=mesh_over(group, "cpu"))
 
     @property
     def timeout_s(self) -> float:

@@ -50,6 +50,9 @@ WANTED = {
     f"every {FAR_APART} steps, {DELAY} late": WantedPlan(
         {"every": FAR_APART, "options": {"delay": DELAY}}
     ),
+    f"every {FAR_APART} steps, {DELAY} late, bf16": WantedPlan(
+        {"compression": "bf16", "every": FAR_APART, "options": {"delay": DELAY}}
+    ),
 }
 QUICK_WANTED = ("exact", "lossy allowed", f"powersgd, rank {RANK}")
 

@@ -182,9 +182,17 @@ def _judged(
     if remark := ALGORITHMS[row.algorithm].remark:
         words.append(remark)
     if not row.is_exact:
-        wanted = APART_PERMISSION if row.every > 1 else PERMISSION
-        words.append(UNKNOWN_LOSS if wanted in allow else f"needs allow={wanted!r}: {UNKNOWN_LOSS}")
+        lacking = [wanted for wanted in _permissions(row) if wanted not in allow]
+        named = lacking[0] if len(lacking) == 1 else tuple(lacking)
+        words.append(f"needs allow={named!r}: {UNKNOWN_LOSS}" if lacking else UNKNOWN_LOSS)
     return msgspec.structs.replace(row, verdict="; ".join(words))
+
+
+def _permissions(row: ExchangeRow) -> list[str]:
+    """What must be allowed for a way that is not exact to be taken."""
+    is_apart, is_encoded = row.every > 1, row.compression != UNCOMPRESSED
+    apart = [APART_PERMISSION] if is_apart else []
+    return apart + ([PERMISSION] if is_encoded or not is_apart else [])
 
 
 def _is_of(row: ExchangeRow, sync: Sync) -> bool:

@@ -5,11 +5,17 @@ from typing import Any
 
 from ridgeline.execution import runs_uncaptured
 from ridgeline.plan import Plan, Sync
-from ridgeline.planner.exchanges.exchanges import APART_PERMISSION, UNKNOWN_LOSS, refusal
+from ridgeline.planner.exchanges.exchanges import (
+    APART_PERMISSION,
+    PERMISSION,
+    UNKNOWN_LOSS,
+    refusal,
+)
 from ridgeline.planner.exchanges.periods import PRICED_APART
 from ridgeline.planner.exchanges.pruning import Pruned
 from ridgeline.planner.ranking import Candidate
 from ridgeline.synchronisation import (
+    COMPRESSIONS,
     DEFAULT_ALGORITHM,
     LEAST_EXCHANGES,
     RHYTHMS,
@@ -42,7 +48,7 @@ def rhythms(
     found: list[Sync] = []
     short: list[Pruned] = []
     for sync in known_rhythms(workload, fixed):
-        if refusal(sync, plan.workers, workload.device):
+        if refusal(sync, plan.workers, workload.device) or not _may_send(sync, fixed, allow):
             continue
         if steps is not None and steps < LEAST_EXCHANGES * sync.every:
             reason = f"{steps} steps have fewer than {LEAST_EXCHANGES} exchanges, one in {sync.every} steps"
@@ -53,18 +59,27 @@ def rhythms(
 
 
 def known_rhythms(workload: Workload, fixed: Mapping[str, Any] | None = None) -> list[Sync]:
-    """The rhythms of the table, for the optimizer of this step."""
+    """The rhythms of the table, for the optimizer of this step.
+
+    A compression that is fixed takes the place of theirs.
+    """
     named = fixed or {}
     adapts = is_adaptive(workload)
+    known = [r for r in RHYTHMS if "compression" not in named or r.compression == UNCOMPRESSED]
     return [
         Sync(
             algorithm=named.get("algorithm", DEFAULT_ALGORITHM),
-            compression=named.get("compression", UNCOMPRESSED),
+            compression=named.get("compression", rhythm.compression),
             every=rhythm.every,
             options=rhythm.options(is_adaptive=adapts),
         )
-        for rhythm in RHYTHMS
+        for rhythm in known
     ]
+
+
+def _may_send(sync: Sync, fixed: Mapping[str, Any], allow: Collection[str]) -> bool:
+    """Whether what travels may be encoded as a rhythm has it; a user who names a compression allows it."""
+    return COMPRESSIONS[sync.compression].is_exact or "compression" in fixed or PERMISSION in allow
 
 
 def is_adaptive(workload: Workload) -> bool:

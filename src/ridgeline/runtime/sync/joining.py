@@ -13,7 +13,7 @@ from ridgeline.engine.lanes.streams import StreamLane
 from ridgeline.engine.task import Finish, LaneRunner
 from ridgeline.errors import WorkloadError
 from ridgeline.history import Outage
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.held_update import HeldUpdate, HeldWatch, check_can_hold
 from ridgeline.runtime.sync.loading import load, make_transport
@@ -37,6 +37,7 @@ from ridgeline.synchronisation import (
     ALGORITHMS,
     COMPRESSIONS,
     HELD,
+    delay_of,
     holds,
     shards_update,
     trains_apart,
@@ -125,7 +126,7 @@ def join_others(
     parameters, buffers = list(model.named_parameters()), FlatBuffers(model)
     # All that may refuse comes before the reducer, whose hooks would stay on the parameters.
     _check_update(plan, model, optimizer, sparse)
-    transport = make_transport(plan.sync, world)
+    transport = make_transport(plan.sync, _where_exchanged(plan.sync, world))
     if trains_apart(plan.sync):
         apart = LocalSteps(
             parameters, buffers, world=world, sync=plan.sync, transport=transport, order=order
@@ -176,6 +177,13 @@ def _sharded(
     # Behind the update all have what the owner of each part has made of it, and nothing differs any more.
     update.when_exchanged = watch.hear
     return Joined(update, watch)
+
+
+def _where_exchanged(sync: Sync, world: World) -> World:
+    """The workers as they exchange; where the host does so beside steps, in a group of their own."""
+    encodes = COMPRESSIONS[sync.compression].encodes
+    is_aside = world.kind == "cpu" and encodes and delay_of(sync) > 0
+    return world.on_own_group() if is_aside else world
 
 
 def _check_update(

@@ -176,18 +176,19 @@ def local_steps_seconds(
     # On a GPU codecs are kernels in the stream, and were not timed: bytes decide.
     if setting.device == "cpu":
         codec = CodecPrices(machine, plan.sync, setting)
-        whole_s += sum(codec.seconds(cut.num_bytes, cut.shapes) for cut in cuts)
+        codec_s = sum(codec.seconds(cut.num_bytes, cut.shapes) for cut in cuts)
         notes += codec.notes
     else:
         moved = sum(sum(codec_bytes(plan.sync, cut.num_bytes, plan.workers)) for cut in cuts)
-        whole_s += prices(machine, setting).copy_seconds(moved)
+        codec_s = prices(machine, setting).copy_seconds(moved)
+    whole_s += codec_s
     every, delay = plan.sync.every, delay_of(plan.sync)
     note = (
         f"parameters are exchanged every {every} steps, which takes {units.seconds(whole_s)}: each step "
         f"is given 1/{every} of it, while a measured median step has none of it"
     )
     if delay:
-        travelling_s = sum(seconds[name] for name in frame_names(plan.sync, len(cuts)))
+        travelling_s = codec_s + sum(seconds[name] for name in frame_names(plan.sync, len(cuts)))
         slowdown, told = overlap_slowdown(machine, setting, kernels_s, plan.sync)
         # Each fragment travels behind steps of its own, so they hide one by one.
         shares = [travelling_s * share for share in fragment_shares(plan.sync, cuts)]

@@ -1,6 +1,7 @@
 """Exchanges that are on their way while steps continue: from their start until their means are used."""
 
 import contextlib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from ridgeline.engine import Engine, Variable
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.codecs.parameter_memory import fill
 from ridgeline.runtime.sync.transports.transport import Transport
@@ -18,20 +20,29 @@ class Flights:
     """Starts the reduction of buckets, and waits for it later.
 
     Args:
-        transport: Reduces them.
-        device: Where they are. On a GPU what is to continue beside steps runs on a stream of its own.
+        transport: Reduces them. One that blocks has a group of its own where steps continue meanwhile: the
+            workers' threads come to its collectives at other moments than to those of their steps.
+        device: Where they are. What is to continue beside steps runs on a stream of its own on a GPU, and in
+            a thread of its own on a CPU, if it blocks.
         is_beside: Whether steps continue meanwhile.
     """
 
     def __init__(self, transport: Transport, device: torch.device, *, is_beside: bool) -> None:
         self._transport = transport
-        on_stream = is_beside and device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if on_stream else None
+        on_device = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if is_beside and on_device else None
+        self._engine = Engine() if is_beside and not on_device and transport.blocks else None
+        self._tasks: dict[int, Variable] = {}
         self._futures: dict[int, Future[Any]] = {}
         self._ends: dict[int, torch.cuda.Event] = {}
 
     def start(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket, which is not to be read or written until `wait`."""
+        if self._engine is not None:
+            reduced = self._tasks[bucket.index] = self._engine.variable(bucket.names[0])
+            reduce = functools.partial(self._transport.reduce, bucket)
+            self._engine.push(reduce, writes=(reduced,), lane="communication", name="reduce")
+            return
         with self._aside():
             future = self._transport.reduce(bucket)
             if self._stream is not None:
@@ -45,6 +56,9 @@ class Flights:
         for bucket in buckets:
             if (future := self._futures.pop(bucket.index, None)) is not None:
                 future.wait()
+            if (reduced := self._tasks.pop(bucket.index, None)) is not None:
+                assert self._engine is not None  # it has the task
+                self._engine.wait(reduced)
             # Not the stream: a fragment may have started just now that is to travel beside the next steps.
             # Kept until the next start, since state may be read on another stream than a fragment lands on.
             if (end := self._ends.get(bucket.index)) is not None:
@@ -61,6 +75,11 @@ class Flights:
     def load_state_dict(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
         """Have these buckets reduced to that; what is missing has changed nothing."""
         fill((named for bucket in buckets for named in _places(bucket)), state)
+
+    def close(self) -> None:
+        """End the thread; nothing is on its way any more."""
+        if self._engine is not None:
+            self._engine.close()
 
     def _aside(self) -> AbstractContextManager[Any]:
         if self._stream is None:

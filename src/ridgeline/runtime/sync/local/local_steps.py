@@ -204,6 +204,7 @@ class LocalSteps(UpdatesAtOnce):
     def close(self) -> None:
         """Release what the transport holds, when nothing is on its way any more."""
         self._flights.wait(self.buckets)
+        self._flights.close()
         self._transport.close()
 
     def _start(self, buckets: Sequence[Bucket]) -> None:

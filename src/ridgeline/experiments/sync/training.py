@@ -111,6 +111,8 @@ def make_runner(
         remarks=remarks,
         close=step.close if isinstance(step, PlannedStep) else nothing,
         before_turn=counted.begin if is_counted else nothing,
+        # Held buckets of the last step would still be on their way.
+        settle=step.wait if isinstance(step, PlannedStep) else nothing,
         after_turn=counted.end if is_counted else nothing,
     )
 

@@ -30,7 +30,8 @@ class WayRunner:
         remarks: What it says about itself.
         threads: For torch on the CPU while it runs; 0: those of the case.
         before_turn: Called on every worker before the runs of a turn, outside of what is timed.
-        after_turn: Called after them, when every worker's runs have ended.
+        settle: Called after them, outside of what is timed: ends what the last run left for the next.
+        after_turn: Called then, when every worker's runs have ended.
     """
 
     run: Callable[[], Any]
@@ -40,6 +41,7 @@ class WayRunner:
     remarks: Callable[[], WayRemarks] = WayRemarks
     threads: int = 0
     before_turn: Callable[[], None] = nothing
+    settle: Callable[[], None] = nothing
     after_turn: Callable[[], None] = nothing
 
 

@@ -138,7 +138,9 @@ class _Hold(Holding[WayRow, WayRunner]):
         def mean_s() -> float:
             with torch_threads(runner.threads):
                 # A run of several units is no less a turn than several runs of one.
-                return wall_s(runner.run, -(-calls // runner.units)) / runner.units
+                seconds = wall_s(runner.run, -(-calls // runner.units)) / runner.units
+                runner.settle()
+                return seconds
 
         def measure() -> Turn:
             # All are idle then: what others still sent would count to this turn.

@@ -250,15 +250,14 @@ def test_servers_that_add_up_train_as_one_process(workers: Workers) -> None:
 def test_training_survives_servers_that_are_killed(workers: Workers, tmp_path: Path) -> None:
     """To the bit it is the training of one process, and nothing of it is left in the folder that the plan names.
 
-    A worker tells of each server that took another's place once, where it waited for one or sent pushes again;
-    on a host that is busy servers may be silent for seconds besides.
+    A worker tells of each server that took another's place once, whether or not it waited for one or sent
+    pushes again; on a host that is busy servers may be silent for seconds besides.
     """
     store = {"kind": "dist_async", "servers": 2, "staleness": 0, "snapshots": str(tmp_path)}
     told = workers.ask("trained", 4, optimizer="AdamW", store=store, kills=[3], has_peer=False)
     assert all(one["by one"] for one in told)
     assert told[0]["state"]
     assert [*tmp_path.iterdir()] == []
-    replaced = set()
     for rank, one in enumerate(told):
         found = [
             re.fullmatch(
@@ -270,9 +269,7 @@ def test_training_survives_servers_that_are_killed(workers: Workers, tmp_path: P
         ]
         assert all(found)
         servers = [one[1] for one in found if one[2] == "another took its place"]
-        assert len(servers) == len(set(servers)) > 0
-        replaced.update(servers)
-    assert replaced == {"0", "1"}
+        assert sorted(servers) == ["0", "1"]
 
 
 def test_a_run_tells_of_outages_that_it_went_through(workers: Workers, tmp_path: Path) -> None:

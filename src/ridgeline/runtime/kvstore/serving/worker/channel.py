@@ -288,8 +288,9 @@ class Connection:
         self.close()
         old, self._at, now = self._at, self._peer.found, time.monotonic()
         is_another = old.epoch > 0 or old.address != self._at.address  # else it has said who it is
-        if is_another and (pushes or self._under_way):
-            silence = Silence(self._heard_s, now, self._at.address, pushes, is_replaced=True)
+        if is_another:  # who has not asked meanwhile has not waited, and tells of it all the same
+            began_s = self._heard_s if pushes or self._under_way else now
+            silence = Silence(began_s, now, self._at.address, pushes, is_replaced=True)
             self._peer.silences.add(silence)
         self._heard_s = now
         self._told = max(self._told, self._at.epoch)

@@ -24,6 +24,7 @@ from ridgeline.runtime.checkpoints import checkpoint_directory
 from ridgeline.runtime.checkpoints.as_made import as_made
 from ridgeline.runtime.checkpoints.checkpointing import take_own
 from ridgeline.runtime.checkpoints.staging import Staging
+from ridgeline.runtime.layout.initial_state import take_buffers
 from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.steps.step import PlannedStep, move
 from ridgeline.runtime.training import schedule, training_state
@@ -41,6 +42,7 @@ from ridgeline.state import random_state
 from ridgeline.timeline import Timeline
 from ridgeline.workers.agree import gather_bytes, largest_of_workers, share_text
 from ridgeline.workers.blackbox import BlackBox
+from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.world import JOIN, World
 
 KEEP_CHECKPOINTS = 3
@@ -141,6 +143,7 @@ class _Run:
         )
         self.reader = LossReader(world)
         self.handover = Handover()
+        self._buffers: FlatBuffers | None = None
         self._stack = contextlib.ExitStack()
         self.box = BlackBox(run_dir / "blackbox" / f"rank-{world.rank}.bin")
         # First on the stack and so closed last: frames are noted until everything else has ended.
@@ -182,6 +185,8 @@ class _Run:
         )
         self._stack.callback(self.step.close)
         synchronizer = self.step.synchronizer
+        if synchronizer is not None and not synchronizer.trains_apart:
+            self._buffers = FlatBuffers(model)
         if synchronizer is not None and resumed is not None:
             if synchronizer.trains_apart:  # the step has given all workers what the first one has
                 take_own(resumed.own, resumed.own_tensors, model, optimizer)
@@ -228,11 +233,20 @@ class _Run:
             batch_size=self.task.batch_size,
             world=self.world,
         )
+        self._share_buffers()
         journal.end_epoch(metric)
         if self.on_progress is not None and self.world.rank == 0:
             journal.exposed_s = self.step.timeline().total_ns("wait") * 1e-9
         self._report()
         self.save()
+
+    def _share_buffers(self) -> None:
+        """Have all continue with the first worker's buffers, of which there is one copy in checkpoints.
+
+        A model may write some in evaluation, too (quantiles of what it sees), each worker by its own samples.
+        """
+        if self._buffers is not None:
+            take_buffers(self._buffers, self.world, "data")
 
     def save(self) -> None:
         """Save the state at this step boundary; all losses must have been read.

@@ -25,7 +25,12 @@ from ridgeline.optimizer_forms import (
     sparse_modules,
 )
 from ridgeline.optimizers.groups import parameters_of
-from ridgeline.optimizers.optimizer_calls import clear_gradients, clear_others, update, update_in_order
+from ridgeline.optimizers.optimizer_calls import (
+    clear_gradients,
+    clear_others,
+    update,
+    update_in_order,
+)
 from ridgeline.plan import Plan, Precision
 from ridgeline.programs.compiling import CompiledForms, Form, LossFunction, StepFindings
 from ridgeline.reach.loss import EarlierGraphs, have_gradients, scalar_loss, start_backward

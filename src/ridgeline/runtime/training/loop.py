@@ -24,6 +24,7 @@ from ridgeline.runtime.checkpoints import checkpoint_directory
 from ridgeline.runtime.checkpoints.as_made import as_made
 from ridgeline.runtime.checkpoints.checkpointing import take_own
 from ridgeline.runtime.checkpoints.staging import Staging
+from ridgeline.runtime.checkpoints.unsaved import Unsaved, told
 from ridgeline.runtime.layout.initial_state import take_buffers
 from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.steps.step import PlannedStep, move
@@ -144,6 +145,8 @@ class _Run:
         self.reader = LossReader(world)
         self.handover = Handover()
         self._buffers: FlatBuffers | None = None
+        self._unsaved: Unsaved | None = None
+        self._looks_for_unsaved = True
         self._stack = contextlib.ExitStack()
         self.box = BlackBox(run_dir / "blackbox" / f"rank-{world.rank}.bin")
         # First on the stack and so closed last: frames are noted until everything else has ended.
@@ -261,6 +264,7 @@ class _Run:
         # Workers may hold different parameters: all stop for one of them.
         if largest_of_workers(float(not math.isfinite(largest)), self.world):
             self._stop_non_finite(self.journal.step, largest, of="parameters")
+        self._tell_unsaved()
         self.box.frame("checkpoint")
         if self.step.outages is not None:
             mine = msgspec.json.encode(self.step.outages())
@@ -276,6 +280,12 @@ class _Run:
             self.world,
             self.step.synchronizer,
         )
+
+    def _tell_unsaved(self) -> None:
+        """Say once what a checkpoint leaves out of what the steps since the first one have changed."""
+        if self._unsaved is not None and (names := self._unsaved.changed()):
+            self.say(told(names))
+            self._unsaved = None
 
     def settle(self, *, wait: bool) -> None:
         """Agree on whether the last checkpoint was written; all workers raise if it was not.
@@ -310,6 +320,10 @@ class _Run:
         journal = self.journal
         self.round(batch, journal.step + 1)
         journal.count()
+        if self._looks_for_unsaved and self.saver is not None:
+            # Behind the first step, in which code fills what it keeps for all others.
+            self._unsaved = Unsaved(self.trained.model, self.task.loss_fn, self.trained.optimizer)
+        self._looks_for_unsaved = False
         is_due = self.checkpoint_every is not None and journal.step % self.checkpoint_every == 0
         # The last step of an epoch is saved in any case, behind the evaluation.
         if is_due and journal.step_in_epoch < self.sampler.steps_per_epoch:

@@ -146,12 +146,7 @@ class StepBody:
         self._has_looked_back = False
         self._has_own_backward: bool | None = None
         self._calls_model = calls_model(optimizer)
-        # Gradients that nobody clears grow from step to step. Sent beside others, they would take the places
-        # of the largest, and the range of a block's scale.
-        self._loses_some = synchronizer is not None and bool(
-            COMPRESSIONS[plan.sync.compression].codec
-        )
-        self._parameters = tuple(model.parameters()) if self._loses_some else ()
+        self._sent_with_losses = _sent_with_losses(model, plan, synchronizer)
 
     def placed(self, batch: Any) -> Any:
         """The batch on the device and in the plan's memory format; itself where it is both.
@@ -251,8 +246,8 @@ class StepBody:
     def _gradients(self, batch: Any, recorder: Recorder) -> Tensor:
         with _NOTHING if self.synchronizer is None else self.synchronizer.clearing():
             clear_gradients(self.optimizer)
-            if self._loses_some:
-                clear_others(self._parameters, self.optimizer)
+            if self._sent_with_losses:
+                clear_others(self._sent_with_losses, self.optimizer)
         begin = time.perf_counter_ns()
         parts = split(batch, self.plan.accumulate)
         earlier = self._earlier(batch)
@@ -306,3 +301,15 @@ class StepBody:
         start_backward(
             loss, has_gradients=bool(self._has_own_backward), keeps_graph=self._keeps_graph
         )
+
+
+def _sent_with_losses(
+    model: nn.Module, plan: Plan, synchronizer: Synchronizer | None
+) -> tuple[nn.Parameter, ...]:
+    """All parameters where a codec shares their gradients out; none where they are sent as they are.
+
+    Those that nobody clears grow from step to step. Sent beside others, they would take the places of the
+    largest, and the range of a block's scale.
+    """
+    has_codec = synchronizer is not None and COMPRESSIONS[plan.sync.compression].codec
+    return tuple(model.parameters()) if has_codec else ()

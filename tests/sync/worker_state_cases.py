@@ -130,6 +130,14 @@ def refused(rank: int) -> list[str]:
             step.load_worker_state(state)
         except CheckpointError as error:
             said.append(str(error))
+    with make(compression="int8") as step:
+        other = {**state, "remembered": {"residual.old.weight": torch.zeros(2)}}
+        short = {name: part for name, part in state.items() if name != "order"}
+        for odd in (None, short, other, {**state, "order": ["old.bias"]}):
+            try:
+                step.load_worker_state(odd)  # type: ignore[arg-type]
+            except CheckpointError as error:
+                said.append(str(error))
     return said
 
 

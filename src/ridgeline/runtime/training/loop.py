@@ -75,8 +75,8 @@ def train(
     """Train a task under a plan; every worker calls this alike.
 
     Rank 0 continues with the random numbers that making the model left, the other workers with their
-    own. On the CPU a resumed run has bitwise the losses of one that was never stopped, but for the rounding by
-    which a step as one program differs from the step as written, the first one after each start.
+    own. On the CPU a resumed run has bitwise the losses of one that was never stopped, but for the rounding
+    by which a step as one program differs from the step as written, the first one after each start.
 
     Args:
         task: What to train.

@@ -1,9 +1,12 @@
 """What is told of workers that hold other models."""
 
 import pytest
+import torch
 from torch import nn
 
-from ridgeline.runtime.layout.initial_state import describe, difference
+from ridgeline.errors import WorkloadError
+from ridgeline.runtime.layout.initial_state import check_same_model, describe, difference
+from ridgeline.workers.world import World
 
 
 def frozen() -> nn.Module:
@@ -52,3 +55,15 @@ def test_another_order_is_told() -> None:
     assert difference(by_rank, 0, [1]) == (
         "its parameters and buffers in another order on rank 1 than on rank 0"
     )
+
+
+def test_a_lazy_layer_has_no_shape_to_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, on all workers, behind the comparison of what they have; torch's own error named no layer."""
+    home = "ridgeline.runtime.layout.initial_state"
+    monkeypatch.setattr(f"{home}.gather_bytes", lambda digest, *_: [digest, digest])
+    monkeypatch.setattr(f"{home}.replicated_axes", lambda _: ("data",))
+    model = nn.Sequential(nn.Linear(2, 3), nn.LazyBatchNorm1d())
+    with pytest.raises(
+        WorkloadError, match=r"^wanted parameters and buffers .* got 1\.weight of a lazy module"
+    ):
+        check_same_model(model, World(0, 2, 0, torch.device("cpu")))

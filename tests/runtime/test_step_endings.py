@@ -90,6 +90,13 @@ def test_a_step_is_described_whichever_names_tf32_was_set_by() -> None:
         matmul.allow_tf32 = before
 
 
+def test_a_lazy_layer_has_an_identity_before_its_first_batch() -> None:
+    """Without a shape; asking for it was an error of torch's, and ended a choice of plans before it began."""
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+    texts = step_identity(model, nn.Module.__call__, sgd(model), torch.ones(2, 3))
+    assert "0.weight: ? torch.float32 cpu True" in texts
+
+
 def test_the_exact_step_of_a_plan_in_tf32_is_in_single_precision() -> None:
     """What TF32 rounds off is measured by it, and would be nothing if both were in TF32."""
     model, seen = Net(), list[tuple[bool, bool]]()

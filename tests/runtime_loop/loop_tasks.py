@@ -31,6 +31,46 @@ class Net(nn.Module):
         return self.layers(x)
 
 
+class Observing(Net):
+    """Keeps a mean of what it sees, in evaluation too, and reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.seen.lerp_(x.mean(0), 0.3)
+        return super().forward(x - self.seen)
+
+
+class Slow(torch.optim.Optimizer):
+    """Around another optimizer: every third step brings slow weights halfway on. Saves itself in its own form."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self.inner, self.count = inner, 0
+        self.param_groups, self.state = inner.param_groups, inner.state
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.inner.step(closure)
+        self.count += 1
+        if self.count % 3 == 0:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            for parameter, slow in zip(parameters, self.slow, strict=True):
+                parameter.copy_(slow.lerp_(parameter, 0.5))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner.state_dict(), "count": self.count, "slow": self.slow}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict["inner"])
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self.count, self.slow = state_dict["count"], [t.clone() for t in state_dict["slow"]]
+
+
 def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
@@ -81,6 +121,8 @@ class Ask(Value, frozen=True, kw_only=True):
     """Whether the state of rank 1 cannot be read."""
     spent: bool = False
     """Whether the model can be made once only, as where memory is short."""
+    observing: bool = False
+    slow: bool = False
     every: int = 1
     """Steps between two exchanges."""
 
@@ -148,7 +190,8 @@ def train_here(ask: Ask, world: World) -> Told:
     made_optimizers = []
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        made_optimizers.append(make_optimizer(model))
+        inner = make_optimizer(model)
+        made_optimizers.append(Slow(inner) if ask.slow else inner)
         return made_optimizers[-1]
 
     make_optimizer = made.optimizer
@@ -156,7 +199,7 @@ def train_here(ask: Ask, world: World) -> Told:
     def model() -> nn.Module:
         if ask.spent and made_optimizers:
             raise torch.OutOfMemoryError("tried to allocate\n2 GiB")
-        return Net()
+        return Observing() if ask.observing else Net()
 
     made = dataclasses.replace(made, model=model, loss_fn=counted, optimizer=optimizer)
     said: list[str] = []

@@ -33,7 +33,20 @@ BAD = Ask(run_dir="bad", epochs=2, bad_sample=17, checkpoint_every=1)
 ODD = Ask(run_dir="odd", epochs=2, odd_state=True, checkpoint_every=2)
 ODD_ALONE = msgspec.structs.replace(ODD, run_dir="odd alone", every=4)
 UNREADABLE = Ask(run_dir="unreadable", epochs=2, unreadable=True, checkpoint_every=2, every=4)
+OBSERVING = Ask(run_dir="observing", epochs=2, observing=True)
+SLOW = Ask(run_dir="slow", epochs=2, slow=True, every=4)
 SPENT = msgspec.structs.replace(BAD, run_dir="spent", spent=True)
+
+
+def stopped(ask: Ask, at: int) -> dict[str, Ask]:
+    """An undisturbed run, one that is stopped in a step, and the same resumed."""
+    name = ask.run_dir
+    parts = msgspec.structs.replace(ask, run_dir=f"{name} stopped", checkpoint_every=4)
+    return {
+        name: ask,
+        f"{name} stopped": msgspec.structs.replace(parts, stop_at=at),
+        f"{name} resumed": msgspec.structs.replace(parts, resume=True),
+    }
 
 
 def trained(ask: Ask, directory: Path) -> Told:
@@ -48,6 +61,7 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     directory = tmp_path_factory.mktemp("two")
     asks = {"whole": WHOLE, "broken": BROKEN, "resumed": RESUMED, "bad": BAD}
     asks |= {"odd": ODD, "odd alone": ODD_ALONE, "unreadable": UNREADABLE, "spent": SPENT}
+    asks |= stopped(OBSERVING, 8) | stopped(SLOW, 11)
     request = msgspec.json.encode(
         [msgspec.structs.replace(a, run_dir=str(directory / a.run_dir)) for a in asks.values()]
     )
@@ -100,6 +114,23 @@ def test_two_workers_resume_bitwise(of_two: dict[str, Told]) -> None:
     assert of_two["broken"].errors == ["stopped"]
     assert msgspec.structs.replace(of_two["resumed"], said=[]) == of_two["whole"]
     assert len(of_two["whole"].losses) == 18
+
+
+@pytest.mark.parametrize("name", ["observing", "slow"])
+def test_what_is_written_beside_steps_is_resumed(of_two: dict[str, Told], name: str) -> None:
+    """Buffers that an evaluation writes, and an optimizer that saves itself in a form of its own, apart too."""
+    assert of_two[f"{name} stopped"].errors == ["stopped"]
+    assert msgspec.structs.replace(of_two[f"{name} resumed"], said=[]) == of_two[name]
+
+
+def test_an_optimizer_in_a_form_of_its_own_is_resumed(tmp_path: Path) -> None:
+    """Where it saves no entries `state` and `param_groups`, as one around another does."""
+    whole, _, resumed = (
+        trained(ask, tmp_path)
+        for ask in stopped(Ask(run_dir="slow", epochs=2, slow=True), 8).values()
+    )
+    assert len(whole.losses) == 12
+    assert msgspec.structs.replace(resumed, said=[]) == whole
 
 
 def test_workers_draw_their_own_dropout(of_two: dict[str, Told], tmp_path: Path) -> None:

@@ -93,13 +93,16 @@ def test_another_optimizer_is_refused(
 def test_another_form_of_the_same_update_is_the_same_optimizer(
     stopped: Path, tmp_path: Path, form: str
 ) -> None:
-    """How it is computed is no part of the run."""
+    """How it is computed is no part of the run: that of the task stays in force, not that of the checkpoint."""
     shutil.copytree(stopped, tmp_path / "run")
-    task = dataclasses.replace(
-        loop_tasks.task(),
-        optimizer=lambda model: torch.optim.AdamW(trainable(model), 0.05, **{form: True}),
-    )
-    run(tmp_path / "run", task, resume=True)
+    made: list[torch.optim.Optimizer] = []
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made.append(torch.optim.AdamW(trainable(model), 0.05, **{form: True}))
+        return made[0]
+
+    run(tmp_path / "run", dataclasses.replace(loop_tasks.task(), optimizer=optimizer), resume=True)
+    assert [group[form] for group in made[0].param_groups] == [True]
 
 
 def test_another_precision_is_refused(stopped: Path) -> None:

@@ -90,6 +90,19 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.parametrize("what", ["a link to nowhere", "a file"])
+def test_a_place_that_is_no_directory_is_an_error(tmp_path: Path, what: str) -> None:
+    """As where a disk is not mounted: the run would begin anew, though it has checkpoints there."""
+    directory = tmp_path / "checkpoints"
+    directory.symlink_to("nowhere") if "link" in what else directory.touch()
+    with pytest.raises(CheckpointError) as caught:
+        resuming.find(directory)
+    assert str(caught.value) == (
+        f"wanted a directory of checkpoints to continue from, got {what} in {directory}, which is none; mount or "
+        "restore what it leads to, or remove it to begin anew"
+    )
+
+
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_one_is_passed_over_with_its_reason(tmp_path: Path, how: str) -> None:
     """The one before is taken, and both are told."""

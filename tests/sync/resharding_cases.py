@@ -130,6 +130,29 @@ def left_behind(begun: int, then: int, run_dir: Path, worlds: dict[int, World]) 
     return {"gap": max(gaps), "left": max(residuals)}
 
 
+def rounding_task(at: int = 0) -> Task:
+    """As `task_that_stops`, of gradients that every order of additions rounds otherwise."""
+    task = linear_task(at)
+    weigh = task.loss_fn
+    return dataclasses.replace(
+        task,
+        loss_fn=lambda model, batch: weigh(model, batch) + (batch[0] @ model.wide).square().mean(),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), 0.01),
+    )
+
+
+def rounded(algorithm: str, folder: Path, world: World) -> list[str]:
+    """What a run of three workers ends with otherwise where it was stopped and resumed."""
+    plan = Plan(workers=3, threads=1, sync=Sync(algorithm=algorithm, bucket_bytes=(150, 600)))
+    options: dict[str, Any] = {"epochs": 2, "seed": 5, "checkpoint_every": 1}
+    for name, at, resume in (("whole", 0, False), ("parts", STOP_AT, False), ("parts", 0, True)):
+        with contextlib.suppress(StopHereError):
+            train(rounding_task(at), plan, world, run_dir=folder / name, resume=resume, **options)
+        dist.barrier()
+    whole, parts = content(folder / "whole"), content(folder / "parts")
+    return [key for key in {*whole, *parts} if whole.get(key) != parts.get(key)]
+
+
 def trained(
     way: Way, run_dir: Path, world: World, *, stop_at: int = 0, resume: bool = False
 ) -> None:
@@ -188,12 +211,18 @@ def main() -> None:
         f"{begun}, then {then}": left_behind(begun, then, folder / f"left {begun} {then}", worlds)
         for begun, then in CHANGES
     }
+    exact = {
+        way.algorithm: rounded(way.algorithm, folder / f"rounded {way}", worlds[3])
+        for way in WAYS
+        if way.workers == 3
+    }
     if rank == 0:
         wanted = content(folder / f"whole {WAYS[0]}")
         ends = {name: content(Path(path)) for name, path in found.items()}
         ends |= {f"whole {way}": content(folder / f"whole {way}") for way in WAYS}
         told = {
             "left": left,
+            "rounded": exact,
             "names": sorted(wanted),
             "begun": {str(w): last_checkpoint(folder / f"stopped {w}").name for w in WAYS},
             "differing": {

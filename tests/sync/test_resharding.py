@@ -45,6 +45,12 @@ def test_any_run_goes_on_in_any_way(told: dict[str, Any], begun: Way, then: Way)
     assert told["differing"][f"{begun}, then {then}"] == []
 
 
+@pytest.mark.parametrize("algorithm", ["all_reduce", "sharded"])
+def test_as_many_workers_add_up_in_the_same_order(told: dict[str, Any], algorithm: str) -> None:
+    """Where every order rounds otherwise, three workers end with the bits of those that were never stopped."""
+    assert told["rounded"][algorithm] == []
+
+
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_what_was_left_out_is_sent_by_any_number_of_workers(
     told: dict[str, Any], change: tuple[int, int]

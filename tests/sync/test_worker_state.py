@@ -17,6 +17,10 @@ LATE = (
     "wanted a step that has not trained yet, got one after 1 steps; load the worker_state() before the first of "
     "them"
 )
+FOREIGN = (
+    "wanted the worker_state() of a worker that trains this model, got one that remembers {0}, which is no parameter "
+    "of Net; load it into a step of the model that it was saved with, or leave it out"
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,4 +45,13 @@ def test_states_of_other_steps_are_refused(found: dict[str, Any]) -> None:
         OTHER.format("rank=0", "rank=7"),
         OTHER.format("workers=2", "workers=3"),
         OTHER.format("compression='none'", "compression='int8'"),
+        (
+            "wanted what worker_state() returned, got NoneType; load that of the same rank, or leave it out"
+        ),
+        (
+            "wanted a whole worker_state(), got one without 'order'; load it as worker_state() returned it, or "
+            "leave it out"
+        ),
+        FOREIGN.format("old.weight"),
+        FOREIGN.format("old.bias"),
     ]

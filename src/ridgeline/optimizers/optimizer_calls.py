@@ -4,9 +4,11 @@ Their names and empty hooks take 40 us on a slow host, a sixth of the smallest s
 """
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd import profiler
 from torch.optim import SGD, Optimizer
 from torch.optim import optimizer as base
@@ -28,6 +30,17 @@ def clear_gradients(optimizer: Optimizer) -> None:
             # Reading costs less than writing, which goes through a setter of torch's.
             if parameter.grad is not None:
                 parameter.grad = None
+
+
+def clear_others(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> None:
+    """Set the gradients of those parameters to None that the optimizer does not hold.
+
+    Cost: About 0.1 us a parameter.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for parameter in parameters:
+        if parameter.grad is not None and id(parameter) not in held:
+            parameter.grad = None
 
 
 def update(optimizer: Optimizer) -> None:

@@ -22,7 +22,7 @@ from ridgeline.reach.reach import Cell, Reach, contents_of
 from ridgeline.reach.sparse import is_sparse, parts
 
 _MISSING = object()
-_GLOBAL_GENERATORS = tuple(
+GLOBAL_GENERATORS = tuple(
     getattr(draw, "__self__", None) for draw in (random.random, numpy.random.random_sample)
 )
 """What modules draw from; whose random numbers those are is said by the module."""
@@ -79,12 +79,12 @@ class Undo:
         self._tensors = [_Values(tensor) for tensor in copied]
         is_whole = values or arrays
         self._arrays = HostArrays(reach, most_bytes=math.inf if is_whole else MOST_COMPARED_BYTES)
-        accessors = [(g, *_accessors(g)) for g in reach.generators]
-        self._generators = [(put, ask()) for _, ask, put in accessors]
+        found = [(g, *accessors(g)) for g in reach.generators]
+        self._generators = [(put, ask()) for _, ask, put in found]
         self._host_generators = [
             (type(g).__name__, ask(), ask)
-            for g, ask, _ in accessors
-            if not isinstance(g, torch.Generator) and g not in _GLOBAL_GENERATORS
+            for g, ask, _ in found
+            if not isinstance(g, torch.Generator) and g not in GLOBAL_GENERATORS
         ]
         self._random = Generators()
         self._context = ContextVariables(reach.seen)
@@ -347,7 +347,8 @@ def _store(cell: Cell, value: Any) -> None:
         setattr(cell.owner, cell.name, value)
 
 
-def _accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+def accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """What asks a generator for its state, and what gives it one."""
     if isinstance(generator, torch.Generator | numpy.random.RandomState):
         return generator.get_state, generator.set_state
     if isinstance(generator, random.Random):

@@ -71,6 +71,21 @@ def check_same(mine: AsMade, saved: AsMade, path: Path) -> None:
             raise _other(what, one or "none of the model", other or "none of the model", path)
 
 
+def in_form_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """A saved state whose groups choose the form of the update that the optimizer has now.
+
+    Those of the checkpoint would stay in force: the form of another plan, or of the task before it changed.
+    """
+    groups = state.get("param_groups", ())
+    if len(groups) != len(optimizer.param_groups):
+        return state  # which torch refuses, or a form of the optimizer's own
+    formed = [
+        {key: mine[key] if key in _HOW and key in mine else value for key, value in saved.items()}
+        for saved, mine in zip(groups, optimizer.param_groups, strict=True)
+    ]
+    return {**state, "param_groups": formed}
+
+
 def check_dtypes(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
     """Refuse to continue in another precision: loading would round every value, or widen what was rounded.
 

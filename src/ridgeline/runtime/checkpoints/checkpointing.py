@@ -86,8 +86,10 @@ def gathered_own(
     def take(tensors: dict[str, Tensor]) -> Any:
         if not world.rank:
             return None
-        state = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()["state"]}
-        return flatten(state, "state", tensors)
+        saved = optimizer.state_dict()
+        # Settings are every worker's, but what is part of them in a form of the optimizer's own is not known.
+        own = {"optimizer": saved["state"]} if "state" in saved else {"whole": saved}
+        return flatten({"model": dict(model.state_dict()), **own}, "state", tensors)
 
     return _gathered(take, world, OWN)
 
@@ -120,6 +122,9 @@ def take_own(
         return
     state = restore(tree, tensors)
     model.load_state_dict(state["model"])
+    if "whole" in state:
+        optimizer.load_state_dict(state["whole"])
+        return
     parameters = parameters_of(optimizer)
     # `load_state_dict` takes no state without groups; those of the checkpoint were loaded already.
     groups = optimizer.state_dict()["param_groups"]

@@ -1,5 +1,6 @@
 """Which checkpoint a run resumes from: the newest intact one, and why newer ones were skipped."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +34,18 @@ def find(directory: Path) -> Found | None:
     """The newest intact checkpoint of a run; None if none was ever completed.
 
     Raises:
-        CheckpointError: there are checkpoints, but none is whole; says what is wrong with each.
+        CheckpointError: there are checkpoints, but none is whole; says what is wrong with each. Or what
+            stands in the directory's place is none.
 
     Cost: Reads every file of the newest checkpoint, and of older ones as far as newer ones are damaged.
     """
+    if os.path.lexists(directory) and not directory.is_dir():
+        # A disk that is not mounted, say: the run would begin anew, though it has checkpoints there.
+        what = f"a link to {directory.readlink()}" if directory.is_symlink() else "a file"
+        raise CheckpointError(
+            f"wanted a directory of checkpoints to continue from, got {what} in {directory}, which is none; "
+            "mount or restore what it leads to, or remove it to begin anew"
+        )
     skipped: dict[Path, str] = {}
     # Those without a manifest as well: one that is passed over is told of, with the reason.
     for path in reversed(checkpoint_directory.named(directory)):

@@ -100,10 +100,13 @@ def restore(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 def like_parameters(state: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
     """An optimizer's state dict whose tensors have the memory format of their parameters.
 
-    Files hold contiguous tensors; an optimizer's state follows its parameter (channels last, say).
+    Files hold contiguous tensors; an optimizer's state follows its parameter (channels last, say). That of an
+    optimizer which saves itself in a form of its own (one around another, say) stays as it is.
 
     Cost: Copies the tensors whose format differs.
     """
+    if "state" not in state:
+        return state
     formatted = {}
     for index, entries in state["state"].items():
         formatted[index] = {

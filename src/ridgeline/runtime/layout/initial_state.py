@@ -13,6 +13,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ridgeline.errors import WorkloadError
 from ridgeline.optimizer_forms import sparse_modules
@@ -26,6 +27,7 @@ from ridgeline.workers.world import World
 
 Described = list[tuple[str, str]]
 """(name, what it is) of all parameters and buffers of a model, in their order."""
+_UNMADE = "without a shape yet"
 
 
 def check_same_model(model: nn.Module, world: World) -> None:
@@ -36,7 +38,8 @@ def check_same_model(model: nn.Module, world: World) -> None:
     Those along an axis on which the model is replicated are compared; see `layout.ownership`.
 
     Raises:
-        WorkloadError: on all workers, naming those that differ from the first one, and in what.
+        WorkloadError: on all workers, naming those that differ from the first one, and in what; or one that
+            has no shape yet.
 
     Cost: Two small all-gathers, and two more before the error.
     """
@@ -56,6 +59,7 @@ def check_same_model(model: nn.Module, world: World) -> None:
                 f"wanted the same model on all {len(ranks)} workers, got "
                 f"{difference(by_rank, ranks[0], others)}; build the same model on every worker"
             )
+    _check_made(mine)  # behind the exchange, at which others would wait
 
 
 def describe(model: nn.Module) -> Described:
@@ -65,7 +69,7 @@ def describe(model: nn.Module) -> Described:
     for name, parameter in model.named_parameters():
         said = [_kind(parameter)]
         # Workers lay gradients out as their parameters are.
-        if not parameter.is_contiguous():
+        if not is_lazy(parameter) and not parameter.is_contiguous():
             said.append(f"with strides {tuple(parameter.stride())}")
         said += ["frozen"] * (not parameter.requires_grad)
         said += ["with sparse gradients"] * (name in by_rows)
@@ -73,7 +77,24 @@ def describe(model: nn.Module) -> Described:
     return found + [(name, f"buffer of {_kind(buffer)}") for name, buffer in model.named_buffers()]
 
 
+def _check_made(told: Described) -> None:
+    """See that all have shapes: a layer that takes them from its first batch has none to exchange before.
+
+    Raises:
+        WorkloadError: one has none; names it.
+    """
+    for name, what in told:
+        if _UNMADE in what:
+            raise WorkloadError(
+                f"wanted parameters and buffers that have their shapes among several workers, got {name} of "
+                "a lazy module, which takes them from its first batch; call the model once with an example "
+                "before the optimizer and the step are made, on every worker"
+            )
+
+
 def _kind(tensor: Tensor) -> str:
+    if is_lazy(tensor):
+        return _UNMADE
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
@@ -43,8 +44,9 @@ def _module(name: str, module: nn.Module) -> str:
 
 
 def _tensor(name: str, tensor: Tensor) -> str:
-    # The shape of a sparse batch is another in each batch, and nested ones have none as a whole.
-    shape = tuple(tensor.shape) if tensor.layout is torch.strided and not tensor.is_nested else "?"
+    # That of a sparse batch is another in each batch; nested ones have none as a whole, lazy ones none yet.
+    has_shape = tensor.layout is torch.strided and not tensor.is_nested and not is_lazy(tensor)
+    shape = tuple(tensor.shape) if has_shape else "?"
     return f"{name}: {shape} {tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
 
 

@@ -44,8 +44,8 @@ class HasWorkerState(Closing):
         `plan="auto"` call `prepare(batch)` first.
 
         Raises:
-            CheckpointError: it is of another rank, number of workers, compression or rhythm, or steps were
-                trained already.
+            CheckpointError: it is of another rank, number of workers, compression, rhythm or model, or not
+                whole; or steps were trained already.
             PlanError: no plan is in force yet.
         """
         load_worker_state(self._ready(), state)
@@ -72,6 +72,11 @@ def worker_state(step: PlannedStep) -> dict[str, Any]:
 
 def load_worker_state(step: PlannedStep, state: Mapping[str, Any]) -> None:
     """See `HasWorkerState`."""
+    if not isinstance(state, Mapping):
+        raise CheckpointError(
+            f"wanted what worker_state() returned, got {type(state).__name__}; load that of the same rank, "
+            "or leave it out"
+        )
     for name, mine in _facts(step).items():
         if state.get(name) != mine:
             raise CheckpointError(
@@ -87,12 +92,33 @@ def load_worker_state(step: PlannedStep, state: Mapping[str, Any]) -> None:
     synchronizer = step.synchronizer
     if synchronizer is None:
         return
+    _check_fits(step, state, is_apart=synchronizer.trains_apart)
     if synchronizer.trains_apart:  # the step has given all workers what the first one has
         step.model.load_state_dict(state["model"])
         step.optimizer.load_state_dict(state["optimizer"])
     if state["order"]:
         synchronizer.take_order(state["order"])
     synchronizer.load_state_dict(state["remembered"])
+
+
+def _check_fits(step: PlannedStep, state: Mapping[str, Any], *, is_apart: bool) -> None:
+    """See that a state has all its parts, and is of this model: what no parameter has would be dropped."""
+    parts = ("remembered", "order", *(("model", "optimizer") if is_apart else ()))
+    if missing := [part for part in parts if part not in state]:
+        raise CheckpointError(
+            f"wanted a whole worker_state(), got one without {missing[0]!r}; load it as worker_state() "
+            "returned it, or leave it out"
+        )
+    known = {name for name, _ in step.model.named_parameters()}
+    # By parameter, behind the kind of what is remembered; what is of none has no dot in its name.
+    named = [name.partition(".")[2] for name in state["remembered"]]
+    for name in (*filter(None, named), *state["order"]):
+        if name not in known:
+            raise CheckpointError(
+                "wanted the worker_state() of a worker that trains this model, got one that remembers "
+                f"{name}, which is no parameter of {type(step.model).__name__}; load it into a step of the "
+                "model that it was saved with, or leave it out"
+            )
 
 
 def _facts(step: PlannedStep) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from ridgeline.runtime.checkpoints import checkpoint_directory
 from ridgeline.runtime.checkpoints.as_made import as_made
 from ridgeline.runtime.checkpoints.checkpointing import take_own
 from ridgeline.runtime.checkpoints.staging import Staging
+from ridgeline.runtime.checkpoints.unsaved import Unsaved, told
+from ridgeline.runtime.layout.initial_state import take_buffers
 from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.steps.step import PlannedStep, move
 from ridgeline.runtime.training import schedule, training_state
@@ -41,6 +43,7 @@ from ridgeline.state import random_state
 from ridgeline.timeline import Timeline
 from ridgeline.workers.agree import gather_bytes, largest_of_workers, share_text
 from ridgeline.workers.blackbox import BlackBox
+from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.world import JOIN, World
 
 KEEP_CHECKPOINTS = 3
@@ -72,7 +75,8 @@ def train(
     """Train a task under a plan; every worker calls this alike.
 
     Rank 0 continues with the random numbers that making the model left, the other workers with their
-    own. On the CPU a resumed run has bitwise the losses of one that was never stopped.
+    own. On the CPU a resumed run has bitwise the losses of one that was never stopped, but for the rounding
+    by which a step as one program differs from the step as written, the first one after each start.
 
     Args:
         task: What to train.
@@ -141,6 +145,9 @@ class _Run:
         )
         self.reader = LossReader(world)
         self.handover = Handover()
+        self._buffers: FlatBuffers | None = None
+        self._unsaved: Unsaved | None = None
+        self._looks_for_unsaved = True
         self._stack = contextlib.ExitStack()
         self.box = BlackBox(run_dir / "blackbox" / f"rank-{world.rank}.bin")
         # First on the stack and so closed last: frames are noted until everything else has ended.
@@ -182,6 +189,8 @@ class _Run:
         )
         self._stack.callback(self.step.close)
         synchronizer = self.step.synchronizer
+        if synchronizer is not None and not synchronizer.trains_apart:
+            self._buffers = FlatBuffers(model)
         if synchronizer is not None and resumed is not None:
             if synchronizer.trains_apart:  # the step has given all workers what the first one has
                 take_own(resumed.own, resumed.own_tensors, model, optimizer)
@@ -228,11 +237,20 @@ class _Run:
             batch_size=self.task.batch_size,
             world=self.world,
         )
+        self._share_buffers()
         journal.end_epoch(metric)
         if self.on_progress is not None and self.world.rank == 0:
             journal.exposed_s = self.step.timeline().total_ns("wait") * 1e-9
         self._report()
         self.save()
+
+    def _share_buffers(self) -> None:
+        """Have all continue with the first worker's buffers, of which there is one copy in checkpoints.
+
+        A model may write some in evaluation, too (quantiles of what it sees), each worker by its own samples.
+        """
+        if self._buffers is not None:
+            take_buffers(self._buffers, self.world, "data")
 
     def save(self) -> None:
         """Save the state at this step boundary; all losses must have been read.
@@ -247,6 +265,7 @@ class _Run:
         # Workers may hold different parameters: all stop for one of them.
         if largest_of_workers(float(not math.isfinite(largest)), self.world):
             self._stop_non_finite(self.journal.step, largest, of="parameters")
+        self._tell_unsaved()
         self.box.frame("checkpoint")
         if self.step.outages is not None:
             mine = msgspec.json.encode(self.step.outages())
@@ -262,6 +281,12 @@ class _Run:
             self.world,
             self.step.synchronizer,
         )
+
+    def _tell_unsaved(self) -> None:
+        """Say once what a checkpoint leaves out of what the steps since the first one have changed."""
+        if self._unsaved is not None and (names := self._unsaved.changed()):
+            self.say(told(names))
+            self._unsaved = None
 
     def settle(self, *, wait: bool) -> None:
         """Agree on whether the last checkpoint was written; all workers raise if it was not.
@@ -296,6 +321,10 @@ class _Run:
         journal = self.journal
         self.round(batch, journal.step + 1)
         journal.count()
+        if self._looks_for_unsaved and self.saver is not None:
+            # Behind the first step, in which code fills what it keeps for all others.
+            self._unsaved = Unsaved(self.trained.model, self.task.loss_fn, self.trained.optimizer)
+        self._looks_for_unsaved = False
         is_due = self.checkpoint_every is not None and journal.step % self.checkpoint_every == 0
         # The last step of an epoch is saved in any case, behind the evaluation.
         if is_due and journal.step_in_epoch < self.sampler.steps_per_epoch:

@@ -24,7 +24,7 @@ from ridgeline.history import EpochPoint, Outage, StepPoint
 from ridgeline.optimizers.groups import parameters_of
 from ridgeline.plan import Plan
 from ridgeline.runtime.checkpoints import checkpoint, resuming
-from ridgeline.runtime.checkpoints.as_made import AsMade, check_dtypes, check_same
+from ridgeline.runtime.checkpoints.as_made import AsMade, check_dtypes, check_same, in_form_of
 from ridgeline.runtime.checkpoints.checkpointing import (
     OWN,
     gathered,
@@ -248,7 +248,7 @@ def _take_up(
     check_dtypes(trained.model, model, path)
     trained.model.load_state_dict(model)
     parameters = parameters_of(trained.optimizer)
-    optimizer = restore(header.state["optimizer"], tensors)
+    optimizer = in_form_of(trained.optimizer, restore(header.state["optimizer"], tensors))
     trained.optimizer.load_state_dict(like_parameters(optimizer, parameters))
     scheduled = None
     if "scheduler" in header.state:

@@ -35,6 +35,7 @@ from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.late_hooks import LateHooks
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.refused_copies import allow_copies, refuse_copies
 from ridgeline.runtime.sync.synchronizer import STATE_PHASE
 from ridgeline.workers import attendance
 from ridgeline.workers.local_writes import LocalWrites
@@ -89,6 +90,7 @@ class StoreUpdate(AroundReducer):
         self._is_filled = self._has_states = self._is_shown = self._is_told = False
         self.when_exchanged: Callable[[], None] = lambda: None
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(self._refuse)
+        refuse_copies(optimizer, self._refuse)
 
     def take_part(self) -> None:
         """Continue from what the workers of a training that runs have come to, in this worker's first step.
@@ -260,6 +262,7 @@ class StoreUpdate(AroundReducer):
         self._late.drop()
         if self._hook is not None and not self._has_states:
             self._hook.remove()
+            allow_copies(self._optimizer)
         elif self._hook is not None:
             # A later step would begin again without momenta, and nobody would be told.
             self._optimizer.register_step_pre_hook(self._refuse)

@@ -25,7 +25,12 @@ from ridgeline.optimizer_forms import (
     sparse_modules,
 )
 from ridgeline.optimizers.groups import parameters_of
-from ridgeline.optimizers.optimizer_calls import clear_gradients, update, update_in_order
+from ridgeline.optimizers.optimizer_calls import (
+    clear_gradients,
+    clear_others,
+    update,
+    update_in_order,
+)
 from ridgeline.plan import Plan, Precision
 from ridgeline.programs.compiling import CompiledForms, Form, LossFunction, StepFindings
 from ridgeline.reach.loss import EarlierGraphs, have_gradients, scalar_loss, start_backward
@@ -40,6 +45,7 @@ from ridgeline.runtime.steps.body.requirements import (
 )
 from ridgeline.runtime.steps.body.tf32 import without_tf32
 from ridgeline.runtime.sync.synchronizer import Synchronizer
+from ridgeline.synchronisation import COMPRESSIONS
 from ridgeline.tensors.batch import split, to_device
 from ridgeline.tensors.memory_format import ChannelsLast
 
@@ -140,6 +146,7 @@ class StepBody:
         self._has_looked_back = False
         self._has_own_backward: bool | None = None
         self._calls_model = calls_model(optimizer)
+        self._sent_with_losses = _sent_with_losses(model, plan, synchronizer)
 
     def placed(self, batch: Any) -> Any:
         """The batch on the device and in the plan's memory format; itself where it is both.
@@ -239,6 +246,8 @@ class StepBody:
     def _gradients(self, batch: Any, recorder: Recorder) -> Tensor:
         with _NOTHING if self.synchronizer is None else self.synchronizer.clearing():
             clear_gradients(self.optimizer)
+            if self._sent_with_losses:
+                clear_others(self._sent_with_losses, self.optimizer)
         begin = time.perf_counter_ns()
         parts = split(batch, self.plan.accumulate)
         earlier = self._earlier(batch)
@@ -292,3 +301,15 @@ class StepBody:
         start_backward(
             loss, has_gradients=bool(self._has_own_backward), keeps_graph=self._keeps_graph
         )
+
+
+def _sent_with_losses(
+    model: nn.Module, plan: Plan, synchronizer: Synchronizer | None
+) -> tuple[nn.Parameter, ...]:
+    """All parameters where a codec shares their gradients out; none where they are sent as they are.
+
+    Those that nobody clears grow from step to step. Sent beside others, they would take the places of the
+    largest, and the range of a block's scale.
+    """
+    has_codec = synchronizer is not None and COMPRESSIONS[plan.sync.compression].codec
+    return tuple(model.parameters()) if has_codec else ()

@@ -32,6 +32,7 @@ from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.collectives import exchange_frame
 from ridgeline.runtime.sync.late_hooks import LateHooks, check_step_is_plain
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.refused_copies import allow_copies, refuse_copies
 from ridgeline.runtime.sync.sharded.sharded_state import cut_state, refuse_shards, whole_state
 from ridgeline.runtime.sync.sharded.shards import ParameterShard, check_dense, is_shard, make_shards
 from ridgeline.runtime.sync.synchronizer import STATE_PHASE
@@ -84,6 +85,7 @@ class ShardedUpdate(AroundReducer):
             left.remove()
         # A script's own `optimizer.state_dict()` would save this worker's part as if it were all.
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(refuse_shards)
+        refuse_copies(optimizer, refuse_shards)
 
     def finish(self) -> None:
         """Wait for the means, and have the optimizer find this worker's parts and their gradients.
@@ -158,6 +160,7 @@ class ShardedUpdate(AroundReducer):
         self._late.drop()
         if self._hook is not None and not any(map(is_shard, self._optimizer.state)):
             self._hook.remove()
+            allow_copies(self._optimizer)
         elif self._hook is not None:
             step_hook = self._optimizer.register_step_pre_hook(_refuse_step)
             _left[self._optimizer] = (self._hook, step_hook)

@@ -25,6 +25,7 @@ from ridgeline.runtime.sync.transports.ring import (
     adding_moves,
     gathering_moves,
     neighbours,
+    ring_moves,
     run_laps,
 )
 from ridgeline.synchronisation import OptionValue
@@ -53,10 +54,13 @@ class Sharded(Ring):
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":
         """Make this worker's part the mean; what is elsewhere is undefined then, once parts are settled."""
-        if not self.has_settled:
+        if not self.has_settled and self.on_device:
             return super().reduce(bucket)
         self.count(bucket.payload)
-        if self.on_device:
+        if not self.has_settled:
+            # In the order in which parts are added up: a run that continues begins with a step like this one.
+            self._run(bucket.payload, ring_moves(*self._ring(bucket.payload)))
+        elif self.on_device:
             part = self.own_shard(bucket.payload)
             average = dist.ReduceOp.AVG
             flat_collectives.reduce_scatter(part, bucket.payload, self.group, average)

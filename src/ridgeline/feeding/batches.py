@@ -60,7 +60,7 @@ class FeedStream(Stream):
             if channel is None
             else Carrier(channel, fixed_addresses=fixed_addresses, margin=num_slots)
         )
-        self._source = Source(loader, self._carrier)
+        self._source = Source(loader, self._carrier, depth)
         self._slots = [Slot() for _ in range(num_slots)]
         self._free: deque[Slot] = deque(self._slots)
         self._ahead: deque[Slot] = deque()

@@ -36,7 +36,7 @@ from ridgeline.capture.unchecked import without_checks
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.guards.lenient import read_leniently
 from ridgeline.guards.loggers import Unordered, asking, told
-from ridgeline.guards.results import UNKNOWN, Results, constant_of, inputs_of, results_of
+from ridgeline.guards.results import UNKNOWN, Results, constant_of, inputs_of, results_of, value_of
 from ridgeline.guards.saving_hooks import is_of_saving, reads_saving_hooks
 from ridgeline.guards.sparse import leave_out_strides
 from ridgeline.programs.inductor import FAILURES
@@ -216,6 +216,13 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
     output = InstructionTranslator.current_tx().output
     leave_out_strides(output.input_source_to_sizes_strides)
     effects = output.side_effects
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    known = [node for node in placeholders if "grapharg" in node.meta]
+    arguments = [node.meta["grapharg"] for node in known]
+    tensors = {
+        id(node.meta.get("example_value")): _expression(node.meta["grapharg"].source)
+        for node in known
+    }
     modified = effects._get_modified_vars()  # noqa: SLF001 - nothing public says what a program writes
     writes = {
         Write(name, _kind_of(variable)): final
@@ -224,7 +231,7 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
         if not isinstance(variable.mutation_type, AttributeMutationNew)
         and not isinstance(variable, TorchFunctionModeStackVariable)
         and not _is_put_back(variable)
-        for name, final in _names_of(variable, effects.store_attr_mutations).items()
+        for name, final in _names_of(variable, effects.store_attr_mutations, tensors).items()
     }
     if not _are_modes_left(output.torch_function_mode_stack):
         writes[Write("the modes of torch functions in force", "list")] = UNKNOWN
@@ -232,7 +239,6 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
         writes[Write("hooks of tensors", "dict")] = UNKNOWN
     if output.random_calls:
         writes[Write("Python's random numbers", "random.Random")] = UNKNOWN
-    placeholders = graph.graph.find_nodes(op="placeholder")
     writes.update({Write(name, "numpy.ndarray"): UNKNOWN for name in _arrays_written(placeholders)})
     # As text beside the operators: with other kernels the same graph gives other results.
     code = frozenset(TracingContext.get().traced_code)
@@ -242,7 +248,6 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
         # The compiler's own look at them takes five calls of Python.
         output.guards.inner.difference_update([g for g in output.guards if is_of_saving(g)])
         settings += ((reads_saving_hooks, False),)
-    arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
     return {
         "writes": writes,
@@ -279,7 +284,12 @@ def _is_put_back(variable: Any) -> bool:
     if UNKNOWN in keys or keys != first_keys:
         return False
     pairs = zip(items.values(), original.values(), strict=True)
-    return all(a is b or (a.source is not None and a.source == b.source) for a, b in pairs)
+    return all(
+        a is b
+        or (a.source is not None and a.source == b.source)
+        or (value_of(a) is not None and value_of(a) is value_of(b))
+        for a, b in pairs
+    )
 
 
 def _are_modes_left(before: Sequence[Any]) -> bool:
@@ -345,16 +355,27 @@ def _expression(source: Any) -> str:
     return str(name() if callable(name) else name)
 
 
-def _names_of(variable: Any, attributes: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
-    """What the program calls something that it changes: attributes that it assigns with their last values."""
+def _names_of(
+    variable: Any, attributes: Mapping[Any, Mapping[str, Any]], tensors: Mapping[int, str]
+) -> dict[str, Any]:
+    """What the program calls something that it changes: attributes that it assigns with their last values.
+
+    Not those that get the tensor that they held, by `tensors`, the names of those that the program reads.
+    """
     own = getattr(variable, "local_name", None) or getattr(variable, "name", None) or "a variable"
     name = _expression(variable.source) if variable.source is not None else str(own)
     assigned = {
-        f"{name}.{key}": constant_of(value)
+        f"{name}.{key}": value
         for key, value in attributes.get(variable, {}).items()
         if key.isidentifier() and key != "cell_contents"
     }
-    return assigned or {name: UNKNOWN}
+    if not assigned:
+        return {name: UNKNOWN}
+    return {
+        place: constant_of(value)
+        for place, value in assigned.items()
+        if value_of(value) is None or tensors.get(id(value_of(value))) != place
+    }
 
 
 def _kind_of(variable: Any) -> str:

@@ -80,6 +80,16 @@ def constant_of(value: Any) -> Any:
         return UNKNOWN
 
 
+def value_of(variable: Any) -> Any:
+    """The tensor without data that a variable stands for; None where that is no tensor, or was not looked at.
+
+    Code that assigns what an operator in place gave (`self.count += 1`) assigns the tensor that was there.
+    """
+    if type.__instancecheck__(LazyVariableTracker, variable) and not variable.is_realized():
+        return None
+    return variable.as_proxy().node.meta.get("example_value") if variable.is_tensor() else None
+
+
 def _described(variable: Any) -> list[str]:
     """What a part of a result is, if no tensor; a number or text is looked at, and so guarded."""
     if type.__instancecheck__(LazyVariableTracker, variable):

@@ -96,6 +96,13 @@ class FeedStream(Stream):
             self._is_claimed = True
             return Pass(self.next_of, self._number)
 
+    def __len__(self) -> int:
+        """Batches of a pass as its loader counts them; a TypeError of the loader's where it does not."""
+        return len(self._source.loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True  # however many batches there are
+
     def next_of(self, number: int) -> Any:
         """The next batch of a pass; a PlanError where a later one has begun; else see `feed`."""
         self._check_asker()

@@ -67,3 +67,14 @@ def test_values_that_a_function_only_gives_on_are_those_of_the_call() -> None:
         assert parallel.report.counters == {}
         settings.update(epoch=2, name="b")
         assert parallel(x)[2] == {"at": 2, "epoch": 2, "name": "b"}
+
+
+def test_a_function_that_prints_is_refused_with_a_way_out() -> None:
+    """It would print when it is traced, and never again."""
+
+    def loud(x: Tensor) -> Tensor:
+        print("shape", x.shape)  # noqa: T201 - what is refused
+        return x * 2
+
+    with pytest.raises(CaptureError, match=r"print \(.* in loud\); do that around the call$"):
+        parallelize(loud, torch.ones(2))

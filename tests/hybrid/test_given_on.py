@@ -8,7 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
+from emulated_graphs import emulated_graphs
 from ridgeline.errors import CaptureError
+from ridgeline.plan import Plan
+from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS
+from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = pytest.mark.usefixtures("compiler_begins_anew")
 
@@ -98,3 +102,24 @@ def test_a_tensor_that_a_module_holds_and_gives_is_refused() -> None:
         CaptureError, match=r"got a tensor of shape \(2,\) that the callable holds itself"
     ):
         rl.hybridize(module, torch.randn(2, 4), "script")
+
+
+def test_a_loss_gets_what_its_replayed_model_gives_on() -> None:
+    """A weight of the loss, say, that a schedule changes: replays of the model alone gave the first one."""
+    found = []
+    for execution in ("eager", "model-graph"):
+        torch.manual_seed(0)
+        model = Giving(lambda m: {"weight": m.scale})
+        optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+
+        def weighted(net: nn.Module, batch: Tensor) -> Tensor:
+            out, given = net(batch)
+            return out.square().mean() * given["weight"]
+
+        plan = Plan(execution=execution)
+        with emulated_graphs(), PlannedStep(model, weighted, optimizer, plan, device="cpu") as step:
+            for number in range(EAGER_STEPS + 4):
+                model.scale = 5 if number == EAGER_STEPS + 2 else model.scale
+                losses.append(step(torch.full((2, 4), 0.1 * number)))
+        found.append(torch.stack(losses))
+    torch.testing.assert_close(*found)

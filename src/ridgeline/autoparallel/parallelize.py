@@ -103,9 +103,9 @@ def _read_and_traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Gua
     before = Undo(fn, args, values=False, arrays=True)  # a trace computes nothing else
     try:
         return read_function(fn, args), trace_program(fn, args)
-    except UnreadableError:
+    except UnreadableError as error:
         trace_program(fn, args)
-        raise
+        raise UnreadableError(f"{error}; do that around the call") from error.__cause__
     finally:
         before.restore()
 

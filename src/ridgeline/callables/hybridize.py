@@ -225,7 +225,7 @@ def _asked_for(
             with refusing_writes():
                 entry = dispatch.make_unread(dispatch.args, str(refusal))
         else:
-            raise refusal
+            raise _with_ways_out(refusal, dispatch) from refusal.__cause__
         # Closed before the refusal is raised: its graph would otherwise live as long as the traceback.
         if not entry.comparison.is_equal:
             entry.close()
@@ -266,6 +266,14 @@ def _read(
 def _is_left_to_compiler(refusal: CaptureError, dispatch: CallDispatch) -> bool:
     """Whether `torch.compile` may run, in several pieces, what could not be read in one."""
     return isinstance(refusal, UnreadableError) and not dispatch.static_io
+
+
+def _with_ways_out(refusal: CaptureError, dispatch: CallDispatch) -> CaptureError:
+    """The refusal of what the compiler cannot read, with what a caller may do instead."""
+    if not isinstance(refusal, UnreadableError):
+        return refusal
+    compiled = "" if dispatch.static_io else "mode='compiled', which leaves it to Python, or "
+    return UnreadableError(f"{refusal}; do that around the call, or use {compiled}mode='eager'")
 
 
 def _searched(

@@ -104,22 +104,37 @@ def test_a_tensor_that_a_module_holds_and_gives_is_refused() -> None:
         rl.hybridize(module, torch.randn(2, 4), "script")
 
 
-def test_a_loss_gets_what_its_replayed_model_gives_on() -> None:
+def _other_scale(model: Any) -> None:
+    model.scale = 5
+
+
+def _other_anchors(model: Any) -> None:
+    model.anchors = torch.full((4,), 3.0)
+
+
+def _written_anchors(model: Any) -> None:
+    model.anchors.add_(2.0)
+
+
+@pytest.mark.parametrize("change", [_other_scale, _other_anchors, _written_anchors])
+def test_a_loss_gets_what_its_replayed_model_gives_on(change: Callable[[Any], None]) -> None:
     """A weight of the loss, say, that a schedule changes: replays of the model alone gave the first one."""
     found = []
     for execution in ("eager", "model-graph"):
         torch.manual_seed(0)
-        model = Giving(lambda m: {"weight": m.scale})
+        model = Giving(lambda m: {"weight": m.scale, "anchors": m.anchors})
+        model.anchors = torch.ones(4)
         optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
 
         def weighted(net: nn.Module, batch: Tensor) -> Tensor:
             out, given = net(batch)
-            return out.square().mean() * given["weight"]
+            return (out - given["anchors"]).square().mean() * given["weight"]
 
         plan = Plan(execution=execution)
         with emulated_graphs(), PlannedStep(model, weighted, optimizer, plan, device="cpu") as step:
             for number in range(EAGER_STEPS + 4):
-                model.scale = 5 if number == EAGER_STEPS + 2 else model.scale
+                if number == EAGER_STEPS + 2:
+                    change(model)
                 losses.append(step(torch.full((2, 4), 0.1 * number)))
         found.append(torch.stack(losses))
     torch.testing.assert_close(*found)

@@ -28,8 +28,8 @@ def positional(
         given = signature.bind(*inputs, **named).arguments
     except (TypeError, ValueError) as error:  # so of what is written in C
         raise BatchError(
-            f"wanted arguments as {name_of(fn)} takes them, got {', '.join(named)} by name: {error}; give "
-            "all of them by position"
+            f"wanted arguments as {name_of(fn)} takes them, got {', '.join(named)} by name: {error}; name "
+            "them as it does, or give all of them by position"
         ) from error
     parameters = signature.parameters.values()
     last = max(place for place, parameter in enumerate(parameters) if parameter.name in given)

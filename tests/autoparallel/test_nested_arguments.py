@@ -52,3 +52,29 @@ def test_operators_that_keep_nothing_outside_autograd_are_refused() -> None:
         assert torch.equal(parallel(x)[0], net(x)[0])
     with torch.backends.mkldnn.flags(enabled=False), parallelize(net, x) as parallel:
         torch.testing.assert_close(parallel(x)[0], net(x)[0])
+
+
+def test_values_that_a_function_only_gives_on_are_those_of_the_call() -> None:
+    """The traced program has them as constants; the compiler's own code would fetch them anew."""
+    first, second, settings = torch.randn(4, 3), torch.randn(4, 3), {"epoch": 1, "name": "a"}
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        return (x @ first).tanh(), (x @ second).relu(), {"at": settings["epoch"], **settings}
+
+    x = torch.randn(2, 4)
+    with parallelize(both, x, mode="parallel", lanes=2) as parallel:
+        assert parallel(x)[2] == both(x)[2]
+        assert parallel.report.counters == {}
+        settings.update(epoch=2, name="b")
+        assert parallel(x)[2] == {"at": 2, "epoch": 2, "name": "b"}
+
+
+def test_a_function_that_prints_is_refused_with_a_way_out() -> None:
+    """It would print when it is traced, and never again."""
+
+    def loud(x: Tensor) -> Tensor:
+        print("shape", x.shape)  # noqa: T201 - what is refused
+        return x * 2
+
+    with pytest.raises(CaptureError, match=r"print \(.* in loud\); do that around the call$"):
+        parallelize(loud, torch.ones(2))

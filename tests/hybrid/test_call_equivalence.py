@@ -98,10 +98,13 @@ def test_what_cannot_be_read_is_refused_with_its_line() -> None:
     """Nobody could say when a program that was captured around it has to be captured again."""
     message = (
         "wanted a program that torch's compiler can read in one piece, got a branch on the value of a tensor "
-        r"\(test_call_equivalence.py:\d+ in branching\)"
+        r"\(test_call_equivalence.py:\d+ in branching\); do that around the call, or use "
     )
-    with pytest.raises(UnreadableError, match=message):
+    compiled = "mode='compiled', which leaves it to Python, or "
+    with pytest.raises(UnreadableError, match=f"^{message}{compiled}mode='eager'$"):
         hybridize(lambda x, *rest: branching(x), torch.randn(4), "script")
+    with pytest.raises(UnreadableError, match=f"^{message}mode='eager'$"):
+        hybridize(branching, torch.randn(4), "compiled", static_io=True)
 
 
 def test_a_weight_baked_in_is_caught_by_changing_it() -> None:

@@ -55,8 +55,43 @@ def in_views(length: int) -> Iterator[Any]:
         yield {"x": memory.fill_(number)[0], "y": torch.zeros(1)}
 
 
-@pytest.mark.parametrize("loader", [in_one_tensor, in_one_array, in_views])
-@pytest.mark.parametrize("depth", [0, 1, 3])
+def in_two_tensors(length: int) -> Iterator[Tensor]:
+    places = torch.zeros(2, 1)
+    for number in range(length):
+        yield places[number % 2].fill_(number)
+
+
+def in_three_arrays(length: int) -> Iterator[Tensor]:
+    places = np.zeros((3, 1))
+    for number in range(length):
+        places[number % 3] = number
+        yield torch.from_numpy(places[number % 3])
+
+
+class OneTensorLoader(DataLoader):
+    def __iter__(self) -> Any:
+        memory = torch.zeros(1)
+        for (batch,) in super().__iter__():
+            yield memory.copy_(batch)
+
+
+def in_a_derived_loader(length: int) -> Any:
+    return OneTensorLoader(TensorDataset(torch.arange(float(length))))
+
+
+LOADERS = [
+    *(
+        pytest.param(loader, depth)
+        for loader in (in_one_tensor, in_one_array, in_views)
+        for depth in (0, 1, 3)
+    ),
+    pytest.param(in_two_tensors, 2),
+    pytest.param(in_three_arrays, 4),
+    pytest.param(in_a_derived_loader, 2),
+]
+
+
+@pytest.mark.parametrize(("loader", "depth"), LOADERS)
 def test_a_loader_that_fills_the_same_memory_again_feeds_what_a_plain_loop_gets(
     loader: Any, depth: int
 ) -> None:
@@ -72,6 +107,16 @@ def test_a_loader_that_fills_the_same_memory_again_feeds_what_a_plain_loop_gets(
         assert torch.equal(values, before)
         seen.append(int(values[0]))
     assert seen == list(range(8))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_places_that_are_filled_in_turn_are_loaded_ahead_where_that_overwrites_nothing(
+    depth: int,
+) -> None:
+    """With three places the third batch is loaded while the loop works with the first."""
+    batches = feed(in_three_arrays(9), "cpu", depth)
+    assert [int(batch) for batch in batches] == list(range(9))
+    assert batches._source.own_memory.is_sure
 
 
 def test_a_data_loader_is_loaded_ahead_from_the_first_batch_on() -> None:

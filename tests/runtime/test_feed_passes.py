@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_channel import SimulatedChannel
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ridgeline.errors import PlanError
 from ridgeline.feeding import Handover, feed
@@ -270,3 +270,14 @@ def test_who_waits_while_another_thread_closes_is_told_the_end(has_closer_inside
     user.join()
     batches.close()
     assert got == [0]
+
+
+def test_a_feed_has_as_many_batches_as_its_loader() -> None:
+    """Schedules and mean losses ask for it; where a loader cannot tell, a list of the feed does not mind."""
+    batches = feed(DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2), "cpu")
+    assert len(batches) == 3 == len(list(batches))
+    assert feed([], "cpu")
+    endless = feed((torch.ones(1) for _ in range(2)), "cpu")
+    with pytest.raises(TypeError, match="'generator' has no len"):
+        len(endless)
+    assert len(list(endless)) == 2

@@ -17,6 +17,7 @@ from ridgeline.autoparallel.scheduling.schedule import Schedule
 from ridgeline.autoparallel.search import Mode, report_of, search
 from ridgeline.autoparallel.ways import Offer, ProgramWay, offer, offer_halves
 from ridgeline.capture.flat_program import as_arguments, name_of
+from ridgeline.capture.named_arguments import positional
 from ridgeline.closing import Closing
 from ridgeline.errors import PlanError
 from ridgeline.guards.guards import Guards
@@ -50,7 +51,7 @@ def parallelize(
     as it was written; the report counts them.
 
     Args:
-        fn: Function or module with positional arguments.
+        fn: Function or module; its arguments can be given by position, and calls may name them.
         example_inputs: A tuple of its arguments (nests of tensors), or the only one.
         devices: Where operations may run; None: where the inputs and the state are.
         lanes: Most lanes on one device; default: cores, at most 4, or 31 streams.
@@ -102,9 +103,9 @@ def _read_and_traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Gua
     before = Undo(fn, args, values=False, arrays=True)  # a trace computes nothing else
     try:
         return read_function(fn, args), trace_program(fn, args)
-    except UnreadableError:
+    except UnreadableError as error:
         trace_program(fn, args)
-        raise
+        raise UnreadableError(f"{error}; do that around the call") from error.__cause__
     finally:
         before.restore()
 
@@ -131,12 +132,19 @@ class Parallel(Closing):
         self._counters: Counter[str] = Counter()
         self._is_closed = False
 
-    def __call__(self, *args: Any) -> Any:
-        """The result for these arguments, as the function gives it; a PlanError where it was closed."""
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """The result for these arguments, as the function gives it.
+
+        Raises:
+            PlanError: it was closed.
+            BatchError: an argument can be given by name only.
+        """
         if self._is_closed:
             raise PlanError(
                 "wanted to call a parallelized function, got one that was closed; keep it open for calls"
             )
+        if named:
+            args = positional(self._fn, args, named)
         # As written won: the function itself needs no guard.
         if self._call is None:
             return self._fn(*args)

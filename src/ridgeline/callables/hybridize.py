@@ -16,6 +16,7 @@ from ridgeline.callables.calls.reads import CallReads, check_given, check_shapes
 from ridgeline.callables.calls.repeated import map_each
 from ridgeline.callables.calls.report import HybridReport, ModeRow
 from ridgeline.callables.calls.search import search
+from ridgeline.capture.named_arguments import positional
 from ridgeline.closing import Closing
 from ridgeline.errors import CaptureError, PlanError, SideEffectError
 from ridgeline.execution import check_offered
@@ -53,7 +54,8 @@ def hybridize(
     as written, with what they are given; making the form leaves no trace of the example.
 
     Args:
-        fn_or_module: What to call; positional arguments, any nest of tensors and constants in and out.
+        fn_or_module: What to call; any nest of tensors and constants in and out. Calls may give arguments by
+            name, if these can be given by position, too.
         example_inputs: A tuple of its positional arguments, or the only one if it is a tensor.
         mode: `auto` measures what the device offers; or the name of a mode, see `rl.Plan.execution`.
         calls: How often it will be called, if known: compiling is then weighed against its gain.
@@ -107,17 +109,19 @@ class Hybrid(Closing):
         self._dispatch = dispatch
         self._report = report
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The result for these inputs; with `static_io` and no inputs, for what `.inputs` hold.
 
         Raises:
-            BatchError: an input lies on another device than the example; with `static_io`, has another
-                structure, shape or dtype.
+            BatchError: an input lies on another device than the example, or can be given by name only; with
+                `static_io`, has another structure, shape or dtype.
             PlanError: it was closed.
 
-        Cost: 2 to 4 us beside the captured program. A further shape or setting is captured (seconds, once)
-        until there are `max_shapes`.
+        Cost: 2 to 4 us beside the captured program, 10 to 50 more with names. A further
+            shape or setting is captured (seconds, once) until there are `max_shapes`.
         """
+        if named:
+            inputs = positional(self._dispatch.fn, inputs, named)
         return self._dispatch.front(*inputs)
 
     def __copy__(self) -> Self:
@@ -221,7 +225,7 @@ def _asked_for(
             with refusing_writes():
                 entry = dispatch.make_unread(dispatch.args, str(refusal))
         else:
-            raise refusal
+            raise _with_ways_out(refusal, dispatch) from refusal.__cause__
         # Closed before the refusal is raised: its graph would otherwise live as long as the traceback.
         if not entry.comparison.is_equal:
             entry.close()
@@ -262,6 +266,14 @@ def _read(
 def _is_left_to_compiler(refusal: CaptureError, dispatch: CallDispatch) -> bool:
     """Whether `torch.compile` may run, in several pieces, what could not be read in one."""
     return isinstance(refusal, UnreadableError) and not dispatch.static_io
+
+
+def _with_ways_out(refusal: CaptureError, dispatch: CallDispatch) -> CaptureError:
+    """The refusal of what the compiler cannot read, with what a caller may do instead."""
+    if not isinstance(refusal, UnreadableError):
+        return refusal
+    compiled = "" if dispatch.static_io else "mode='compiled', which leaves it to Python, or "
+    return UnreadableError(f"{refusal}; do that around the call, or use {compiled}mode='eager'")
 
 
 def _searched(

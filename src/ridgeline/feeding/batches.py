@@ -60,7 +60,7 @@ class FeedStream(Stream):
             if channel is None
             else Carrier(channel, fixed_addresses=fixed_addresses, margin=num_slots)
         )
-        self._source = Source(loader, self._carrier)
+        self._source = Source(loader, self._carrier, depth)
         self._slots = [Slot() for _ in range(num_slots)]
         self._free: deque[Slot] = deque(self._slots)
         self._ahead: deque[Slot] = deque()
@@ -95,6 +95,13 @@ class FeedStream(Stream):
                 self._begin_again()
             self._is_claimed = True
             return Pass(self.next_of, self._number)
+
+    def __len__(self) -> int:
+        """Batches of a pass as its loader counts them; a TypeError of the loader's where it does not."""
+        return len(self._source.loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True  # however many batches there are
 
     def next_of(self, number: int) -> Any:
         """The next batch of a pass; a PlanError where a later one has begun; else see `feed`."""

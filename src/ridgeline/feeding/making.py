@@ -30,8 +30,8 @@ def feed(
 
     Args:
         loader: Any iterable of nests of tensors, such as a DataLoader. Another thread iterates it: random
-            numbers drawn there (none in worker processes) come in no fixed order, unless `depth=0`. On the
-            CPU a DataLoader's first two batches alone are ahead; none is where both share memory or a list.
+            numbers drawn there (none in worker processes) come in no fixed order, unless `depth=0`. The CPU
+            has none ahead where two of the first `depth + 1`, which are not ahead, share memory or a list.
         device: Where the batches go; None takes the current GPU, or the CPU where there is none.
         depth: Batches prepared ahead; 0 does everything in the caller's thread.
         fixed_addresses: Use `depth` buffers in turn, in every pass the same, of which the caller has one (a

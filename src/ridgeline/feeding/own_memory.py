@@ -16,21 +16,28 @@ from ridgeline.reach.reach import Reach
 
 
 class OwnMemory:
-    """Finds out from the first two batches of a loader; these must not be loaded ahead.
+    """Finds out from the first batches of a loader; these must not be loaded ahead.
+
+    Loaders that load ahead themselves fill two or three places in turn, so as many are looked at as lie
+    between a batch that the loop has and the one that is loaded meanwhile.
 
     Args:
         loader: Not asked where its batches are known to be made anew.
+        depth: Batches that are to be loaded ahead.
 
     Attributes:
         makes_new: Whether each batch is known to be made anew, whatever the loader's own code does.
     """
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self.makes_new = isinstance(loader, DataLoader) and (
-            loader.num_workers > 0 or loader.collate_fn is default_collate
+    def __init__(self, loader: Iterable[Any], depth: int) -> None:
+        self.makes_new = (
+            isinstance(loader, DataLoader)
+            and type(loader).__iter__ is DataLoader.__iter__  # else it may fill a place of its own
+            and (loader.num_workers > 0 or loader.collate_fn is default_collate)
         )
         self._is_known: bool | None = True if self.makes_new else None
-        self._first: tuple[set[int], Sequence[Any]] | None = None
+        self._depth = max(1, depth)
+        self._seen: list[tuple[set[int], Sequence[Any]]] = []
 
     @property
     def is_sure(self) -> bool:
@@ -42,14 +49,12 @@ class OwnMemory:
         if self._is_known is not None:
             return
         places = _places_of(parts)
-        if not places:
-            self._is_known, self._first = True, None
-        elif self._first is None:
-            # With the parts, whose memory would be given to the next batch if nobody held it.
-            self._first = places, parts
-        else:
-            self._is_known = self._first[0].isdisjoint(places)
-            self._first = None
+        if not all(places.isdisjoint(before) for before, _ in self._seen):
+            self._is_known = False
+        elif not places or len(self._seen) >= self._depth:
+            self._is_known = True
+        # With the parts, whose memory would be given to the next batch if nobody held it.
+        self._seen = [*self._seen, (places, parts)] if self._is_known is None else []
 
 
 def _places_of(parts: Sequence[Any]) -> set[int]:

@@ -16,10 +16,10 @@ from ridgeline.feeding.slots import Carrier, Slot
 class Source:
     """The loader, and how to fill a slot from it; used by one thread at a time."""
 
-    def __init__(self, loader: Iterable[Any], carrier: Carrier | None) -> None:
+    def __init__(self, loader: Iterable[Any], carrier: Carrier | None, depth: int) -> None:
         self.loader = loader
         self._carrier = carrier
-        self.own_memory = OwnMemory(loader)
+        self.own_memory = OwnMemory(loader, depth)
         self._iterator: Iterator[Any] | None = None
         self.is_over = False
         self.is_one_shot = False

@@ -6,6 +6,7 @@ shapes, strides and dtypes of tensors, autocast and other modes. Captured progra
 """
 
 import builtins
+import functools
 import re
 import threading
 import types
@@ -26,8 +27,6 @@ from torch._dynamo.source import (
     TorchFunctionModeStackSource,
 )
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables import TensorVariable
-from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 from torch._guards import TracingContext
@@ -37,16 +36,15 @@ from ridgeline.capture.unchecked import without_checks
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.guards.lenient import read_leniently
 from ridgeline.guards.loggers import Unordered, asking, told
+from ridgeline.guards.results import UNKNOWN, Results, constant_of, inputs_of, results_of, value_of
 from ridgeline.guards.saving_hooks import is_of_saving, reads_saving_hooks
 from ridgeline.guards.sparse import leave_out_strides
-from ridgeline.programs.distinct_results import memory_number
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.added import with_guards
 from ridgeline.programs.watches.classes import classes_of
 from ridgeline.programs.watches.functions import noted_functions
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 from ridgeline.reach.generators import HostGenerators
-from ridgeline.tensors.copies import is_noted
 
 SETTINGS: dict[str, Any] = {
     # Hooks, defaults and tensors in dictionaries that stayed the same: all are looked at.
@@ -67,7 +65,6 @@ SETTINGS: dict[str, Any] = {
 WEAKLY = "()"
 """In expressions of what weak references refer to, which nobody here may keep alive."""
 _lock = threading.Lock()
-_UNKNOWN = object()
 _PLAIN = (bool, int, float, str)
 """Classes of values that say all of themselves."""
 _PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
@@ -141,12 +138,18 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
     code = program.__code__.replace(co_name=program.__code__.co_name)
     entry = types.FunctionType(code, scope)
     found: list[dict[str, Any]] = []
+    results: list[Results] = []
 
     def backend(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        found.append(_found(graph))
+        found.append(_found(graph, results[0]))
         return _end
 
-    reader = with_guards(backend, watches_process=False)
+    with_more = with_guards(backend, watches_process=False)
+
+    @functools.wraps(with_more)
+    def reader(graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        results.append(results_of(graph))  # first, as it adds guards, to which more are added
+        return with_more(graph, inputs)
 
     # Under a lock: settings and patches below are those of the whole process.
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
@@ -208,11 +211,18 @@ def _obstacle(error: BaseException) -> str:
     return what.rstrip(".") + where
 
 
-def _found(graph: fx.GraphModule) -> dict[str, Any]:
+def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
     """What the compiler knows at the end of its reading, before anything is compiled or written."""
     output = InstructionTranslator.current_tx().output
     leave_out_strides(output.input_source_to_sizes_strides)
     effects = output.side_effects
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    known = [node for node in placeholders if "grapharg" in node.meta]
+    arguments = [node.meta["grapharg"] for node in known]
+    tensors = {
+        id(node.meta.get("example_value")): _expression(node.meta["grapharg"].source)
+        for node in known
+    }
     modified = effects._get_modified_vars()  # noqa: SLF001 - nothing public says what a program writes
     writes = {
         Write(name, _kind_of(variable)): final
@@ -221,18 +231,15 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         if not isinstance(variable.mutation_type, AttributeMutationNew)
         and not isinstance(variable, TorchFunctionModeStackVariable)
         and not _is_put_back(variable)
-        for name, final in _names_of(variable, effects.store_attr_mutations).items()
+        for name, final in _names_of(variable, effects.store_attr_mutations, tensors).items()
     }
     if not _are_modes_left(output.torch_function_mode_stack):
-        writes[Write("the modes of torch functions in force", "list")] = _UNKNOWN
+        writes[Write("the modes of torch functions in force", "list")] = UNKNOWN
     if effects.tensor_hooks:
-        writes[Write("hooks of tensors", "dict")] = _UNKNOWN
+        writes[Write("hooks of tensors", "dict")] = UNKNOWN
     if output.random_calls:
-        writes[Write("Python's random numbers", "random.Random")] = _UNKNOWN
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    writes.update(
-        {Write(name, "numpy.ndarray"): _UNKNOWN for name in _arrays_written(placeholders)}
-    )
+        writes[Write("Python's random numbers", "random.Random")] = UNKNOWN
+    writes.update({Write(name, "numpy.ndarray"): UNKNOWN for name in _arrays_written(placeholders)})
     # As text beside the operators: with other kernels the same graph gives other results.
     code = frozenset(TracingContext.get().traced_code)
     settings = tuple((ask, ask()) for ask in settings_of(operators_of(graph), code))
@@ -241,22 +248,23 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         # The compiler's own look at them takes five calls of Python.
         output.guards.inner.difference_update([g for g in output.guards if is_of_saving(g)])
         settings += ((reads_saving_hooks, False),)
-    arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
     return {
         "writes": writes,
         "settings": settings,
         "takes_host": any(map(_is_on_host, taken)),
         "tensors": tuple(
-            _expression(argument.source)
-            for argument in arguments
-            if not isinstance(argument.source, RandomValueSource)  # drawn anew in each call
+            dict.fromkeys(
+                _expression(source)
+                for source in (*(argument.source for argument in arguments), *results.given_on)
+                if not isinstance(source, RandomValueSource)  # drawn anew in each call
+            )
         ),
         "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
         "code": code,
         "functions": noted_functions(output),
         "graph": "\n".join(
-            map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
+            map(str, (graph.code, inputs_of(placeholders), results.described, kernels))
         ),
     }
 
@@ -271,12 +279,17 @@ def _is_put_back(variable: Any) -> bool:
     items, original = variable.items, variable.original_items
     # Keys of one are wrapped, those of the other are not. What a key is may be unknown, and then equals none.
     keys, first_keys = (
-        [_constant(getattr(key, "vt", key)) for key in each] for each in (items, original)
+        [constant_of(getattr(key, "vt", key)) for key in each] for each in (items, original)
     )
-    if _UNKNOWN in keys or keys != first_keys:
+    if UNKNOWN in keys or keys != first_keys:
         return False
     pairs = zip(items.values(), original.values(), strict=True)
-    return all(a is b or (a.source is not None and a.source == b.source) for a, b in pairs)
+    return all(
+        a is b
+        or (a.source is not None and a.source == b.source)
+        or (value_of(a) is not None and value_of(a) is value_of(b))
+        for a, b in pairs
+    )
 
 
 def _are_modes_left(before: Sequence[Any]) -> bool:
@@ -296,37 +309,9 @@ def _arrays_written(placeholders: Iterable[fx.Node]) -> Iterator[str]:
             yield _expression(source.base)
 
 
-def _inputs(placeholders: Iterable[fx.Node]) -> list[Any]:
-    """Shapes, dtypes and devices of what a graph takes, which operators and results need not show."""
-    values = [node.meta.get("example_value") for node in placeholders]
-    return [(v.shape, v.dtype, v.device) for v in values if isinstance(v, torch.Tensor)]
-
-
 def _is_on_host(node: fx.Node) -> bool:
     value = node.meta.get("example_value")
     return isinstance(value, torch.Tensor) and value.device.type == "cpu"
-
-
-def _results(graph: fx.GraphModule, placeholders: Iterable[fx.Node]) -> list[Any]:
-    """Shapes, strides and dtypes of what a program gives, and which argument's memory that lies in.
-
-    A graph does not give what the program gives as it got it: that is on the compiler's stack only.
-    """
-    output = next(iter(reversed(graph.graph.nodes)))
-    nodes = [*output.all_input_nodes]
-
-    def add(variable: Any) -> None:
-        if isinstance(variable, TensorVariable) and variable.as_proxy().node.op == "placeholder":
-            nodes.append(variable.as_proxy().node)
-
-    VariableTracker.visit(add, InstructionTranslator.current_tx().stack)
-    arguments = [memory_number(node.meta.get("example_value")) for node in placeholders]
-    values = [node.meta.get("example_value") for node in nodes]
-    return [
-        (v.shape, v.stride(), v.dtype, is_noted(v), [m == memory_number(v) for m in arguments])
-        for v in values
-        if isinstance(v, torch.Tensor)
-    ]
 
 
 def _made(
@@ -370,24 +355,27 @@ def _expression(source: Any) -> str:
     return str(name() if callable(name) else name)
 
 
-def _names_of(variable: Any, attributes: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
-    """What the program calls something that it changes: attributes that it assigns with their last values."""
+def _names_of(
+    variable: Any, attributes: Mapping[Any, Mapping[str, Any]], tensors: Mapping[int, str]
+) -> dict[str, Any]:
+    """What the program calls something that it changes: attributes that it assigns with their last values.
+
+    Not those that get the tensor that they held, by `tensors`, the names of those that the program reads.
+    """
     own = getattr(variable, "local_name", None) or getattr(variable, "name", None) or "a variable"
     name = _expression(variable.source) if variable.source is not None else str(own)
     assigned = {
-        f"{name}.{key}": _constant(value)
+        f"{name}.{key}": value
         for key, value in attributes.get(variable, {}).items()
         if key.isidentifier() and key != "cell_contents"
     }
-    return assigned or {name: _UNKNOWN}
-
-
-def _constant(value: Any) -> Any:
-    """What is assigned, where that is a constant: what is there already is no change."""
-    try:
-        return value.as_python_constant() if value.is_python_constant() else _UNKNOWN
-    except (NotImplementedError, AttributeError):
-        return _UNKNOWN
+    if not assigned:
+        return {name: UNKNOWN}
+    return {
+        place: constant_of(value)
+        for place, value in assigned.items()
+        if value_of(value) is None or tensors.get(id(value_of(value))) != place
+    }
 
 
 def _kind_of(variable: Any) -> str:

@@ -3,7 +3,8 @@
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ridgeline.packages.metadata import Metadata, TensorMetadata
 from ridgeline.packages.package import check_path, load_compiled, write_package
 from ridgeline.packages.program_call import ProgramCall
 from ridgeline.plan import Execution
+from ridgeline.tensors.nests import children
 
 
 def package_callable(fn: Callable[..., Any], example_inputs: Any) -> "PackagedCallable":
@@ -155,10 +157,21 @@ def _text(tree: pytree.TreeSpec) -> str:
     try:
         return pytree.treespec_dumps(tree)
     except NotImplementedError as error:
+        strange = next(_strange_classes(tree), "one of another class")
         raise CaptureError(
-            f"wanted inputs and outputs in tuples, lists and dicts, got {error}; return such a nest of the "
-            "tensors"
+            f"wanted inputs and outputs in tuples, lists and dicts, got {strange}, which a process that "
+            "loads the program need not have; take and return such a nest of the tensors"
         ) from error
+
+
+def _strange_classes(tree: pytree.TreeSpec) -> Iterator[str]:
+    """Names of classes in a structure that a text of it cannot name."""
+    for node in (tree, *children(tree)):
+        if node is not tree:
+            yield from _strange_classes(node)
+        elif not node.is_leaf() and node.type not in (tuple, list, dict, OrderedDict):
+            kind = node.context if isinstance(node.context, type) else node.type
+            yield f"a {getattr(kind, '__qualname__', kind)}"
 
 
 def _closed(*_inputs: Any) -> Any:

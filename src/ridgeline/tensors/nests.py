@@ -27,18 +27,19 @@ def map_tensors(change: Callable[[torch.Tensor], Any], nest: Any) -> Any:
 
 
 def _has_sizes(tree: Any) -> bool:
-    return tree.type is torch.Size or any(map(_has_sizes, _children(tree)))
+    return tree.type is torch.Size or any(map(_has_sizes, children(tree)))
 
 
 def _built(tree: Any, leaves: Iterator[Any]) -> Any:
     if tree.is_leaf():
         return next(leaves)
-    parts = [_built(child, leaves) for child in _children(tree)]
+    parts = [_built(child, leaves) for child in children(tree)]
     if tree.type is torch.Size:
         return torch.Size(parts)
     return pytree.SUPPORTED_NODES[tree.type].unflatten_fn(parts, tree.context)
 
 
-def _children(tree: Any) -> Sequence[Any]:
+def children(tree: Any) -> Sequence[Any]:
+    """The structures of what a nest holds."""
     # An attribute in older releases of torch, a method in newer ones.
     return tree.children() if hasattr(tree, "children") else tree.children_specs

@@ -20,13 +20,14 @@ that the code reads and that are no longer the same; or results that need gradie
 there already where the function makes new ones)."""
 
 
-def read_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
+def read_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """The program whose guards are compared.
 
-    Its result is left out, since what was differentiated inside is no result that the compiler reads.
+    Of its result only constants, which the traced program has: what was differentiated inside is no result
+    that the compiler reads.
     """
-    fn(*args)
-    return torch.zeros((), device="cpu")
+    constants = [leaf for leaf in pytree.tree_leaves(fn(*args)) if not isinstance(leaf, Tensor)]
+    return torch.zeros((), device="cpu"), constants
 
 
 def read_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Guards:

@@ -95,13 +95,18 @@ class LoadedCallable:
             device=package.device,
         )
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
         """What the function returned for such inputs, as new tensors, in the same structure.
 
         Raises:
-            BatchError: an input is not as the program was compiled for, or requires gradients while these
-                are recorded; names it. Or see `check_alone`.
+            BatchError: an input is not as the program was compiled for, or is given by name, or requires
+                gradients while these are recorded; names it. Or see `check_alone`.
         """
+        if named:
+            raise BatchError(
+                f"wanted inputs by position, since a saved program has no names for them, got "
+                f"{', '.join(named)} by name; give them in the order in which the function took them"
+            )
         # One tensor is the usual call, and walking a nest would cost as much as a small program.
         is_single = len(inputs) == 1 and isinstance(inputs[0], Tensor)
         check_alone(inputs if is_single else pytree.tree_leaves(inputs))

@@ -105,9 +105,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("numprocesses", None):
         from hypothesis import HealthCheck, settings
 
-        from warm import ADDRESS, WARM  # which keeps the environment that it finds
+        # Which keep the environment that they find.
+        from warm import ADDRESS, CHECKED_ADDRESS, WARM, WARM_CHECKED
 
-        os.environ[ADDRESS] = WARM.address()
+        addresses = {ADDRESS: WARM.address(), CHECKED_ADDRESS: WARM_CHECKED.address()}
+        os.environ.update(addresses)
         # Laws state results, never speed: neither an example nor drawing one has a limit. Before any module of
         # tests is read, since a law has the settings of the moment at which it was defined.
         slow = [HealthCheck.too_slow]
@@ -158,11 +160,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Leave the process as it was, and end the one in whose forks scripts ran."""
+    """Leave the process as it was, and end those in whose forks scripts ran."""
     _show_gpus()
     if "warm" in sys.modules:
-        os.environ.pop(sys.modules["warm"].ADDRESS, None)
-        sys.modules["warm"].WARM.close()
+        from warm import ADDRESS, CHECKED_ADDRESS, WARM, WARM_CHECKED
+
+        for name, one in {ADDRESS: WARM, CHECKED_ADDRESS: WARM_CHECKED}.items():
+            os.environ.pop(name, None)
+            one.close()
 
 
 def _hide_gpus() -> None:

@@ -5,6 +5,7 @@ streams and environment. Only variables that are read while modules are imported
 when tests began; with others, or with GPUs, a script is started as ever.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -24,7 +25,7 @@ from typing import Any, NoReturn
 
 AT_IMPORT = (
     *("OMP_", "GOMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON", "_TORCH"),
-    *("PYTHON", "LD_", "MALLOC_", "GLIBC_"),
+    *("AOT_INDUCTOR_", "PYTHON", "LD_", "MALLOC_", "GLIBC_"),
 )
 """How variables begin that are read while a process starts or modules are imported."""
 LATER = (
@@ -40,17 +41,23 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Nor these, where modules may have another number of threads than this process, which is then set."""
 ADDRESS = "WARM_PROCESS"
 """Tells processes that tests or Ridgeline start where it is (`starts/sitecustomize.py`)."""
+CHECKED_ADDRESS = "WARM_CHECKED_PROCESS"
+"""And where another one is, for what is to run on a heap that is checked."""
+CHECKED = {"MALLOC_CHECK_": "3", "LD_PRELOAD": "libc_malloc_debug.so.0"}
+"""Read where a process starts: as `ridgeline.packages.program_trial` sets them for its children."""
+OWN_THREADS = Path("/proc/self/task")
 RELAY = str(Path(__file__).parent / "starts" / "relay.py")
 NAMESPACES = {"mnt": 0x00020000, "net": 0x40000000}
 """Where a caller may be on a host of its own. Source: CLONE_NEWNS and CLONE_NEWNET of linux/sched.h."""
 
 
 class Warm:
-    """The warm process of this one, from the first script on until this one ends."""
+    """The warm process of this one, from the first script on until this one ends, with further variables."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
         # What a test sets for its own script is not for those of other tests.
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(variables or {})}
+        self._environment = {**os.environ, **own}
         self._process: subprocess.Popen[bytes] | None = None
         self._address = ""
 
@@ -86,6 +93,7 @@ class Warm:
 
 
 WARM = Warm()
+WARM_CHECKED = Warm(CHECKED)
 
 
 def _fits(asked: Mapping[str, str], warm: Mapping[str, str], but: tuple[str, ...] = ()) -> bool:
@@ -101,6 +109,7 @@ def _fits(asked: Mapping[str, str], warm: Mapping[str, str], but: tuple[str, ...
 def serve(address: str) -> None:
     """Be the warm process: until the standard input ends, which nobody writes to."""
     given = dict(os.environ)
+    atexit.register(_end_early)  # before all that is imported, so that it runs last
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the tests, which then end this
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(address)
@@ -122,10 +131,29 @@ def serve(address: str) -> None:
 
 
 def _warm_up() -> None:
-    import ridgeline.runtime.training.loop  # noqa: F401 - what most scripts import
+    import ridgeline.runtime.training.loop  # what most scripts import
+
+    if CHECKED.items() <= os.environ.items():
+        # All that runs there was compiled; others would only end later for what they do not use.
+        import torch._inductor.compile_fx  # noqa: F401
+
+        import ridgeline.packages.program_worker  # noqa: F401
 
     gc.freeze()  # what was imported is garbage of none of them
     signal.signal(signal.SIGCHLD, _collect)
+
+
+def _end_early() -> None:
+    """Of a process with one thread: end when Python has ended, for itself and all that the script made.
+
+    What would follow takes torch's tables of operators apart, for 0.2 s of CPU: two thirds of what a fork takes that
+    does little. Other threads might then miss them, so that a process that has some ends as ever.
+    """
+    if len(list(OWN_THREADS.iterdir())) == 1:
+        libc = ctypes.CDLL(None)
+        libc.on_exit(
+            libc._exit, None
+        )  # called first, with the status; Python has written what is buffered
 
 
 def _collect(*_: object) -> None:

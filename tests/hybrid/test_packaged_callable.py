@@ -19,6 +19,7 @@ from ridgeline.errors import BatchError, CaptureError, PackageError
 from ridgeline.packages.aot import compile_program
 from ridgeline.packages.callables import PackagedCallable, package_callable
 from ridgeline.runtime.steps.load import LoadedCallable, load
+from warm import WARM
 
 CPU = torch.device("cpu")
 
@@ -236,7 +237,8 @@ def test_a_loaded_module_goes_on_where_it_was_saved(case: Case) -> None:
 def test_a_fresh_process_needs_no_source(case: Case, tmp_path: Path) -> None:
     """A process that cannot import the model loads and runs it, and imports nothing of the user's."""
     x, extra = case.inputs
-    script = """
+    script = tmp_path / "script.py"
+    script.write_text("""
 import importlib.util, json, sys
 import torch
 from ridgeline.runtime.steps.load import load
@@ -249,17 +251,12 @@ torch.manual_seed(5)
 out, three = loaded(*inputs)
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(json.dumps([out["scores"].tolist(), out["best"][0].tolist(), three, sorted(new)]))
-"""
+""")
     given = {"x": x.tolist(), "extra": {k: v.tolist() for k, v in extra.items()}}
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(case.path)],
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = WARM.command(script, case.path, environment=environment)
+    how = {"cwd": tmp_path, "env": environment, "input": json.dumps(given), "text": True}
+    done = subprocess.run(command, **how, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     scores, best, three, imported = json.loads(done.stdout)
     torch.manual_seed(5)

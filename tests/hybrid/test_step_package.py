@@ -2,8 +2,8 @@
 
 import json
 import math
+import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.runtime.steps.whole_step.lifting import state_on
 from ridgeline.runtime.steps.whole_step.saved.loaded import LoadedStep
 from ridgeline.runtime.steps.whole_step.saved.saving import load_step
+from warm import WARM
 
 STEPS_BEFORE, STEPS_AFTER = 4, 5
 
@@ -109,12 +110,13 @@ def test_a_packaged_step_trains_like_the_eager_one(trained: Trained) -> None:
     assert trained.losses == pytest.approx(trained.eager_losses, abs=1e-6)
 
 
-def test_another_process_goes_on_with_the_same_losses(trained: Trained) -> None:
+def test_another_process_goes_on_with_the_same_losses(trained: Trained, tmp_path: Path) -> None:
     """A process that knows nothing of the model continues bit by bit where the step was saved."""
-    arguments = [str(trained.path), str(STEPS_BEFORE), str(STEPS_AFTER)]
-    done = subprocess.run(
-        [sys.executable, "-c", CONTINUES, *arguments], check=True, capture_output=True, text=True
-    )
+    script = tmp_path / "continues.py"
+    script.write_text(CONTINUES)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = WARM.command(script, trained.path, STEPS_BEFORE, STEPS_AFTER, environment=environment)
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     assert json.loads(done.stdout) == trained.losses
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from warm import ADDRESS, WARM
+from warm import ADDRESS, CHECKED, CHECKED_ADDRESS, RELAY, WARM, WARM_CHECKED
 
 SCRIPT = """
 import os, resource, signal, sys
@@ -68,6 +68,21 @@ import os, relay, sys
 how = {"module": "starting", "path": [sys.argv[1], *sys.path], "has_threads": True, "takes_along": True}
 relay.end(relay.hand_over(os.environ["WARM_PROCESS"], ["starting", sys.argv[2]], **how) or 0)
 """
+ENDING = """
+import atexit, ctypes, os, signal, sys, threading, warm
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(b"late")), None)
+atexit.register(warm._end_early)
+class Last:
+    def __del__(self, write=os.write, printf=libc.printf):
+        write(1, b"last,")
+        printf(b"buffered,")
+last = Last()
+if sys.argv[1] == "two":
+    threading.Thread(target=signal.pause, daemon=True).start()
+sys.exit(3)
+"""
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
 
 TELLING = "import traceback; print('warm.py' in str(traceback.extract_stack()))"
@@ -111,6 +126,18 @@ def test_a_script_runs_as_if_started(tmp_path: Path, word: str, status: int) -> 
     assert done.stdout == f"{MOST_BYTES} 1\n['{word}'] {tmp_path} given read True\nSIG_DFL True\n"
     assert done.stderr.startswith("an error\n")
     assert ("ValueError: wrong" in done.stderr) is (word == "raises")
+
+
+@pytest.mark.parametrize(("threads", "more"), [("one", ""), ("two", "late\n")])
+def test_what_ends_early_has_ended_for_python(threads: str, more: str) -> None:
+    """Its objects are gone and what was written is out; libraries end with it only where it has other threads."""
+    asking, places = (
+        [sys.executable, "-c", ENDING, threads],
+        [Path(RELAY).parents[1], Path(RELAY).parent],
+    )
+    environment = usual(PYTHONPATH=os.pathsep.join(map(str, places)))
+    done = subprocess.run(asking, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, f"last,buffered,{more}", "")
 
 
 @pytest.mark.parametrize(
@@ -221,14 +248,15 @@ def test_a_module_that_is_to_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module",
+    ("module", "more"),
     [
-        "ridgeline.probe.groups.group_worker",
-        "ridgeline.cli.training.worker",
-        "ridgeline.lint.child_worker",
+        ("ridgeline.probe.groups.group_worker", {}),
+        ("ridgeline.cli.training.worker", {}),
+        ("ridgeline.lint.child_worker", {}),
+        ("ridgeline.packages.program_worker", CHECKED),
     ],
 )
-def test_workers_of_ridgeline_are_forks(module: str) -> None:
+def test_workers_of_ridgeline_are_forks(module: str, more: dict[str, str]) -> None:
     """As where they fail tells, for want of what they are to do."""
     pipes = {
         "stdin": subprocess.PIPE,
@@ -236,7 +264,7 @@ def test_workers_of_ridgeline_are_forks(module: str) -> None:
     }  # the end of the first would end one of them
     command, environment = (
         [sys.executable, "-P", "-u", "-m", module],
-        usual(**{ADDRESS: WARM.address()}),
+        usual(**{ADDRESS: WARM.address(), CHECKED_ADDRESS: WARM_CHECKED.address()}, **more),
     )
     with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
         assert process.stderr is not None

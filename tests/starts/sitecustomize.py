@@ -5,7 +5,8 @@ at them a hundred times and more meanwhile: a quarter of the seconds of a proces
 for torch and `ridgeline.runtime.training.loop`, of which 0.6 s).
 
 A launcher, what it launches, and Ridgeline's own workers and servers are run by a warm process, which has imported
-torch (`warm.py`), where there is one and it has imported with the same variables.
+torch (`warm.py`), where there is one and it has imported with the same variables; what runs programs on a heap that
+is checked, by one with such a heap.
 """
 
 import gc
@@ -14,11 +15,13 @@ import sys
 
 OBJECTS = 50_000
 """Made since the last collection, before the next: what a test leaves in cycles is still collected as it runs."""
-WARM = "WARM_PROCESS"
+WARM, WARM_CHECKED = "WARM_PROCESS", "WARM_CHECKED_PROCESS"
+ENDING = {"ends_with_parent": True, "takes_along": True}
 WORKERS = {
     "ridgeline.probe.groups.group_worker": {},
     "ridgeline.cli.training.worker": {"ends_with_parent": True},
-    "ridgeline.lint.child_worker": {"ends_with_parent": True, "takes_along": True},
+    "ridgeline.lint.child_worker": ENDING,
+    "ridgeline.packages.program_worker": ENDING,
 }
 """Modules that do not depend on the number of their process, and how they end (`relay.hand_over`)."""
 
@@ -34,6 +37,7 @@ def have_run() -> None:
     match sys.orig_argv[1:]:
         case ["-P", "-u", "-m", name, *words] if name in WORKERS:
             how = {"path": path, "has_threads": True, **WORKERS[name]}
+            warm = os.environ.get(WARM_CHECKED, warm) if "MALLOC_CHECK_" in os.environ else warm
             status = relay.hand_over(warm, [name, *words], module=name, **how)
         case ["-m", "ridgeline", "kvserver", "--beside", *words]:
             own, name = ["ridgeline", "kvserver", "--beside", *words], "ridgeline.__main__"

@@ -45,6 +45,10 @@ def test_states_of_other_steps_are_refused(found: dict[str, Any]) -> None:
         OTHER.format("rank=0", "rank=7"),
         OTHER.format("workers=2", "workers=3"),
         OTHER.format("compression='none'", "compression='int8'"),
+        OTHER.format(
+            "options={'held': 0, 'outer': 'average', 'fragments': 1, 'delay': 1}",
+            "options={'held': 0, 'block': 1024}",
+        ),
         (
             "wanted what worker_state() returned, got NoneType; load that of the same rank, or leave it out"
         ),

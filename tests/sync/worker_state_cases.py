@@ -130,6 +130,11 @@ def refused(rank: int) -> list[str]:
             step.load_worker_state(state)
         except CheckpointError as error:
             said.append(str(error))
+    with make(every=3, options={"delay": 1}) as step:
+        try:
+            step.load_worker_state({**state, "compression": "none", "every": 3})
+        except CheckpointError as error:
+            said.append(str(error))
     with make(compression="int8") as step:
         other = {**state, "remembered": {"residual.old.weight": torch.zeros(2)}}
         short = {name: part for name, part in state.items() if name != "order"}

@@ -13,6 +13,7 @@ from ridgeline.closing import Closing
 from ridgeline.errors import CheckpointError
 from ridgeline.runtime.checkpoints.checkpointing import UNSAVED
 from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.synchronisation import COMPRESSIONS, trains_apart, values_of
 
 
 class HasWorkerState(Closing):
@@ -124,9 +125,12 @@ def _check_fits(step: PlannedStep, state: Mapping[str, Any], *, is_apart: bool) 
 def _facts(step: PlannedStep) -> dict[str, Any]:
     """What must be the same in a step that continues."""
     sync, world = step.plan.sync, step.world
+    remembers = COMPRESSIONS[sync.compression].encodes or trains_apart(sync)
     return {
         "workers": world.size,
         "rank": world.rank,
         "compression": sync.compression,
         "every": sync.every,
+        # By these a rhythm, or a codec, remembers other things; others say only how the mean is made.
+        "options": values_of(sync) if remembers else {},
     }

@@ -201,7 +201,8 @@ def _obstacle(error: BaseException) -> str:
     what = (
         "a branch on the value of a tensor"
         if "data-dependent" in text
-        else first_line(error, type(error).__name__)
+        # Within what it quotes of another error, lines end in two characters.
+        else first_line(error, type(error).__name__).partition("\\n")[0]
     )
     places = [match for match in _PLACE.findall(text) if match[0] != __file__]
     where = f" ({Path(places[-1][0]).name}:{places[-1][1]} in {places[-1][2]})" if places else ""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
-from ridgeline.guards.reading import _obstacle
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.whole_step.program import trace_step
 from ridgeline.session import TrainStep
@@ -85,11 +84,3 @@ def test_weights_that_are_clipped_later_are_refused_before() -> None:
     step(torch.ones(2, 3))
     with pytest.raises(CaptureError, match=r"`\.data = "):
         step(torch.ones(2, 3))
-
-
-def test_an_error_that_quotes_another_is_cut_at_its_first_line() -> None:
-    """Torch's compiler quotes what operators raised in one line, line ends and all."""
-    quoted = RuntimeError(
-        'when making fake tensor call: RuntimeError("No data.\\nIf you are using")'
-    )
-    assert _obstacle(quoted) == 'when making fake tensor call: RuntimeError("No data'

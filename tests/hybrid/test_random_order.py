@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ridgeline.runtime.steps.whole_step.random_order import draw_in_memory_order
+from ridgeline.runtime.steps.whole_step.draws.random_order import draw_in_memory_order
 
 aten = torch.ops.aten
 

@@ -56,12 +56,16 @@ def host_draws_read() -> Iterator[None]:
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         # Only the form in which libraries draw a number on the host: others may draw tensors that are used.
         is_draw = self.value is torch.rand and not kwargs and len(args) == 1
-        if is_draw and torch.get_default_device().type == "cpu":
+        if is_draw and _is_single(args[0]) and torch.get_default_device().type == "cpu":
             return ConstantVariable.create(_ANY_DRAW)
         return _call(self, tx, args, kwargs)
 
     with mock.patch.object(TorchInGraphFunctionVariable, "call_function", call_function):
         yield
+
+
+def _is_single(size: Any) -> bool:
+    return bool(size.is_python_constant()) and size.as_python_constant() in ([], (), [1], (1,), 1)
 
 
 def _is_refused(value: Any) -> bool:

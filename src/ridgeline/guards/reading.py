@@ -7,12 +7,10 @@ shapes, strides and dtypes of tensors, autocast and other modes. Captured progra
 
 import builtins
 import functools
-import re
 import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +31,10 @@ from torch._guards import TracingContext
 
 from ridgeline.capture.mask_looks import reading
 from ridgeline.capture.unchecked import without_checks
-from ridgeline.errors import CaptureError, first_line
+from ridgeline.errors import CaptureError
 from ridgeline.guards.lenient import read_leniently
 from ridgeline.guards.loggers import Unordered, asking, told
+from ridgeline.guards.obstacles import obstacle
 from ridgeline.guards.results import UNKNOWN, Results, constant_of, inputs_of, results_of, value_of
 from ridgeline.guards.saving_hooks import is_of_saving, reads_saving_hooks
 from ridgeline.guards.sparse import leave_out_strides
@@ -67,7 +66,6 @@ WEAKLY = "()"
 _lock = threading.Lock()
 _PLAIN = (bool, int, float, str)
 """Classes of values that say all of themselves."""
-_PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 class UnreadableError(CaptureError):
@@ -172,7 +170,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> P
             pass
         except FAILURES as error:
             raise UnreadableError(
-                f"wanted a program that torch's compiler can read in one piece, got {_obstacle(error)}"
+                f"wanted a program that torch's compiler can read in one piece, got {obstacle(error)}"
             ) from error
         finally:
             before.restore()
@@ -196,19 +194,6 @@ class _Read(BaseException):
 
 def _end(*_: Any) -> Any:
     raise _Read
-
-
-def _obstacle(error: BaseException) -> str:
-    """What stopped the compiler: the first line of its error, and the line of the program."""
-    text = str(error)
-    what = (
-        "a branch on the value of a tensor"
-        if "data-dependent" in text
-        else first_line(error, type(error).__name__)
-    )
-    places = [match for match in _PLACE.findall(text) if match[0] != __file__]
-    where = f" ({Path(places[-1][0]).name}:{places[-1][1]} in {places[-1][2]})" if places else ""
-    return what.rstrip(".") + where
 
 
 def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:

@@ -7,8 +7,9 @@ numbers, too, so that the host's generator is where the step as written leaves i
 Source: `layerdrop` of transformers (Whisper, BART, OPT, wav2vec 2.0 and others).
 """
 
+import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +26,27 @@ _COMPARISONS: dict[str, Callable[[float], bool]] = {
     "aten.ge": lambda limit: limit <= 0.0 or limit >= 1.0,
 }
 """Comparisons of a number in [0, 1) with a limit, and which limits decide them beforehand."""
+_ANSWERS: dict[str, Callable[[float, float], bool]] = {
+    "aten.lt": operator.lt,
+    "aten.le": operator.le,
+    "aten.gt": operator.gt,
+    "aten.ge": operator.ge,
+}
+_ANY_DRAW = 0.5
 _SAME = ("aten.detach", "aten.alias")
 """What autograd makes of a tensor in between."""
+
+
+def decided(name: str, limit: Any) -> bool | None:
+    """What a comparison of a number in [0, 1) with this limit gives; None where the number counts.
+
+    Args:
+        name: The operator, `aten.lt` for `number < limit`.
+        limit: None is decided but for numbers.
+    """
+    if name not in _COMPARISONS or not isinstance(limit, int | float):
+        return None
+    return _ANSWERS[name](_ANY_DRAW, limit) if _COMPARISONS[name](float(limit)) else None
 
 
 class IdleDraw(NamedTuple):
@@ -92,6 +112,5 @@ def _is_draw(operation: CalledOperator) -> bool:
 
 
 def _is_decided(operation: CalledOperator) -> bool:
-    decided = _COMPARISONS.get(operation.name)
     limit = operation.args[1] if len(operation.args) == 2 else None
-    return decided is not None and isinstance(limit, int | float) and decided(float(limit))
+    return decided(operation.name, limit) is not None

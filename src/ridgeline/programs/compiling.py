@@ -322,11 +322,15 @@ def _tied(_manager: Any, _scope: Any) -> list[str]:
 
 @contextlib.contextmanager
 def many_variants() -> Iterator[None]:
-    """Let torch compile up to `MOST_VARIANTS` variants of a function inside, and guard all that it reads."""
+    """Let torch compile up to `MOST_VARIANTS` variants of a function inside, and guard all that it reads.
+
+    NumPy's random numbers are left to NumPy: in a program torch would draw others, of its own generator.
+    """
     explain = getattr(_explaining, _EXPLAIN_TIED)
-    limit = _limits.recompile_limit
+    limit, draws = _limits.recompile_limit, _limits.use_numpy_random_stream
     trusted = [name for name in _GUARDING if getattr(_limits, name)]
     _limits.recompile_limit = max(limit, MOST_VARIANTS)
+    _limits.use_numpy_random_stream = True
     for name in trusted:
         setattr(_limits, name, False)
     setattr(_explaining, _EXPLAIN_TIED, _tied)
@@ -334,7 +338,7 @@ def many_variants() -> Iterator[None]:
         yield
     finally:
         setattr(_explaining, _EXPLAIN_TIED, explain)
-        _limits.recompile_limit = limit
+        _limits.recompile_limit, _limits.use_numpy_random_stream = limit, draws
         for name in trusted:
             setattr(_limits, name, True)
 

@@ -89,7 +89,8 @@ def num_samples(batch: Any) -> int:
     if not sizes or len(set(sizes)) > 1:
         raise BatchError(
             f"wanted a batch whose tensors share their leading dimension, got sizes {sizes or 'of none'}; "
-            "put the samples along dimension 0 of every tensor, or one dictionary for each into a list"
+            "put the samples along dimension 0 of every tensor (labels of all texts in one row, as for CTC: "
+            "pad them to a row for each), or one dictionary for each into a list"
         )
     return sizes[0]
 

@@ -29,6 +29,7 @@ from ridgeline.programs.watches.class_watch import ClassWatch
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.nests import tensors_in
+from ridgeline.units import counted
 
 
 class CallableForm(NamedTuple):
@@ -146,14 +147,14 @@ def _trace(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     baked = [w for w in caught if issubclass(w.category, torch.jit.TracerWarning)]
     if baked:
         raise CaptureError(
-            f"wanted TorchScript of {name}, got a trace in which {len(baked)} values read to the host "
-            f"would be constants, the first at {baked[0].filename}:{baked[0].lineno}; use another mode"
+            f"wanted TorchScript of {name}, got a trace in which {counted(len(baked), 'value')} read to the "
+            f"host would be constants, the first at {baked[0].filename}:{baked[0].lineno}; use another mode"
         )
     num_constants = _num_constants(traced, fn)
     if num_constants:  # equal ones become one, and follow only one of the tensors that they were
         raise CaptureError(
-            f"wanted TorchScript of {name}, got a trace in which {num_constants} tensors from outside "
-            "of its modules would be constants; make them buffers, or use another mode"
+            f"wanted TorchScript of {name}, got a trace in which {counted(num_constants, 'tensor')} from "
+            "outside of its modules would be constants; make them buffers, or use another mode"
         )
     return traced
 

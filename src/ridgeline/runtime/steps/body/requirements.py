@@ -1,6 +1,7 @@
 """What a training step asks of its optimizer, its numbers and its plan, before anything is touched."""
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -32,6 +33,10 @@ from ridgeline.workers.world import JOIN, World
 
 _EXCHANGING = ("torch.distributed._composable.", "torch.distributed.fsdp.")
 """Where the classes are that torch puts above a module's own so that it exchanges gradients itself."""
+_CONTAINING = (
+    "use execution='eager', or 'step-graph' (on a GPU 'graph', too) where it can be one program"
+)
+_COMPILED_TOO = re.compile(r"'compiled'(, which leaves that to Python,)? or 'eager'")
 _PARTED = "torch.distributed.tensor"
 """Where the class of parameters is of which each worker holds a part."""
 
@@ -74,14 +79,26 @@ def check_differentiable(model: nn.Module, loss_fn: Any, plan: Plan) -> None:
     if place := second_gradients(model, loss_fn):
         raise CaptureError(
             f"wanted a step without gradients of gradients for execution={plan.execution!r}, got "
-            f"create_graph=True or torch.autograd.functional in {place}; use execution='step-graph', 'graph' "
-            "or 'eager'"
+            f"create_graph=True or torch.autograd.functional in {place}; {_CONTAINING}"
         )
     if place := retained_graphs(model, loss_fn):
         raise CaptureError(
             f"wanted a step with one backward pass through each call for execution={plan.execution!r}, got "
-            f"retain_graph=True in {place}; use execution='step-graph', 'graph' or 'eager'"
+            f"retain_graph=True in {place}; {_CONTAINING}"
         )
+
+
+def advised_otherwise(error: CaptureError, model: nn.Module, loss_fn: Any) -> CaptureError | None:
+    """The refusal of a step as one program, without advice to compile what `check_differentiable` refuses.
+
+    None where all that the refusal advises takes this step.
+    """
+    text = _COMPILED_TOO.sub("'eager'", str(error))
+    if text == str(error) or not (
+        second_gradients(model, loss_fn) or retained_graphs(model, loss_fn)
+    ):
+        return None
+    return type(error)(text)
 
 
 def check_second_order(optimizer: Optimizer, plan: Plan, *, num_workers: int) -> None:

@@ -21,7 +21,9 @@ from ridgeline.reach.undo import Undo
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
-from ridgeline.runtime.steps.whole_step.forked_draws import is_draw, refusing_forked_draws
+from ridgeline.runtime.steps.whole_step.draws.decided_draws import take_host_draws
+from ridgeline.runtime.steps.whole_step.draws.forked_draws import is_draw, refusing_forked_draws
+from ridgeline.runtime.steps.whole_step.draws.random_order import draw_in_memory_order
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, StateTensor
 from ridgeline.runtime.steps.whole_step.outside import (
     OutsideGradients,
@@ -31,7 +33,6 @@ from ridgeline.runtime.steps.whole_step.outside import (
     check_hooks,
     check_kept,
 )
-from ridgeline.runtime.steps.whole_step.random_order import draw_in_memory_order
 from ridgeline.runtime.steps.whole_step.scalar_gathering import gather_scalars
 from ridgeline.runtime.steps.whole_step.trace import TracedOptimizer, trace_graph
 from ridgeline.tensors import batch as batches
@@ -54,6 +55,7 @@ class StepProgram:
         clip_norm: Total norm that gradients are clipped to, or None; a constant of the program.
         accumulate: Micro-batches per step.
         written: Places among `inputs` that the step writes in place.
+        host_draws: Random numbers that a step as written draws on the host of a GPU, and that decide nothing.
         device: Where the step runs.
     """
 
@@ -78,6 +80,7 @@ class StepProgram:
         self.clip_norm = clip_norm
         self.accumulate = accumulate
         self.device = (*(entry.tensor for entry in state), *self.inputs)[0].device
+        self.host_draws = take_host_draws(graph) if self.device.type != "cpu" else ()
 
     @property
     def loss(self) -> Tensor:

@@ -21,9 +21,9 @@ from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.optimizers.groups import parameters_of
 from ridgeline.packages.compilers import working_compiler
 from ridgeline.reach.generators import random_state_kept
-from ridgeline.reach.second_gradients import retained_graphs, second_gradients
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
+from ridgeline.runtime.steps.body.requirements import advised_otherwise
 from ridgeline.runtime.steps.checks.allowed_gaps import few
 from ridgeline.runtime.steps.checks.equivalence import check_replay
 from ridgeline.runtime.steps.whole_step.binding import BoundStep, ReplayedStep, bind
@@ -145,6 +145,8 @@ class StepGraphRunner:
         prepared.program.lifted.rates.refresh()
         self._body.overhead_ns = time.perf_counter_ns() - begin
         self._recorder.mark(WHOLE_STEP)
+        for draw in prepared.program.host_draws:
+            draw.repeat()
         return prepared.step(inputs)
 
     def _find(self, batch: Any) -> tuple[Prepared, list[Tensor]] | None:
@@ -280,7 +282,11 @@ class StepGraphRunner:
             return self._compile(batch)
         except CaptureError as error:
             if not self._prepared:
-                raise
+                # Who follows the advice must not be sent back here.
+                body = self._body
+                raise (
+                    advised_otherwise(error, body.model, body.loss_fn) or error
+                ) from error.__cause__
             # The usual shape trains on; trying again would compile for minutes in vain.
             self._refused.add(batches.signature(batch))
             self._note(f"{OTHER_SHAPES}: {error}")
@@ -320,15 +326,15 @@ class StepGraphRunner:
         return Prepared(BatchPattern(program.batch), reads, program, step, file)
 
     def _read(self, batch: Any) -> StepReads:
+        kind = self._world.device.type
         try:
-            return StepReads(self._body, batch, self._world.device.type, is_lifted=True)
+            return StepReads(self._body, batch, kind, is_lifted=True)
         except UnreadableError as error:
-            model, loss_fn = self._body.model, self._body.loss_fn
-            is_refused = second_gradients(model, loss_fn) or retained_graphs(model, loss_fn)
-            instead = "'compiled', which leaves that to Python, or 'eager'"
-            # Who follows that advice must not be sent back here.
-            instead = "'eager'" if is_refused else instead
-            raise UnreadableError(f"{error}; use execution={instead}") from error
+            # It may branch on random numbers that decide nothing. The trace refuses those that decide.
+            with contextlib.suppress(UnreadableError):
+                return StepReads(self._body, batch, kind, is_lifted=True, has_idle_draws=True)
+            instead = "use execution='compiled', which leaves that to Python, or 'eager'"
+            raise UnreadableError(f"{error}; {instead}") from error
 
     def _name_without_gradients(self) -> None:
         """Say which gradients a step as written leaves for another optimizer, and a program does not."""

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 from ridgeline.reach.owners import is_machinery
+from ridgeline.runtime.steps.whole_step.draws.decided_draws import DecidedDraws
 from ridgeline.runtime.steps.whole_step.rates import ScaledByTensors
 
 _READS_A_VALUE = "aten._local_scalar_dense.default"
@@ -45,7 +46,9 @@ def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) 
     """
     try:
         with _tracing():
-            graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+            graph = make_fx(_deciding(step), tracing_mode="fake", _allow_non_fake_inputs=True)(
+                *arguments
+            )
     except RidgelineError:
         raise
     except Exception as error:
@@ -70,9 +73,52 @@ def _place_of_read(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor
     watch = _Reads()
     # Traced again, as nodes keep no lines and watching costs. What fails now has not failed before.
     with contextlib.suppress(Exception), _tracing(), watch:
-        make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+        make_fx(_deciding(step), tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
     torch.clear_autocast_cache()
     return watch.place
+
+
+def _deciding(step: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+    def traced(*tensors: Tensor) -> list[Tensor]:
+        with DecidedDraws(), _SameMemory():
+            return step(*tensors)
+
+    return traced
+
+
+class _SameMemory(TorchFunctionMode):
+    """Inside, no tensor is given other memory by `.data =`, which a trace would pass over.
+
+    A comparison of some steps need not show it: parameters may be clipped that way now and then only.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The result of the operator.
+
+        Raises:
+            CaptureError: it sets what a tensor holds.
+        """
+        if func == _SETTING:
+            raise CaptureError(
+                "wanted a step that writes into tensors where they lie, got `.data = ...`"
+                f"{_place_of_caller()}, which gives one other memory and is no operator of a program; write "
+                ".data.copy_(...), or use execution='compiled' or 'eager'"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+_SETTING = Tensor.data.__set__  # type: ignore[attr-defined] - what torch hands on for `.data = ...`
+
+
+def _place_of_caller() -> str:
+    frame = _innermost(traceback.extract_stack()[:-2])
+    return f" at {Path(frame.filename).name}:{frame.lineno} in {frame.name}"
 
 
 class _Reads(TorchFunctionMode):
@@ -91,8 +137,7 @@ class _Reads(TorchFunctionMode):
     ) -> Any:
         """The result of the operator."""
         if func in _READERS and not self.place and isinstance(args[0], FakeTensor):
-            frame = _innermost(traceback.extract_stack()[:-1])
-            self.place = f" at {Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+            self.place = _place_of_caller()
         return func(*args, **(kwargs or {}))
 
 
@@ -205,7 +250,10 @@ def _refusal(error: Exception) -> str:
         where += ", within the backward pass"
     instead = "use execution='eager'"
     if isinstance(error, _HOST_READS) or "tracing tensor" in str(error):
-        instead = f"remove what reads values on the host (.item(), float(), `if` on a tensor) or {instead}"
+        instead = (
+            "remove what reads values on the host (.item(), float(), `if` on a tensor) or use "
+            "execution='compiled' or 'eager'"
+        )
     return f"wanted a step that can be written as one program, got {_reason(error)}, {where}; {instead}"
 
 

@@ -1,0 +1,35 @@
+"""What is said of a program that torch's compiler cannot read."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import CaptureError
+from ridgeline.guards.obstacles import obstacle
+from ridgeline.plan import Plan
+from ridgeline.session import TrainStep
+
+
+def test_an_error_that_quotes_another_is_cut_at_its_first_line() -> None:
+    """Torch's compiler quotes what operators raised in one line, line ends and all."""
+    quoted = RuntimeError(
+        'when making fake tensor call: RuntimeError("No data.\\nIf you are using")'
+    )
+    assert obstacle(quoted) == 'when making fake tensor call: RuntimeError("No data'
+
+
+def test_a_batch_that_is_made_to_want_gradients_is_named() -> None:
+    """As energies of physics are often written; the next step would find the batch changed."""
+
+    def forces(model: nn.Module, batch: Tensor) -> Tensor:
+        batch.requires_grad_(True)
+        (force,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
+        return force.square().mean()
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = TrainStep(model, forces, optimizer, plan=Plan(execution="step-graph"))
+    step(torch.ones(2, 3))
+    message = r"as in x\.clone\(\)\.requires_grad_\(\) \(test_obstacles.py:\d+ in forces\); use execution='eager'"
+    with pytest.raises(CaptureError, match=message):
+        step(torch.ones(2, 3))

@@ -243,6 +243,8 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         settings += ((reads_saving_hooks, False),)
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
+    # With what is inside of a graph: what a checkpoint or a condition calls.
+    codes = [part.code for part in graph.modules() if isinstance(part, fx.GraphModule)]
     return {
         "writes": writes,
         "settings": settings,
@@ -256,7 +258,7 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         "code": code,
         "functions": noted_functions(output),
         "graph": "\n".join(
-            map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
+            map(str, (*codes, _inputs(placeholders), _results(graph, placeholders), kernels))
         ),
     }
 

@@ -281,6 +281,8 @@ def test_guards_hold_until_it_changes(name: str) -> None:
 @pytest.mark.parametrize("name", MADE)
 def test_a_change_compiles_anew(name: str) -> None:
     """Where nothing but the compiler's guards looks, too."""
+    if name in ("tuple that is one", "nan in a list") and torch.__version__ < "2.13":
+        pytest.skip("before torch 2.13 its compiler makes tuples and nan anew")
     read, change = MADE[name]
     compiled: list[fx.GraphModule] = []
 

@@ -234,6 +234,8 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
         output.guards.inner.difference_update([g for g in output.guards if is_of_saving(g)])
         settings += ((reads_saving_hooks, False),)
     taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
+    # With what is inside of a graph: what a checkpoint or a condition calls.
+    codes = [part.code for part in graph.modules() if isinstance(part, fx.GraphModule)]
     return {
         "writes": writes,
         "settings": settings,
@@ -248,9 +250,7 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
         "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
         "code": code,
         "functions": noted_functions(output),
-        "graph": "\n".join(
-            map(str, (graph.code, inputs_of(placeholders), results.described, kernels))
-        ),
+        "graph": "\n".join(map(str, (*codes, inputs_of(placeholders), results.described, kernels))),
     }
 
 

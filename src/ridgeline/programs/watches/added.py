@@ -41,6 +41,7 @@ from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_mod
 from ridgeline.programs.watches.identities import (
     asks_identity,
     follow_identities,
+    is_no_number,
     may_be_one,
     pattern,
     plain_names,
@@ -50,12 +51,15 @@ from ridgeline.programs.watches.imports import (
     are_current,
     follow_imports,
     imports_of,
+    own_builtins,
     require_module,
+    require_names_of_python,
 )
 from ridgeline.programs.watches.instances import (
     classes_in_cells,
     instance_checks,
     require_class_of_plain,
+    require_members,
     require_metaclass,
 )
 from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
@@ -115,6 +119,7 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
         functions = noted_functions(output)
         if functions:
             of_process.append(functools.partial(require_functions, functions))
+        of_process.append(functools.partial(require_names_of_python, code, tuple(functions)))
         of_process.append(functools.partial(_require_instances, sources, tuple(functions)))
         of_process.append(functools.partial(_require_identities, sources, code))
         # For what is about the process and no object, one guard is enough, at whichever object.
@@ -140,12 +145,15 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
     yield _require_methods
     yield functools.partial(require_module, frozenset().union(*map(names_in, code)))
     yield require_metaclass
+    yield require_members
     yield require_class_of_plain
     catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
     if catches_unknown or _has_names(code, _KEY_ERRORS):
         yield _require_keys
     if catches_unknown or _has_names(code, _ATTRIBUTE_ERRORS | _DICTIONARIES):
         yield _require_attributes
+    else:
+        yield _require_late
 
 
 def _has_names(code: Iterable[types.CodeType], names: frozenset[str]) -> bool:
@@ -229,6 +237,14 @@ def _require_keys(builder: Any, guard: Guard) -> None:
             compare(manager, frozenset, value, f"the keys of {guard.name}")
 
 
+def _require_late(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the attributes of an object that has a method for those it has not."""
+    value = value_of(builder, guard)
+    code = getattr(getattr(type(value), "__getattr__", None), "__code__", None)
+    if code is not None and is_users(code.co_filename):
+        _require_attributes(builder, guard)
+
+
 def _require_attributes(builder: Any, guard: Guard) -> None:
     value = value_of(builder, guard)
     if hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS):
@@ -300,6 +316,7 @@ def _require_identities(
     guards = [Guard(source, _require_same) for source in sources]
     named = [(guard.name, value_of(builder, guard)) for guard in guards]
     names = plain_names(named, code)
+    names += [name for name, value in named if is_no_number(value)]
     if asks_identity(code):
         names += [name for name, value in named if may_be_one(name, value)]
     if len(names) > 1:
@@ -321,17 +338,6 @@ def _own_methods(value: Any) -> dict[str, tuple[Any, int]]:
         for name, method in own.items()
         if type(method) is types.MethodType
     }
-
-
-def own_builtins(code: Iterable[types.CodeType]) -> list[str]:
-    """What code of the user's may find among Python's own names and Python has not put there."""
-    own = vars(builtins)
-    names = {name for part in code if is_users(part.co_filename) for name in part.co_names}
-    return [
-        name
-        for name in sorted(names & own.keys())
-        if getattr(own[name], "__module__", None) != builtins.__name__
-    ]
 
 
 def _environment(_: Any) -> dict[Any, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ridgeline.programs.watches.classes import CALLS_OF_MODULES
 from ridgeline.programs.watches.conditions import Conditions
 from ridgeline.reach.owners import is_users_class
 from ridgeline.reach.reach import Reach
@@ -60,6 +61,8 @@ class ClassWatch:
         for kind in {*map(type, reach.modules)}:
             # Layers of libraries are patched where they are defined; the compiler trusts those of torch.
             if isinstance(inspect.getattr_static(kind, "forward", None), types.FunctionType):
-                own, forward = conditions.constant(kind), conditions.constant(kind.forward)
-                conditions.require(f"{own}.forward is {forward}")
+                own = conditions.constant(kind)
+                for name in ("forward", *CALLS_OF_MODULES):
+                    held = conditions.constant(getattr(kind, name))
+                    conditions.require(f"{own}.{name} is {held}")
         return conditions.all_hold()

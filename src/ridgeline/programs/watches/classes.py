@@ -25,6 +25,8 @@ have names that their metaclass hides, such as `__annotations__` of functions.""
 _CLASS_VARIABLE = re.compile(r"\.__dict__\)\['(\w+)'\]")
 _ANNOTATIONS = "__annotations__"
 """What a class gets as soon as anybody asks for it."""
+CALLS_OF_MODULES = ("__call__", "_call_impl")
+"""What leads to a module's `forward`."""
 _KINDS = (int, float, str, list, dict, set, memoryview, types.GeneratorType, types.CoroutineType)
 _MORE = (
     "__bool__", "__bytes__", "__call__", "__ceil__", "__complex__", "__delete__", "__enter__", "__exit__",
@@ -91,8 +93,12 @@ def require_classes(
             # What is new may hide what is inherited, or be what code looks for in vain.
             count = len(vars(base).keys() - {_ANNOTATIONS})
             conditions.require(f"len({own}) - ({_ANNOTATIONS!r} in {own}) == {count}")
-        if issubclass(kind, nn.Module) and is_users_class(kind):  # the compiler calls `forward`
-            conditions.require(f"{owner}.__call__ is {conditions.constant(kind.__call__)}")
+        if is_users_class(kind):  # another where it was given other bases
+            conditions.require(f"{owner}.__mro__ is {conditions.constant(kind.__mro__)}")
+        if issubclass(kind, nn.Module):  # the compiler calls `forward`, whatever these do
+            for name in CALLS_OF_MODULES:
+                called = conditions.constant(getattr(kind, name))
+                conditions.require(f"{owner}.{name} is {called}")
         for name in sorted({name for base in kind.__mro__ for name in vars(base)}):
             value = inspect.getattr_static(kind, name)
             function = underlying(value)

@@ -6,6 +6,7 @@ where one of them begins at an argument and the other at a variable of a module 
 
 import dis
 import functools
+import math
 import re
 import types
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from torch._dynamo import variables
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import builder as builders
 from torch._dynamo.variables import builtin
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._guards import Guard
 
 from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, value_of
@@ -45,8 +47,9 @@ def follow_identities() -> None:
     """
     builders.make_dupe_guard = _found_again  # type: ignore[assignment]
     if _compare_in_torch is not None:
-        for module in (_protocol, builtin):
-            setattr(module, _name, _compare)
+        setattr(_protocol, _name, _compare)
+        # Where code asks with `is`: the other asks for what is equal, too.
+        setattr(builtin, _name, functools.partial(_compare, is_exact=True))
 
 
 def _found_again(source: Any, first: Any) -> Any:
@@ -56,26 +59,40 @@ def _found_again(source: Any, first: Any) -> Any:
     return functools.partial(_require_identity, first) if is_unguarded and _is_ours() else guard
 
 
-def _compare(left: Any, right: Any) -> Any:
+def _compare(left: Any, right: Any, *, is_exact: bool = False) -> Any:
     """In place of torch's: whether two objects of a program are one, None where that is unknown."""
     result = _compare_in_torch(left, right)
     one, other = (getattr(part, "source", None) for part in (left, right))
-    if result is not None and one is not None and other is not None and one != other and _is_ours():
-        guard = Guard(one, functools.partial(_require_identity, other))
-        InstructionTranslator.current_tx().output.guards.add(guard)
+    if one is None or other is None or one == other or not _is_ours():
+        return result
+    output = InstructionTranslator.current_tx().output
+    values = [_found(output, source) for source in (one, other)]
+    if UNKNOWN not in values:
+        # To torch each tuple and each partial function is another than all others: it makes them anew.
+        result = ConstantVariable.create(values[0] is values[1])
+    if result is not None:
+        require = functools.partial(_require_identity, other, is_exact=is_exact)
+        output.guards.add(Guard(one, require))
     return result
+
+
+def _found(output: Any, source: Any) -> Any:
+    """What a source of a program gives; something unknown where that is no object of the program's."""
+    try:
+        return output.resolve_source_value(source)
+    except (NameError, *MISSING, NotImplementedError):
+        return UNKNOWN
 
 
 def _is_ours() -> bool:
     return is_marked(InstructionTranslator.current_tx().output.compiler_fn)
 
 
-def _require_identity(other: Any, builder: Any, guard: Guard) -> None:
+def _require_identity(other: Any, builder: Any, guard: Guard, *, is_exact: bool = False) -> None:
     """A `Guard` on whether what it is about is what another source gives."""
     name = other.name if isinstance(other.name, str) else other.name()  # a method before torch 2.12
     of_other = Guard(other, functools.partial(_require_identity, other))
     values = value_of(builder, guard), value_of(builder, of_other)
-    # Plain values are compared by what they are.
     if all(map(is_plain_value, values)) or any(value is UNKNOWN for value in values):
         return
     find, find_other = of_name(builder, guard.name), of_name(builder, name)
@@ -96,6 +113,11 @@ def asks_identity(code: Iterable[types.CodeType]) -> bool:
     return _compare_in_torch is None and any(
         is_users(part.co_filename) and _asks(part) for part in code
     )
+
+
+def is_no_number(value: Any) -> bool:
+    """Whether a value is `nan`: such an object equals itself only, and only where it is looked for."""
+    return isinstance(value, float) and math.isnan(value)
 
 
 def plain_names(named: Iterable[tuple[str, Any]], code: Iterable[types.CodeType]) -> list[str]:

@@ -2,13 +2,14 @@
 
 Torch's compiler compares what was read from such a module, takes for granted that the name still means it,
 and goes on with the first module of a name that the process has imported. Of names that a module does not
-have it compares nothing.
+have it compares nothing, be they Python's own (`max`), which the module may get, or be put among those.
 """
 
+import builtins
 import re
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch._dynamo import symbolic_convert
@@ -17,6 +18,7 @@ from torch._guards import Guard
 
 from ridgeline.programs.watches.comparing import value_of
 from ridgeline.reach.owners import is_users
+from ridgeline.reach.reach import names_in
 
 _GLOBALS = re.compile(r"G\['__import_\w+'\]")
 """The compiler's name of a module whose own functions read variables of it: no code asks others so."""
@@ -87,6 +89,55 @@ def require_module(names: frozenset[str], builder: Any, guard: Guard) -> None:
 
     manager = builder.get_guard_manager(guard)
     manager.add_lambda_guard(is_same, [f"what {guard.name} lacks changed"], None)
+
+
+def own_builtins(code: Iterable[types.CodeType]) -> list[str]:
+    """What code of the user's may find among Python's own names and Python has not put there."""
+    own = vars(builtins)
+    names = _names_of_users(code)
+    return [
+        name
+        for name in sorted(names & own.keys())
+        if getattr(own[name], "__module__", None) != builtins.__name__
+    ]
+
+
+def require_names_of_python(
+    code: Sequence[types.CodeType],
+    functions: Iterable[types.FunctionType],
+    builder: Any,
+    _: Guard,
+) -> None:
+    """A `Guard` on names that functions find among Python's: their modules have none of these.
+
+    `code` is that of all functions that were read, `functions` are the user's that the program calls.
+    """
+    scope = builder.scope["G"]
+    asked = {id(scope): (scope, _names_of_users(code))}
+    for function in functions:
+        own = function.__globals__
+        _, names = asked.setdefault(id(own), (own, set()))
+        names.update(_names_of_users([function.__code__]))
+    free = [
+        (own.keys(), frozenset(names & vars(builtins).keys() - own.keys()))
+        for own, names in asked.values()
+    ]
+    free = [(own, names) for own, names in free if names]
+
+    def is_same(_: Any) -> bool:
+        for own, names in free:  # noqa: SIM110 - `all` makes a generator, in every call
+            if not own.isdisjoint(names):
+                return False
+        return True
+
+    if free:
+        what = "a module got a name that stood for one of Python's"
+        builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
+
+
+def _names_of_users(code: Iterable[types.CodeType]) -> set[str]:
+    users = (part for part in code if is_users(part.co_filename))
+    return set().union(*map(names_in, users))
 
 
 def _import_module(name: str) -> Any:

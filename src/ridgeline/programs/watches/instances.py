@@ -5,6 +5,8 @@ abstract one later, and an object may get the method that a protocol asks for.
 """
 
 import abc
+import copy
+import enum
 import functools
 import types
 import weakref
@@ -18,6 +20,8 @@ from ridgeline.programs.watches.comparing import compare, content_of, value_of
 from ridgeline.reach.owners import is_users_class
 
 _OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
+_OF_MEMBERS = ("_member_map_", "_value2member_map_", "_member_names_")
+"""Where an enumeration keeps its members."""
 _PLAIN = (bool, int, float, complex, str, bytes)
 _NO_OBJECTS = (type, types.ModuleType, types.FunctionType, torch.Tensor)
 
@@ -93,6 +97,20 @@ def require_metaclass(builder: Any, guard: Guard) -> None:
     if check := metaclass_check(value):
         manager = builder.get_guard_manager(guard)
         manager.add_lambda_guard(check, [f"the class of {guard.name} changed"], None)
+
+
+def require_members(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the members of an enumeration, by name and by value, which the compiler looks up once."""
+    value = value_of(builder, guard)
+    if isinstance(value, enum.EnumMeta):
+        stores: list[Any] = [vars(value)[name] for name in _OF_MEMBERS if name in vars(value)]
+        held = [copy.copy(store) for store in stores]
+
+        def is_same(_: Any) -> bool:
+            return stores == held  # members are compared by identity first
+
+        manager = builder.get_guard_manager(guard)
+        manager.add_lambda_guard(is_same, [f"a member of {guard.name} changed"], None)
 
 
 def require_class_of_plain(builder: Any, guard: Guard) -> None:

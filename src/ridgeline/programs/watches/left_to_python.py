@@ -125,7 +125,7 @@ def _make_of_class(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str
     """In place of the call of a class."""
     if is_marked(tx.output.compiler_fn) and _decides_calls(type(variable.value)):
         name = variable.value.__qualname__
-        _refuse(
+        refuse(
             name,
             f"a call of {name}, whose metaclass decides what that gives, where a captured program does not "
             "look; make the object outside, and hold it in an attribute",
@@ -142,7 +142,7 @@ def _detect(translator: Any, *args: Any) -> bool:
 
 def _refuse_cache(wrapper: Any) -> NoReturn:
     name = getattr(wrapper.__wrapped__, "__qualname__", repr(wrapper.__wrapped__))
-    _refuse(
+    refuse(
         name,
         f"a call of {name}, which keeps its results in a cache of Python's, where a captured program "
         "does not look; call it outside and pass what it gives, or take the cache away",
@@ -151,7 +151,7 @@ def _refuse_cache(wrapper: Any) -> NoReturn:
 
 
 def _refuse_draws(name: str) -> NoReturn:
-    _refuse(
+    refuse(
         name,
         f"{name}, whose state is Python's, where a captured program does not look; draw outside and pass "
         "what it gives, or draw with torch",
@@ -159,7 +159,7 @@ def _refuse_draws(name: str) -> NoReturn:
     )
 
 
-def _refuse(name: str, what: str, why: str) -> NoReturn:
+def refuse(name: str, what: str, why: str) -> NoReturn:
     """Have the compiler leave a call to Python, or say why it cannot."""
     unimplemented(gb_type=what, context=name, explanation=why, hints=[])
 

@@ -1,30 +1,91 @@
-"""Keys that a program makes and looks up in a dictionary: a tuple with a module in it, a weak reference.
+"""Keys that a program looks up: objects, and what it makes (a tuple with a module in it, a weak reference).
 
-The compiler compares a key that is a constant, or that it found somewhere. For others it guards nothing
+Torch's compiler compares a key that is a constant, or that it found somewhere. For others it guards nothing
 (torch 2.11 to 2.13), so that an entry which is new, gone or elsewhere would not be seen, as in a
-`WeakKeyDictionary`.
+`WeakKeyDictionary`. Of an object that is looked for it compares the class, though another one of that class
+may be a key, too.
 """
 
+import enum
+import functools
+import types
 from typing import Any
 
+import torch
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import SetVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._guards import Guard
 
-_contains: Any = ConstDictVariable.__contains__
+from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, value_of
+from ridgeline.programs.watches.identities import is_no_number
+from ridgeline.programs.watches.left_to_python import is_marked, refuse
+
+_KINDS: tuple[Any, ...] = (ConstDictVariable, SetVariable)
+_COMPARED = (type, types.FunctionType, types.ModuleType, types.NoneType, enum.Enum)
+"""What the compiler compares by identity."""
+_contains: dict[Any, Any] = {kind: kind.__contains__ for kind in _KINDS}
 
 
 def compare_made_keys() -> None:
-    """Have the compiler of this process compare all keys where a program looks for one that it makes."""
+    """Have the compiler of this process compare keys where a program looks for such; again, too."""
     # By `__contains__`, which is asked before each look-up; what has a guard gets no second one.
-    ConstDictVariable.__contains__ = _is_in  # type: ignore[method-assign]
+    for kind in _KINDS:
+        kind.__contains__ = functools.partialmethod(_is_in, _contains[kind])
 
 
-def _is_in(variable: Any, key: VariableTracker) -> bool:
-    """In place of the method of `ConstDictVariable`."""
-    is_made = key.source is None and not key.is_python_constant()
-    if is_made and variable.source is not None:
-        effects = InstructionTranslator.current_tx().output.side_effects
-        if not effects.is_modified(variable):  # which was compared when the program changed it
+def _is_in(variable: Any, in_torch: Any, key: VariableTracker) -> bool:
+    """In place of the method of dictionaries and sets."""
+    output = InstructionTranslator.current_tx().output
+    if is_marked(output.compiler_fn) and is_no_number(_constant(key)):
+        refuse(
+            "nan",
+            "nan looked up in a dictionary or set, where Python asks whether it is the same object; ask with "
+            "math.isnan(...) before",
+            "The compiler makes another object of it.",
+        )
+    # What the program has changed was compared when it did so.
+    if variable.source is not None and not output.side_effects.is_modified(variable):
+        if key.source is not None:
+            if is_marked(output.compiler_fn):
+                require = functools.partial(_require_key, variable.source)
+                output.guards.add(Guard(key.source, require))
+        elif not key.is_python_constant() and isinstance(variable, ConstDictVariable):
             variable.install_dict_keys_match_guard()
-    return bool(_contains(variable, key))
+    return bool(in_torch(variable, key))
+
+
+def _constant(key: VariableTracker) -> Any:
+    return key.as_python_constant() if key.is_python_constant() else None
+
+
+def _require_key(source: Any, builder: Any, guard: Guard) -> None:
+    """A `Guard` on an object that is looked for: none of the keys, or the one that it was."""
+    of_keys = Guard(source, functools.partial(_require_key, source))
+    key, keys = value_of(builder, guard), value_of(builder, of_keys)
+    if not (_is_one_of_many(key) and isinstance(keys, (dict, set, frozenset))):
+        return
+    find, find_keys = of_name(builder, guard.name), of_name(builder, of_keys.name)
+    place = _place(key, keys)
+
+    def is_same(now: Any) -> bool:
+        try:
+            return _place(find(now), find_keys(now)) == place
+        except MISSING:  # what is compared of the way to it is compared later
+            return False
+
+    what = f"whether {guard.name} is in {of_keys.name} changed"
+    builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
+
+
+def _is_one_of_many(key: Any) -> bool:
+    """Whether a key is an object that equals itself only, and the compiler takes another one for the same."""
+    if key is UNKNOWN or isinstance(key, _COMPARED):
+        return False
+    return isinstance(key, torch.Tensor) or type(key).__eq__ is object.__eq__
+
+
+def _place(key: Any, keys: Any) -> int | None:
+    # The key of a dictionary lives as long as that, so that no other object gets its number.
+    return id(key) if key in keys else None

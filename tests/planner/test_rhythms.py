@@ -93,17 +93,17 @@ def test_what_travels_late_is_encoded_where_losses_are_allowed() -> None:
 
     def encoded(allow: tuple[str, ...]) -> set[str]:
         found = ranked(allow=allow).candidates
-        return {c.plan.sync.compression for c in found if c.plan.sync.options == {"delay": 40}}
+        return {c.plan.sync.compression for c in found if set(c.plan.sync.options) == {"delay"}}
 
     assert encoded(ALONE) == {"none"}
     assert encoded(("compression",)) == set()
-    assert encoded(("compression", *ALONE)) == {"none", "bf16"}
+    assert encoded(("compression", *ALONE)) == {"none", "int8"}
 
     def verdict(*allow: str) -> str:
         machine = make_machine(latency_s=1e-4, bandwidth=2e6)
         plan = Plan(workers=2, threads=1)
         rows = exchange_table(machine, {2: make_workload()}, plan, allow=allow)
-        (row,) = [one for one in rows if one.every > 1 and one.compression == "bf16"]
+        (row,) = [one for one in rows if one.every > 1 and one.compression == "int8"]
         return row.verdict
 
     assert f"needs allow=('local-steps', 'compression'): {UNKNOWN_LOSS}" in verdict()

@@ -51,7 +51,7 @@ def test_all_words_have_a_row() -> None:
         "every 50",
         "every 50 10 late",
         "every 50 40 late",
-        "every 50 40 late bf16",
+        "every 50 20 late int8",
         "every 100 10 late",
     ]
     assert len(rows) == len(ALGORITHMS) + len(lossy) + 1 + len(RHYTHMS)

@@ -62,16 +62,16 @@ RHYTHMS = (
     Rhythm(every=50),
     Rhythm(every=50, fragments=4, delay=10),
     Rhythm(every=50, delay=40),
-    Rhythm(every=50, delay=40, compression="bf16"),
+    Rhythm(every=50, delay=20, compression="int8"),
     Rhythm(every=100, fragments=4, delay=10),
 )
 """From the mildest on.
 
 Source: 8, local SGD: Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020. 50,
 the shortest of those compared for DiLoCo (500 in its main runs): Douillard et al., 2023. 100: INTELLECT-1,
-Jaghouar et al., 2024. Fragments and delay: Douillard et al., "Streaming DiLoCo", 2025; here
-those that were measured to keep the accuracy of ResNet-18, with AdamW and with SGD, 4 fragments 10 steps late
-and all 40 late (`benchmarks/results/convergence_*.json`).
+Jaghouar et al., 2024. Fragments, delay and bits: Douillard et al., "Streaming DiLoCo", 2025, which sends 4;
+here those that were measured to keep the accuracy of ResNet-18, with AdamW and with SGD: 4 fragments 10 steps
+late, all 40 late, and all 20 late in 8 bits (`benchmarks/results/convergence_*.json`).
 """
 
 

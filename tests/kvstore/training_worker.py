@@ -3,10 +3,12 @@
 torchrun --nproc-per-node 4 training_worker.py
 """
 
+import os
 import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import pytest
@@ -24,8 +26,9 @@ from ridgeline.runtime.training.loop import train
 from ridgeline.state.snapshot import Snapshot
 from ridgeline.workers.world import World
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "sync")]
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("", "sync", "starts")]
 
+from relay import STANDS_FOR
 from stopped_runs import StopHereError, cross_entropy, last_checkpoint, stopping_loss, tiny_task
 from stopped_runs import same as same_checkpoints
 from training_setups import PLAIN, STEPS, STORE, Net, Setup, by_one, gap, plan_of, same
@@ -91,11 +94,14 @@ def kill_server_beside() -> None:
     """Kill the server that this worker has started, if it has one, and go on at once.
 
     Another one is ready to take over: who looked for it in memory, for a second on a busy host, would be back
-    when that has long happened, and would have waited for nothing.
+    when that has long happened, and would have waited for nothing. And a process that stands for the server
+    (`relay`) would be gone some moments before it, in which short steps are made.
     """
     for beside in STARTED:
         if not beside._ends:
-            beside._process.kill()
+            number = beside._process.pid
+            _, _, other = Path(f"/proc/{number}/comm").read_text().partition(STANDS_FOR)
+            os.kill(int(other or number), SIGKILL)
 
 
 def trained(world: World, case: dict[str, Any]) -> dict[str, Any]:

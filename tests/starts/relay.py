@@ -16,6 +16,8 @@ import sys
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that are for the script. One that is killed takes it along, since the warm process looks after both."""
 LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+STANDS_FOR = "of "
+"""Name of this process, before the number of who runs the script."""
 PR_SET_PDEATHSIG = 1
 """Source: prctl(2)."""
 NAMESPACES = ("mnt", "net")
@@ -73,6 +75,9 @@ def hand_over(
         if not number:
             return None
         passing.begin(number)
+        # For a test that kills: killed itself, this process takes the script along some moments later.
+        with open("/proc/self/comm", "w") as name:  # noqa: PTH123
+            name.write(f"{STANDS_FOR}{number}")
         return int(told.readline())
 
 

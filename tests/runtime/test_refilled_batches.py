@@ -79,7 +79,7 @@ def test_each_batch_is_as_the_loader_gave_it(make: Any, fill: Any) -> None:
 @pytest.mark.parametrize("make", [Graph, Slotted, lambda: numpy.zeros(2), lambda: [torch.ones(1)]])
 def test_batches_made_anew_are_loaded_ahead(make: Callable[[], Any]) -> None:
     """What all objects of a class share is no place of theirs."""
-    memory = OwnMemory([])
+    memory = OwnMemory([], depth=1)
     memory.note([make()])
     assert not memory.is_sure
     memory.note([make()])
@@ -89,7 +89,7 @@ def test_batches_made_anew_are_loaded_ahead(make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("make", [Graph, Slotted, lambda: numpy.zeros(2), lambda: [torch.ones(1)]])
 def test_one_object_for_all_batches_is_found_out(make: Callable[[], Any]) -> None:
     """Also where the tensors in it are new ones."""
-    memory, batch = OwnMemory([]), make()
+    memory, batch = OwnMemory([], depth=1), make()
     memory.note([batch])
     if hasattr(batch, "x"):
         batch.x = torch.ones(2)

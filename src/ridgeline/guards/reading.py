@@ -243,7 +243,10 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
         "tensors": tuple(
             dict.fromkeys(
                 _expression(source)
-                for source in (*(argument.source for argument in arguments), *results.given_on)
+                for source in (
+                    *(argument.source for argument in arguments),
+                    *results.passed_through,
+                )
                 if not isinstance(source, RandomValueSource)  # drawn anew in each call
             )
         ),

@@ -34,11 +34,12 @@ class Results(NamedTuple):
 
     Attributes:
         described: Shapes, strides and dtypes of tensors, whose memory they lie in, and constants.
-        given_on: Where the program gets the tensors that it gives as they are; its graph need not have them.
+        passed_through: Where the program gets the tensors that it gives as they are; its graph need not have
+            them.
     """
 
     described: list[Any]
-    given_on: list[Any]
+    passed_through: list[Any]
 
 
 def results_of(graph: fx.GraphModule) -> Results:
@@ -47,13 +48,13 @@ def results_of(graph: fx.GraphModule) -> Results:
     Constants are compared from then on: guards are added for those that have none.
     """
     output = next(iter(reversed(graph.graph.nodes)))
-    nodes, given_on, constants = [*output.all_input_nodes], list[Any](), list[str]()
+    nodes, passed_through, constants = [*output.all_input_nodes], list[Any](), list[str]()
 
     def add(variable: Any) -> None:
         # A graph does not give what the program gives as it got it: that is on the compiler's stack only.
         if isinstance(variable, TensorVariable) and variable.as_proxy().node.op == "placeholder":
             nodes.append(variable.as_proxy().node)
-            given_on.append(variable.source)
+            passed_through.append(variable.source)
         constants.extend(_described(variable))
 
     translator = InstructionTranslator.current_tx()
@@ -69,7 +70,9 @@ def results_of(graph: fx.GraphModule) -> Results:
         for v in values
         if isinstance(v, torch.Tensor)
     ]
-    return Results([*tensors, *constants], [source for source in given_on if source is not None])
+    return Results(
+        [*tensors, *constants], [source for source in passed_through if source is not None]
+    )
 
 
 def constant_of(value: Any) -> Any:

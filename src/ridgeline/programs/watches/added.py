@@ -41,7 +41,7 @@ from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_mod
 from ridgeline.programs.watches.identities import (
     asks_identity,
     follow_identities,
-    is_no_number,
+    is_nan,
     may_be_one,
     pattern,
     plain_names,
@@ -316,7 +316,7 @@ def _require_identities(
     guards = [Guard(source, _require_same) for source in sources]
     named = [(guard.name, value_of(builder, guard)) for guard in guards]
     names = plain_names(named, code)
-    names += [name for name, value in named if is_no_number(value)]
+    names += [name for name, value in named if is_nan(value)]
     if asks_identity(code):
         names += [name for name, value in named if may_be_one(name, value)]
     if len(names) > 1:

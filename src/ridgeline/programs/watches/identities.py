@@ -115,7 +115,7 @@ def asks_identity(code: Iterable[types.CodeType]) -> bool:
     )
 
 
-def is_no_number(value: Any) -> bool:
+def is_nan(value: Any) -> bool:
     """Whether a value is `nan`: such an object equals itself only, and only where it is looked for."""
     return isinstance(value, float) and math.isnan(value)
 

@@ -19,7 +19,7 @@ from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._guards import Guard
 
 from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, value_of
-from ridgeline.programs.watches.identities import is_no_number
+from ridgeline.programs.watches.identities import is_nan
 from ridgeline.programs.watches.left_to_python import is_marked, refuse
 
 _KINDS: tuple[Any, ...] = (ConstDictVariable, SetVariable)
@@ -38,7 +38,7 @@ def compare_made_keys() -> None:
 def _is_in(variable: Any, in_torch: Any, key: VariableTracker) -> bool:
     """In place of the method of dictionaries and sets."""
     output = InstructionTranslator.current_tx().output
-    if is_marked(output.compiler_fn) and is_no_number(_constant(key)):
+    if is_marked(output.compiler_fn) and is_nan(_constant(key)):
         refuse(
             "nan",
             "nan looked up in a dictionary or set, where Python asks whether it is the same object; ask with "

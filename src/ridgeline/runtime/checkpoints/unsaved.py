@@ -65,7 +65,7 @@ class Unsaved:
             yield from _attributes(type(optimizer).__name__, optimizer)
 
 
-def told(names: str) -> str:
+def unsaved_note(names: str) -> str:
     """A line for the user."""
     return (
         f"checkpoints do not hold what training changes here: {names}; a resumed run begins with these as "

@@ -24,7 +24,7 @@ from ridgeline.runtime.checkpoints import checkpoint_directory
 from ridgeline.runtime.checkpoints.as_made import as_made
 from ridgeline.runtime.checkpoints.checkpointing import take_own
 from ridgeline.runtime.checkpoints.staging import Staging
-from ridgeline.runtime.checkpoints.unsaved import Unsaved, told
+from ridgeline.runtime.checkpoints.unsaved import Unsaved, unsaved_note
 from ridgeline.runtime.layout.initial_state import take_buffers
 from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.steps.step import PlannedStep, move
@@ -285,7 +285,7 @@ class _Run:
     def _tell_unsaved(self) -> None:
         """Say once what a checkpoint leaves out of what the steps since the first one have changed."""
         if self._unsaved is not None and (names := self._unsaved.changed()):
-            self.say(told(names))
+            self.say(unsaved_note(names))
             self._unsaved = None
 
     def settle(self, *, wait: bool) -> None:

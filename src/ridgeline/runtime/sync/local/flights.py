@@ -2,15 +2,14 @@
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.futures import Future
 
-from ridgeline.engine import Engine, Variable
+from ridgeline.engine import Engine
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.codecs.parameter_memory import fill
 from ridgeline.runtime.sync.transports.transport import Transport
@@ -32,14 +31,14 @@ class Flights:
         on_device = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_beside and on_device else None
         self._engine = Engine() if is_beside and not on_device and transport.blocks else None
-        self._tasks: dict[int, Variable] = {}
-        self._futures: dict[int, Future[Any]] = {}
+        self._waits: dict[int, Callable[[], object]] = {}
         self._ends: dict[int, torch.cuda.Event] = {}
 
     def start(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket, which is not to be read or written until `wait`."""
         if self._engine is not None:
-            reduced = self._tasks[bucket.index] = self._engine.variable(bucket.names[0])
+            reduced = self._engine.variable(bucket.names[0])
+            self._waits[bucket.index] = functools.partial(self._engine.wait, reduced)
             reduce = functools.partial(self._transport.reduce, bucket)
             self._engine.push(reduce, writes=(reduced,), lane="communication", name="reduce")
             return
@@ -49,16 +48,13 @@ class Flights:
                 self._ends[bucket.index] = torch.cuda.Event()
                 self._ends[bucket.index].record(self._stream)
         if future is not None:
-            self._futures[bucket.index] = future
+            self._waits[bucket.index] = future.wait
 
     def wait(self, buckets: Iterable[Bucket]) -> None:
         """Wait until some buckets are reduced; on a GPU, the stream waits."""
         for bucket in buckets:
-            if (future := self._futures.pop(bucket.index, None)) is not None:
-                future.wait()
-            if (reduced := self._tasks.pop(bucket.index, None)) is not None:
-                assert self._engine is not None  # it has the task
-                self._engine.wait(reduced)
+            if (wait := self._waits.pop(bucket.index, None)) is not None:
+                wait()
             # Not the stream: a fragment may have started just now that is to travel beside the next steps.
             # Kept until the next start, since state may be read on another stream than a fragment lands on.
             if (end := self._ends.get(bucket.index)) is not None:

@@ -21,9 +21,8 @@ _OPERATORS = {
     for name in ("lt", "le", "gt", "ge")
 }
 """Comparisons, also those that Python writes as `draw < limit` or `limit > draw`."""
-
-
 _SINGLE = ((), (1,))
+"""Shapes of one number."""
 
 
 class DecidedDraws(TorchFunctionMode):

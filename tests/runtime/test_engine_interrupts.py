@@ -13,7 +13,7 @@ from typing import Any
 
 import interrupted_engines
 import pytest
-from interrupted_engines import LANES, Program, interrupt
+from interrupted_engines import LANES, Aim, Program, interrupt
 
 from ridgeline.errors import EngineError
 
@@ -133,3 +133,31 @@ def test_programs_that_no_interrupt_meets_are_not_begun_for_ever(
         while signal.SIGINT in signal.sigpending():
             signal.sigwait([signal.SIGINT])
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def test_what_is_told_of_a_dropped_interrupt_is_not_interrupted_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second Ctrl-C while pytest notes the first, which came in a finalizer, would fail the test."""
+    told: list[str] = []
+
+    def note(unraisable: "sys.UnraisableHookArgs") -> None:
+        signal.raise_signal(signal.SIGINT)
+        told.append(type(unraisable.exc_value).__name__)
+
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sys, "unraisablehook", note)
+    aim = Aim()
+    before = signal.signal(signal.SIGINT, aim)
+    try:
+        with aim.away_from_what_is_told():
+            aim.is_on = True
+            Finalized()
+            assert aim.is_on
+            aim.is_on = False
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told == ["KeyboardInterrupt"]

@@ -72,6 +72,8 @@ evidence: $(STAMP)
 	$(BIN)/python tests/hybrid/damaged_packages.py 10000 || status=1; \
 	$(BIN)/python tests/runtime/failing_tasks.py 1000000 || status=1; \
 	$(BIN)/python tests/runtime/interrupted_engines.py 1000 || status=1; \
+	$(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadfile --hypothesis-seed=$(SEED) \
+	  $$(grep -rl "@given" tests --include="test_*.py") || status=1; \
 	$(BIN)/python tests/adversary/run.py --programs 2000 --jobs $(JOBS) --new --confirm \
 	  --json $(EVIDENCE)/adversary.json || status=1; \
 	exit $$status

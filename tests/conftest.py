@@ -110,11 +110,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
         addresses = {ADDRESS: WARM.address(), CHECKED_ADDRESS: WARM_CHECKED.address()}
         os.environ.update(addresses)
-        # Laws state results, never speed: neither an example nor drawing one has a limit. Before any module of
-        # tests is read, since a law has the settings of the moment at which it was defined.
-        slow = [HealthCheck.too_slow]
+        # Laws state results, never speed: neither an example nor drawing one has a limit. Nor chance: all runs have
+        # the same examples, until someone asks for others by `--hypothesis-seed`, as `make evidence` does. Before
+        # any module of tests is read, since a law has the settings of the moment at which it was defined.
         settings.register_profile(
-            "ridgeline", max_examples=60, deadline=None, suppress_health_check=slow
+            "ridgeline",
+            max_examples=60,
+            deadline=None,
+            derandomize=config.getoption("--hypothesis-seed") is None,
+            suppress_health_check=[HealthCheck.too_slow],
         )
         settings.load_profile("ridgeline")
 

@@ -170,7 +170,8 @@ def _answer(caller: socket.socket, given: Mapping[str, str]) -> NoReturn:
     asked = json.loads(caller.makefile().readline())
     but = (*(TAKEN_ALONG if asked["path"] else ()), *(THREADS if _threads(asked) else ()))
     if not _fits(asked["environment"], given, but):
-        caller.sendall(b"0\n")
+        with contextlib.suppress(BrokenPipeError):  # whoever asked is gone
+            caller.sendall(b"0\n")
         os._exit(0)
     child = os.fork()
     if not child:

@@ -29,6 +29,8 @@ from ridgeline.errors import CaptureError
 SEEDS = st.integers(min_value=0, max_value=1 << 32)
 PURPOSES = st.sampled_from(["call", "step"])
 PLAIN = Program(0, "call", (), (Call(), Call()))
+PATIENT_S = 280.0
+"""Of a child that will answer, on a host however busy; less than the test's own limit."""
 
 
 def judged(
@@ -295,7 +297,7 @@ def test_hangs_and_crashes_are_failures() -> None:
     unknown = Program(0, "call", (Use(0, "no such feature", "net"),), (Call(),))
     with Child(0.0, interprets=True) as child:
         assert child.examine(PLAIN, "call:eager", shrinks=False)[0].kind == "hangs"
-    with Child(100.0, interprets=True) as child:
+    with Child(PATIENT_S, interprets=True) as child:
         verdict, _ = child.examine(unknown, "call:eager", shrinks=False)
         assert verdict.kind == "crashes"
         assert "KeyError: 'no such feature'" in verdict.detail
@@ -306,7 +308,7 @@ def test_children_choose_afresh_and_leave_nothing(
 ) -> None:
     """What the user's cache remembers of plans is not read, and nothing is written there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with Child(100.0, interprets=True) as child:
+    with Child(PATIENT_S, interprets=True) as child:
         verdict, _ = child.examine(make(0, "step"), "step:auto", shrinks=False)
         assert verdict.outcome == "equal", verdict.detail
     assert [*tmp_path.iterdir()] == []
@@ -314,7 +316,7 @@ def test_children_choose_afresh_and_leave_nothing(
 
 def test_nothing_of_an_emulation_stays_in_a_process() -> None:
     """What is imported first in an emulation would offer graphs on the CPU ever after."""
-    with Child(100.0, interprets=True) as child:
+    with Child(PATIENT_S, interprets=True) as child:
         for mode in ("call:graph@emulated", "call:auto"):
             verdict, _ = child.examine(PLAIN, mode, shrinks=False)
             assert verdict.outcome == "equal", verdict.detail

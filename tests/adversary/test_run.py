@@ -14,6 +14,7 @@ from typing import Any, Self
 import pytest
 
 from adversary import run
+from adversary.findings import Findings
 from adversary.judging import Verdict
 from adversary.program import Program
 
@@ -26,6 +27,7 @@ class StandIn:
     last = 5
     num_run = 0
     lock = threading.Lock()
+    all_counted = threading.Event()
 
     def __init__(self, _limit_s: float, **options: Any) -> None:
         self.options, self.killed = options, threading.Event()
@@ -46,6 +48,7 @@ class StandIn:
         if number <= self.last:
             return Verdict(mode, "refused", detail=f"wanted {number}, got /a/file"), program
         if number == self.last + 1:
+            self.all_counted.wait()
             os.kill(os.getpid(), signal.SIGTERM)
         self.killed.wait()
         return Verdict(mode, "failed", "crashes"), program
@@ -54,11 +57,24 @@ class StandIn:
         self.killed.set()
 
 
+class Counting(Findings):
+    """Says when those that were refused are counted: later than they are answered for."""
+
+    def add(self, verdict: Verdict, program: Program, seed: int) -> bool:
+        """As ever."""
+        is_first = super().add(verdict, program, seed)
+        if self.finished.total() == StandIn.last:
+            StandIn.all_counted.set()
+        return is_first
+
+
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No child processes, and the usual end of this one."""
     monkeypatch.setattr(run, "Child", StandIn)
+    monkeypatch.setattr(run, "Findings", Counting)
     monkeypatch.setattr(StandIn, "num_run", 0)
+    StandIn.all_counted.clear()
     made.clear()
     before = signal.getsignal(signal.SIGTERM)
     yield

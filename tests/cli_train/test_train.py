@@ -30,7 +30,6 @@ from ridgeline.verdict import Verdict
 from ridgeline.workers.blackbox import read_moment
 
 TASK = str(Path(__file__).with_name("training_tasks.py"))
-TRIES = 6_000
 FILES = [
     "blackbox",
     "checkpoints",
@@ -127,19 +126,19 @@ def test_killed_worker_and_resume(
     """Kill -9 of a worker ends the run with status 1 and the reason; --resume completes it."""
     run_dir = tmp_path / "run"
     pids: list[int] = []
+    has_ended = threading.Event()
 
     def kill() -> None:
-        event = threading.Event()
-        for _ in range(TRIES):
-            if checkpoint_directory.complete(run_dir / "checkpoints")[1:]:
-                break
-            event.wait(0.01)
+        while not checkpoint_directory.complete(run_dir / "checkpoints")[1:]:
+            if has_ended.wait(0.01):
+                return
         pids.extend(workers_of(run_dir))
         os.kill(pids[-1], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
     status = main(arguments(run_dir, machine_file, "--epochs", "100000"))
+    has_ended.set()
     killer.join()
     error = capsys.readouterr().err
     assert status == 1

@@ -3,7 +3,6 @@
 import datetime
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import budget, choice, profiling
+from ridgeline.decision import choice, profiling
 from ridgeline.decision.memory import recalling, remembered
 from ridgeline.errors import OutOfTimeError
 from ridgeline.machine import Machine
@@ -27,16 +26,6 @@ BATCH = torch.ones(8, 3, 8, 8)
 OLD = "2020-01-01T00:00:00+00:00"
 
 
-class Clock(SimpleNamespace):
-    """Goes on by a tick whenever it is read."""
-
-    now_s, tick_s = 0.0, 0.0
-
-    def monotonic(self) -> float:
-        self.now_s += self.tick_s
-        return self.now_s
-
-
 def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return model(batch).square().mean()
 
@@ -44,14 +33,6 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
 @pytest.fixture
 def lines() -> list[str]:
     return []
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """That of the choice alone."""
-    clock = Clock()
-    monkeypatch.setattr(budget, "time", clock)
-    return clock
 
 
 @pytest.fixture
@@ -85,7 +66,7 @@ def start(lines: list[str], **more: Any) -> rl.TrainStep:
 
 
 def test_without_time_to_trace_the_step_runs_as_written(
-    machine: Machine, lines: list[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, lines: list[str], clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is measured or tried; a note says so, and reports are made later, when asked for."""
     monkeypatch.setattr(profiling, "measure", lambda **_: pytest.fail("measured"))
@@ -107,7 +88,7 @@ def test_without_time_to_trace_the_step_runs_as_written(
 
 
 def test_further_formats_are_traced_in_half_the_seconds(
-    machine: Machine, lines: list[str], clock: Clock, tmp_path: Path
+    machine: Machine, lines: list[str], clock: Any, tmp_path: Path
 ) -> None:
     """Without them the choice goes on."""
 

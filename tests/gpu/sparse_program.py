@@ -1,20 +1,18 @@
 """One of several workers that exchange and train sparse gradients over NCCL; run by torchrun.
 
-    sparse_program.py OUTPUT SECONDS
+    sparse_program.py OUTPUT CASES
 
-Every worker writes to OUTPUT.RANK what the means of random gradients are (see `sync/sparse_worker.law`), for so
-many seconds, and what each training leaves beside one process that trains on the CPU.
+Every worker writes to OUTPUT.RANK what the means of so many random gradients are (see `sync/sparse_worker.law`), and
+what each training leaves beside one process that trains on the CPU.
 """
 
 import json
 import random
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ridgeline.workers.world import World
 
@@ -37,17 +35,10 @@ def drawn_case(seed: int, size: int) -> dict[str, Any]:
     }
 
 
-def means(world: World, seconds: float) -> list[dict[str, Any]]:
-    """Cases and what this worker has after each; all workers stop at the same one."""
-    found: list[dict[str, Any]] = []
-    begin = time.monotonic()
-    goes_on = torch.ones((), device=world.device)
-    while goes_on:
-        case = drawn_case(len(found), world.size)
-        found.append({"case": case, **sparse_worker.law(world, case)})
-        goes_on.fill_(time.monotonic() - begin < seconds)
-        dist.broadcast(goes_on, 0)
-    return found
+def means(world: World, count: int) -> list[dict[str, Any]]:
+    """Cases and what this worker has after each."""
+    listed = [drawn_case(seed, world.size) for seed in range(count)]
+    return [{"case": case, **sparse_worker.law(world, case)} for case in listed]
 
 
 def trained(world: World, case: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +58,7 @@ def main() -> None:
     """Exchange, train, and write what came of it."""
     world = World.join()
     told = {
-        "means": means(world, float(sys.argv[2])),
+        "means": means(world, int(sys.argv[2])),
         "trained": {name: trained(world, case) for name, case in {**TRAINED, **BEYOND_DDP}.items()},
     }
     Path(f"{sys.argv[1]}.{world.rank}").write_text(json.dumps(told))

@@ -16,9 +16,11 @@ from ridgeline.experiments.namespaces import PREFIX, bytes_per_s, hosts, lacking
 
 MAKER = """
 import subprocess, sys
-from ridgeline.experiments.namespaces import hosts
-with hosts(2) as network:
-    sleeper = network.start(0, ["sleep", "600"], stdout=subprocess.DEVNULL)
+from ridgeline.experiments import namespaces
+namespaces.PREFIX = sys.argv[1]
+with namespaces.hosts(2) as network:
+    sleeper = network.start(0, ["sh", "-c", "echo there; exec sleep 600"], stdout=subprocess.PIPE)
+    sleeper.stdout.readline()  # which is on its host by then
     print(sleeper.pid, *(host.namespace for host in network.hosts), flush=True)
     sys.stdin.readline()
 """
@@ -56,8 +58,11 @@ def test_hosts_reach_each_other() -> None:
 
 
 @pytest.mark.usefixtures("able")
-def test_nothing_is_left_after_an_error() -> None:
-    """What still runs on a host ends with it."""
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nothing_is_left_after_an_error(monkeypatch: pytest.MonkeyPatch, *, is_there: bool) -> None:
+    """What still runs on a host ends with it, also what has just been started and is not there yet."""
+    if not is_there:
+        monkeypatch.setattr(namespaces, "_pids", lambda namespace: [])
     before = own()
     left = []
 
@@ -73,11 +78,16 @@ def test_nothing_is_left_after_an_error() -> None:
 
 
 @pytest.mark.usefixtures("able")
-def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
-    """Namespaces, and processes in them; those of a process that lives stay."""
+def test_what_a_killed_process_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Namespaces, and processes in them; those of a process that lives stay.
+
+    They have names of their own: tests beside this one remove what killed processes left, too.
+    """
+    prefix = f"ridgeline-killed-{os.getpid()}"
+    monkeypatch.setattr(namespaces, "PREFIX", prefix)
     makers = [
         subprocess.Popen(
-            [sys.executable, "-c", MAKER],
+            [sys.executable, "-c", MAKER, prefix],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

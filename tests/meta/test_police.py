@@ -65,11 +65,14 @@ def test_leak_fails_the_test(
     result.stdout.fnmatch_lines([f"*the test left behind: {leak}*"])
 
 
-def test_laws_have_no_time_limit(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("words", [(), ("--hypothesis-seed=1",)])
+def test_laws_have_no_time_limit_and_no_luck(
+    pytester: pytest.Pytester, words: tuple[str, ...]
+) -> None:
     """Whichever module is read first: a busy host must not fail an example, nor one that takes long to draw."""
     pytester.makeconftest(CONFTEST.read_text())
     pytester.makepyfile(
-        """
+        f"""
         from hypothesis import HealthCheck, given, settings, strategies as st
 
         DEFINED = settings.default
@@ -78,9 +81,10 @@ def test_laws_have_no_time_limit(pytester: pytest.Pytester) -> None:
         def test_law(number):
             assert DEFINED.deadline is None
             assert HealthCheck.too_slow in DEFINED.suppress_health_check
+            assert DEFINED.derandomize is {not words}
         """
     )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", *words).assert_outcomes(passed=1)
 
 
 def test_the_users_terminal_is_none_of_the_tests(

@@ -66,18 +66,23 @@ def leave(request: bytes) -> bytes:
 
 def hang(request: bytes) -> bytes:
     """Rank 0 notes its process and never comes back."""
-    Path(json.loads(request)["pid_file"]).write_text(str(os.getpid()))
+    _note(request, os.getpid())
     threading.Event().wait()
 
 
 def hang_in_child(request: bytes) -> bytes:
     """Rank 0 waits for a program that never ends, such as a compiler that hangs, and notes its process."""
     with subprocess.Popen(["sleep", "600"]) as child:
-        path = Path(json.loads(request)["pid_file"])
-        path.with_suffix(".new").write_text(str(child.pid))
-        path.with_suffix(".new").rename(path)
+        _note(request, child.pid)
         child.wait()
     return b""
+
+
+def _note(request: bytes, number: int) -> None:
+    """Of a process, in the file that a test reads; whole, or not at all."""
+    path = Path(json.loads(request)["pid_file"])
+    path.with_suffix(".new").write_text(str(number))
+    path.with_suffix(".new").rename(path)
 
 
 def small_survey(request: bytes) -> bytes:

@@ -84,4 +84,5 @@ def test_both_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         assert loads.gain is not None
         pairs = zip(loads.small.samples, loads.large.samples, strict=True)
         assert loads.gain.samples == tuple(small / large for small, large in pairs)
-    assert found.independent.small.value < found.waiting.small.value
+    # Other programs only add to a sample; one that they left alone is enough.
+    assert min(found.independent.small.samples) < min(found.waiting.small.samples)

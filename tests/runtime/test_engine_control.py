@@ -246,4 +246,4 @@ def test_a_dropped_engine_finishes_and_ends_its_threads() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(30)
     assert done == [1]
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before

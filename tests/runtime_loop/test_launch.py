@@ -25,8 +25,6 @@ from ridgeline.errors import (
 from ridgeline.runtime.training.launch import _own_signals, failure_of, launch
 from ridgeline.workers import worker_process
 
-TRIES = 12_000
-
 
 def run(run_dir: Path, on_line: Callable[[bytes], None] | None = None, **acts: str) -> None:
     request = run_dir / "request.json"
@@ -37,11 +35,8 @@ def run(run_dir: Path, on_line: Callable[[bytes], None] | None = None, **acts: s
 def wait_for(*paths: Path) -> None:
     """Until the files exist; the test's own time limit ends a wait in vain."""
     event = threading.Event()
-    for _ in range(TRIES):
-        if all(path.exists() for path in paths):
-            return
+    while not all(path.exists() for path in paths):
         event.wait(0.01)
-    raise AssertionError(f"never appeared: {paths}")
 
 
 def test_workers_that_end_well(tmp_path: Path) -> None:
@@ -71,7 +66,7 @@ def test_killed_worker_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str
         "wanted 2 workers to finish, got a death by signal 9 (SIGKILL, as the system does when memory runs "
         "out) in rank 1"
     )
-    assert lines[1].startswith("  last seen: in all_reduce/0 of step ")
+    assert lines[1].startswith("  last seen: in all_reduce/0 of step 5, ")
     assert lines[2] == f"  log: {tmp_path / 'logs' / 'rank-1.log'}"
     assert lines[3] == "  last checkpoint: none; start again"
     assert len(lines) <= 10

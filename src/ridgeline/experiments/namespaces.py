@@ -34,7 +34,6 @@ QUEUE = "100ms"
 GRACE_S = 3.0
 """Between SIGTERM and SIGKILL for processes left in a namespace."""
 
-_OWNED = re.compile(rf"{PREFIX}-(\d+)-(\d+)-\d+-\w+")
 _serial = itertools.count()
 
 
@@ -61,6 +60,7 @@ class NamespaceNetwork:
     def __init__(self, hosts: Sequence[NamespaceHost], rate: str | None) -> None:
         self.hosts = tuple(hosts)
         self.rate = rate
+        self._started: list[subprocess.Popen[str]] = []
 
     def start(
         self,
@@ -78,13 +78,20 @@ class NamespaceNetwork:
             environment: Added to that of this process; gloo is notified of the link anyway.
             settings: Of `subprocess.Popen`.
         """
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*self.hosts[host].prefix, *command],
             # What the caller gives comes last, and wins.
             env={**os.environ, **gloo_environment(), **(environment or {})},
             text=True,
             **settings,
         )
+        self._started.append(process)
+        return process
+
+    def terminate(self) -> None:
+        """Send SIGTERM to all that was started and still runs, wherever it is by now."""
+        for process in self._started:
+            process.terminate()
 
     def cut(self, host: int) -> None:
         """Take a host's link down: nothing reaches it, and it reaches nothing; its processes run on."""
@@ -119,6 +126,7 @@ def hosts(count: int, rate: str | None = None) -> Iterator[NamespaceNetwork]:
     owner = _owner()
     switch = f"{owner}-switch"
     made = [NamespaceHost(f"{owner}-{index}", f"{SUBNET}.{index + 1}") for index in range(count)]
+    network = NamespaceNetwork(made, rate)
     try:
         _ip("netns", "add", switch)
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
@@ -127,8 +135,10 @@ def hosts(count: int, rate: str | None = None) -> Iterator[NamespaceNetwork]:
             _join(host, switch, f"port{index}")
             if rate is not None:
                 _run(_token_bucket(host.namespace, rate), f"a link of {rate}")
-        yield NamespaceNetwork(made, rate)
+        yield network
     finally:
+        # Those that have just been started may not have come to their host, where others are looked for.
+        network.terminate()
         _remove([*(host.namespace for host in made), switch])
 
 
@@ -186,7 +196,8 @@ def gloo_environment() -> dict[str, str]:
 
 def remove_stale() -> None:
     """Remove the namespaces of processes that are gone, and what still runs in those."""
-    owned = [found for name in namespaces() if (found := _OWNED.fullmatch(name))]
+    owner = rf"{PREFIX}-(\d+)-(\d+)-\d+-\w+"
+    owned = [found for name in namespaces() if (found := re.fullmatch(owner, name))]
     _remove([found[0] for found in owned if _born(int(found[1])) != int(found[2])])
 
 

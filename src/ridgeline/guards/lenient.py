@@ -8,8 +8,12 @@ from unittest import mock
 
 import torch
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.variables import ConstantVariable, TensorVariable, builder
+from torch._dynamo.variables import ConstantVariable, TensorVariable, builder, builtin
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+from torch.autograd import Variable
+
+from ridgeline.guards.numbers import numbers_known
 
 _REFUSING = ("wrap_tensor", "handle_traced_output")
 """Functions of TorchDynamo that refuse a sparse tensor since what is compiled has no guards for its elements.
@@ -17,19 +21,24 @@ Where others ask, it is about strides, which a sparse tensor has not."""
 _LEAVES = "_check_requires_grad_intermediate_outputs"
 """TorchDynamo (2.13) refuses a result that depends on a tensor which the program itself made require
 gradients (of a penalty, or of an equation for a network to fulfil): a compiled program would lose them."""
+_Setting: Any = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariable)
+"""What sets attributes: a class of its own since torch 2.13."""
 _ANY_DRAW = 0.5
 _is_sparse_any = builder.is_sparse_any
 _sizes_of = builder._automatic_dynamic  # noqa: SLF001 - no setting leaves marks out
 _call: Any = TorchInGraphFunctionVariable.call_function
 _as_in_torch: Any = TensorVariable.method_requires_grad_
+_set: Any = _Setting.call_function
+_make: Any = UserDefinedClassVariable.call_function
 
 
 @contextlib.contextmanager
 def read_leniently() -> Iterator[None]:
     """Inside, TorchDynamo takes sparse tensors, new leaves, and sizes marked as dynamic, as what they are.
 
-    Sparse tensors by shape, dtype and layout. A program may make tensors require gradients, and return what
-    depends on them. Each size is fixed, since a captured program serves one only, even where a user marked it
+    Sparse tensors by shape, dtype and layout. A program may make tensors require gradients, by the method or
+    by setting the attribute, and return what depends on them. Numbers that NumPy makes of constants are
+    constants. Each size is fixed, since a captured program serves one only, even where a user marked it
     (`torch._dynamo.mark_dynamic`), or a compiled program what it returns.
     """
     # By what a version has and not by its number, so that a release between the two is met as well.
@@ -39,6 +48,10 @@ def read_leniently() -> Iterator[None]:
         leaves = mock.patch.object(TensorVariable, "method_requires_grad_", _requires_grad_)
     with (
         leaves,
+        numbers_known(),
+        mock.patch.object(TorchInGraphFunctionVariable, "call_function", _creating()),
+        mock.patch.object(UserDefinedClassVariable, "call_function", _variable),
+        mock.patch.object(_Setting, "call_function", _setattr),
         mock.patch.object(builder, "is_sparse_any", _is_refused),
         mock.patch.object(builder, "_automatic_dynamic", _static_sizes),
     ):
@@ -75,6 +88,39 @@ def _is_refused(value: Any) -> bool:
 
 def _static_sizes(e: Any, tx: Any, source: Any, _: bool, *args: Any, **kwargs: Any) -> Any:
     return _sizes_of(e, tx, source, True, *args, **kwargs)
+
+
+def _creating() -> Any:
+    """What calls functions of torch: `torch.zeros(n, requires_grad=True)` as two calls."""
+    call: Any = TorchInGraphFunctionVariable.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        wanted = kwargs.get("requires_grad")
+        if wanted is None or not wanted.is_python_constant() or not wanted.as_python_constant():
+            return call(self, tx, args, kwargs)
+        plain = {name: value for name, value in kwargs.items() if name != "requires_grad"}
+        return call(self, tx, args, plain).call_method(tx, "requires_grad_", [wanted], {})
+
+    return call_function
+
+
+def _variable(kind: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """`Variable(x, requires_grad=...)`, of use before torch 0.4, as the view of `x` that it makes."""
+    if kind.value is not Variable or not isinstance(args[0], TensorVariable):
+        return _make(kind, tx, args, kwargs)
+    view = TorchInGraphFunctionVariable(torch.ops.aten.alias.default)
+    made = view.call_function(tx, [args[0]], {})
+    wanted = [*args[1:], *kwargs.values()]
+    return made.call_method(tx, "requires_grad_", wanted, {}) if wanted else made
+
+
+def _setattr(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """`x.requires_grad = ...` as `x.requires_grad_(...)`, which does the same."""
+    if getattr(function, "fn", setattr) is setattr and isinstance(args[0], TensorVariable):
+        name, value = args[1:]
+        if name.as_python_constant() == "requires_grad":
+            return args[0].call_method(tx, "requires_grad_", [value], {})
+    return _set(function, tx, args, kwargs)
 
 
 def _requires_grad_(variable: Any, tx: Any, requires_grad: Any = True) -> Any:

@@ -1,4 +1,7 @@
-"""Loggers in a program that is read: what they are told is left out, and what they answer is compared."""
+"""Loggers in a program that is read: what they are told is left out, and what they answer is compared.
+
+Warnings are left out, too, whatever their category.
+"""
 
 import contextlib
 import functools
@@ -8,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from torch._dynamo.variables import ConstantVariable
-from torch._dynamo.variables.misc import LoggingLoggerVariable
+from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable
 
 _ASKED = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers"})
 _MAKING = frozenset({"getChild", "makeRecord", "findCaller"})
@@ -30,7 +33,11 @@ def told() -> set[Any]:
 
 @contextlib.contextmanager
 def asking(asked: dict[Any, Callable[[], Any]]) -> Iterator[None]:
-    """Inside, TorchDynamo takes what loggers answer for constants; `asked` receives what asks for them."""
+    """Inside, TorchDynamo takes what loggers answer for constants; `asked` receives what asks for them.
+
+    A call that its settings let it move, as that of a warning, is left out: it moves none that is given a
+    class.
+    """
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name not in _ASKED or kwargs or not all(a.is_python_constant() for a in args):
@@ -40,5 +47,12 @@ def asking(asked: dict[Any, Callable[[], Any]]) -> Iterator[None]:
         asked[self.value, name, *given] = ask
         return ConstantVariable.create(ask())
 
-    with mock.patch.object(LoggingLoggerVariable, "call_method", call_method):
+    with (
+        mock.patch.object(LoggingLoggerVariable, "call_method", call_method),
+        mock.patch.object(DebuggingVariable, "call_function", _nothing),
+    ):
         yield
+
+
+def _nothing(*_: Any) -> Any:
+    return ConstantVariable.create(None)

@@ -32,10 +32,15 @@ def is_machinery(filename: str) -> bool:
     return filename.startswith(_OWN_PACKAGE + os.sep) and not filename.startswith(_MODELS)
 
 
+def is_torchs(filename: str) -> bool:
+    """Whether code from this file is torch's."""
+    return filename.startswith(_TORCH)
+
+
 def innermost_outside(trace: TracebackType | None) -> traceback.FrameSummary | None:
     """The innermost frame of a traceback that is neither torch's nor this package's; None where none is."""
     for frame in reversed(traceback.extract_tb(trace)):
-        if not (frame.filename.startswith(_TORCH) or is_machinery(frame.filename)):
+        if not (is_torchs(frame.filename) or is_machinery(frame.filename)):
             return frame
     return None
 

@@ -327,12 +327,12 @@ class StepGraphRunner:
 
     def _read(self, batch: Any) -> StepReads:
         kind = self._world.device.type
-        try:
+        with contextlib.suppress(UnreadableError):
             return StepReads(self._body, batch, kind, is_lifted=True)
+        # It may branch on random numbers that decide nothing. The trace refuses those that decide.
+        try:
+            return StepReads(self._body, batch, kind, is_lifted=True, has_idle_draws=True)
         except UnreadableError as error:
-            # It may branch on random numbers that decide nothing. The trace refuses those that decide.
-            with contextlib.suppress(UnreadableError):
-                return StepReads(self._body, batch, kind, is_lifted=True, has_idle_draws=True)
             instead = "use execution='compiled', which leaves that to Python, or 'eager'"
             raise UnreadableError(f"{error}; {instead}") from error
 

@@ -7,11 +7,13 @@ from unittest import mock
 
 import numpy as np
 from torch._dynamo.variables import ConstantVariable
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.misc import NumpyVariable, get_np_to_tnp_map
 
 _NUMBERS = (np.number, np.bool_)
 _RANDOM = "torch._numpy.random"
 _call: Any = NumpyVariable.call_function
+_wrap: Any = VariableBuilder.wrap_literal
 _create: Any = ConstantVariable.create
 _is_literal: Any = ConstantVariable.is_base_literal
 
@@ -26,6 +28,7 @@ def numbers_known() -> Iterator[None]:
         mock.patch.object(NumpyVariable, "call_function", _call_function),
         mock.patch.object(ConstantVariable, "create", staticmethod(_constant)),
         mock.patch.object(ConstantVariable, "is_base_literal", staticmethod(_is_base_literal)),
+        mock.patch.object(VariableBuilder, "wrap_literal", _wrap_literal),
     ):
         yield
 
@@ -68,6 +71,13 @@ def _constant(value: Any, **kwargs: Any) -> Any:
 
 def _is_base_literal(value: Any) -> bool:
     return isinstance(value, _NUMBERS) or bool(_is_literal(value))
+
+
+def _wrap_literal(given: Any, value: Any) -> Any:
+    # What a program is given may be another in the next call: it stays an array, as TorchDynamo has it.
+    if isinstance(value, np.generic):
+        return given.wrap_numpy_ndarray(np.asarray(value))
+    return _wrap(given, value)
 
 
 def _are_known(args: Any, kwargs: Any) -> bool:

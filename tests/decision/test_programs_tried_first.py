@@ -17,7 +17,6 @@ from ridgeline.lint.fences import Fences
 from ridgeline.machine import Setting
 from ridgeline.packages import program_trial
 from ridgeline.plan import Plan
-from ridgeline.planner import knobs
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.workers.world import World
 from strategies import make_machine
@@ -157,8 +156,6 @@ def test_auto_goes_on_with_another_plan(
     """The plan stands last with its reason, and the step trains as plain PyTorch does."""
     died = "ended its process with SIGABRT", ""
     monkeypatch.setattr(program_trial._Child, "run", lambda *_: died)
-    # Of what compiles, the form that other tests of this file have compiled.
-    monkeypatch.setitem(knobs.EXECUTIONS, "cpu", ("eager", "compiled"))
     model, loss_fn, optimizer, batch = step_of()
     before = copy.deepcopy(model.state_dict())
     threads = torch.get_num_threads()

@@ -30,12 +30,16 @@ WATCH = """
 def ended(step, count=[0], seen=[]):
     count[0] += 1
     store = step._step.synchronizer._store
+    job = store._shelf._members._store
     if store.rank >= 2:
+        job.set("has come", "")
         return count[0] > 100
+    if count[0] == 10:
+        job.wait(["has come"], datetime.timedelta(seconds=240))
     seen.append(2 in store.present())
     return any(seen) and not seen[-1]
 """
-"""Steps of who joins are counted; the others end behind it, with what is public of neither."""
+"""Steps of who joins are counted; the others wait for it and end behind it, with what is public of neither."""
 
 
 def run(staleness: int, killed: str, **environment: str) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def test_the_example_trains(tmp_path: Path) -> None:
     # Those who begin go on until the other one has come and gone.
     script.write_text(
         text.replace("range(100)", "iter(lambda: ended(step), True)").replace(
-            "with rl.", WATCH + "\n\nwith rl."
+            "with rl.", "import datetime\n" + WATCH + "\n\nwith rl."
         )
     )
     port = free_port()

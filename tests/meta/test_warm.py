@@ -34,7 +34,8 @@ sys.exit(5)
 LAUNCHED = """
 import os, sys
 assert "torch" in sys.modules
-print(sys.argv[1:], os.getcwd(), sys.path[0], os.environ["RANK"], __name__)
+threads = sys.modules["torch"].get_num_threads()
+print(sys.argv[1:], os.getcwd(), sys.path[0], os.environ["RANK"], __name__, threads)
 sys.exit(int(sys.argv[1]))
 """
 MODULE = """
@@ -201,9 +202,11 @@ def test_what_others_set_in_this_process_does_not_matter(name: str) -> None:
     assert WARM.command("script.py", environment=usual(**{name: "7"}))[1] == "-I"
 
 
-@pytest.mark.parametrize("status", [0, 3])
-def test_a_launcher_and_what_it_launches_run_as_if_started(tmp_path: Path, status: int) -> None:
-    """Both in forks: the script knows its place, and its status is told."""
+@pytest.mark.parametrize(("status", "threads"), [(0, 1), (3, 1), (0, 3)])
+def test_a_launcher_and_what_it_launches_run_as_if_started(
+    tmp_path: Path, status: int, threads: int
+) -> None:
+    """Both in forks: the script knows its place, with threads of its own, and its status is told."""
     script = tmp_path / "launched.py"
     script.write_text(LAUNCHED)
     done = subprocess.run(
@@ -212,12 +215,13 @@ def test_a_launcher_and_what_it_launches_run_as_if_started(tmp_path: Path, statu
             *("launched.py", str(status)),
         ],
         cwd=tmp_path,
-        env=usual(),
+        env=usual(OMP_NUM_THREADS=str(threads)),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout == f"['{status}'] {tmp_path} {tmp_path} 0 __main__\n", done.stderr
+    told = f"['{status}'] {tmp_path} {tmp_path} 0 __main__ {threads}\n"
+    assert done.stdout == told, done.stderr
     assert done.returncode == (1 if status else 0)
     assert (f"exitcode  : {status}" in done.stderr) is bool(status)
 

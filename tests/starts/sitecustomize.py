@@ -5,8 +5,8 @@ at them a hundred times and more meanwhile: a quarter of the seconds of a proces
 for torch and `ridgeline.runtime.training.loop`, of which 0.6 s).
 
 A launcher, what it launches, and Ridgeline's own workers and servers are run by a warm process, which has imported
-torch (`warm.py`), where there is one and it has imported with the same variables; what runs programs on a heap that
-is checked, by one with such a heap.
+torch (`warm.py`), where there is one and it has imported with the same variables, but for the number of threads; what
+runs programs on a heap that is checked, by one with such a heap.
 """
 
 import gc
@@ -43,12 +43,13 @@ def have_run() -> None:
             own, name = ["ridgeline", "kvserver", "--beside", *words], "ridgeline.__main__"
             status = relay.hand_over(warm, own, module=name, path=[here, *path], has_threads=True)
         case ["-m", "torch.distributed.run" as name, *words]:
-            status = relay.hand_over(warm, [name, *words], module=name, path=[here, *path])
+            how = {"path": [here, *path], "has_threads": True}
+            status = relay.hand_over(warm, [name, *words], module=name, **how)
         case ["-u", script, *words] if (
             script.endswith(".py") and "TORCHELASTIC_RUN_ID" in os.environ
         ):
             beside = os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH120 - as Python does
-            status = relay.hand_over(warm, [script, *words], path=[beside, *path])
+            status = relay.hand_over(warm, [script, *words], path=[beside, *path], has_threads=True)
     if status is not None:
         relay.end(status)
 

@@ -4,11 +4,13 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from ridgeline import laws
 from ridgeline.errors import LawError
+from strategies import measured
 
 EXTREMES = (
     0,
@@ -63,6 +65,16 @@ def test_a_number_that_no_float_holds_is_refused_by_its_size() -> None:
         match=r"^wanted a finite speedup > 0, got a whole number of 1329 bits; give a number in that range$",
     ):
         laws.amdahl(0.9, 10**400)
+
+
+@pytest.mark.parametrize("wrong", ["3", None, 1j, [1.0], measured(2.0, "B/s")])
+def test_what_is_no_number_is_named(wrong: Any) -> None:
+    """Texts, lists and a machine's quantities: with the argument that they were given as."""
+    told = rf" got a {type(wrong).__name__}; give a float, such as the value of a Quantity$"
+    with pytest.raises(LawError, match=f"^wanted one number as peak_flops_per_s,{told}"):
+        laws.roofline(2.0, wrong, 1e9)
+    with pytest.raises(LawError, match=f"^wanted one number as workers,{told}"):
+        laws.ring_all_reduce_seconds(1e6, wrong, 1e9)
 
 
 def test_quotients_too_small_for_a_float_are_no_division_by_zero() -> None:

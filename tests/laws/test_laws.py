@@ -80,6 +80,7 @@ def test_usl_peaks_where_the_formula_says() -> None:
     for other in (peak * 0.9, peak * 1.1):
         assert laws.usl(other, sigma=0.1, kappa=0.01) < best
     assert laws.usl_peak(0.5, 0.0) == math.inf
+    assert laws.usl_peak(1.0, 0.1) == 1.0  # never less than one worker
 
 
 @given(st.floats(0.0, 0.5), st.floats(0.1, 1e6))

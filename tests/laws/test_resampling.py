@@ -50,6 +50,18 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     assert 48 <= covered < 60
 
 
+def test_few_misses_tell_little_of_how_far_points_scatter() -> None:
+    """Without spreads three points leave one degree of freedom: intervals hold the truth as often as they say."""
+    serial, noise, counts = 0.2, random.Random(0), COUNTS[:3]
+    covered = 0
+    for seed in range(60):
+        rates = [laws.gustafson(serial, n) * math.exp(noise.gauss(0.0, 0.02)) for n in counts]
+        fits = laws.resampled(laws.fit_gustafson, counts, rates, draws=60, seed=seed)
+        low, high = laws.interval([fit.serial_fraction for fit in fits])
+        covered += low <= serial <= high
+    assert 48 <= covered < 60
+
+
 @given(st.integers(0, 1 << 30))
 def test_resampling_repeats(seed: int) -> None:
     """The same arguments give the same fits, another seed others."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from probe_targets import SHORT_CONTENTION
 
-from ridgeline.errors import LaunchError
+from ridgeline.errors import LaunchError, LawError
 from ridgeline.machine import Machine, Setting
 from ridgeline.machine.contention import ComputeFamily, Contention
 from ridgeline.machine.quantity import Sampled
@@ -50,6 +50,12 @@ def test_gain_is_the_work_done_at_once_over_that_done_in_turn(
 ) -> None:
     """Both at full speed do twice as much; below 1 overlapping loses."""
     assert entry(TWO, *slowdowns).gain == gain
+
+
+def test_slowdowns_that_are_none_are_refused() -> None:
+    """In a profile that was edited: no time is left of what takes none."""
+    with pytest.raises(LawError, match=r"^wanted a finite compute_slowdown >= 1e-30"):
+        entry(TWO, 0.0)
 
 
 def test_settings_with_collectives_are_asked_and_one_gpu() -> None:

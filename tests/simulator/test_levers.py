@@ -81,6 +81,16 @@ def test_another_machine() -> None:
     assert elsewhere(machine, other, workload, Plan()).gain == pytest.approx(2.0)
 
 
+def test_what_an_edited_profile_leaves_alone_says_nothing_about_the_gain() -> None:
+    """Against itself a machine gains nothing for sure; against another measurement of it nobody is sure."""
+    machine, workload = spread(make_machine(dispatch_s=0.0), 0.2), make_workload()
+    itself = elsewhere(machine, machine, workload, Plan())
+    assert (itself.low, itself.gain, itself.high) == (1.0, 1.0, 1.0)
+    again = msgspec.structs.replace(machine, measured_at="2026-01-02")
+    found = elsewhere(machine, again, workload, Plan())
+    assert found.low < 0.95 < 1.05 < found.high
+
+
 def test_a_host_that_issues_faster() -> None:
     """What each operator's issue was timed at follows `launch`, as the rest of dispatch does."""
     workload = make_workload()

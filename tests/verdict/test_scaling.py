@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ridgeline import laws
 from ridgeline.codec import decode, encode
 from ridgeline.errors import LawError
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Sync
 from ridgeline.timeline import Span, Timeline
 from ridgeline.verdict.scaling import scaling
 from ridgeline.verdict.scaling_nouns import Law, MeasuredRun, MeasuredScaling
@@ -246,3 +246,30 @@ def test_a_batch_that_does_not_divide_is_shared() -> None:
     found = scaling([run_of(1, 64, 1.0), run_of(3, 22, 0.4)])
     assert found.regime == "strong"
     assert math.isclose(found.points[1].samples_per_s, 66 / 0.4)
+
+
+def test_runs_of_unlike_models_are_refused() -> None:
+    """A task file that was edited between two runs keeps its name."""
+    first, second = strong(0.1, (1, 2))
+    edited = second._replace(workload=make_workload(samples=32, gradient_bytes=(1 << 22,) * 4))
+    with pytest.raises(
+        LawError,
+        match=r"^wanted runs of one model, got other parameters in run2 \(16\.0 MiB\) than in run1 "
+        r"\(4\.00 MiB\); name runs of one task$",
+    ):
+        scaling([first, edited])
+
+
+def test_other_ways_to_exchange_gradients_are_noted() -> None:
+    """Between runs of several workers; one alone exchanges nothing."""
+    syncs = (Sync(), Sync(algorithm="ring"), Sync(compression="int8"))
+    plans = [
+        Plan(workers=n, threads=1, sync=sync) for n, sync in zip((1, 2, 4), syncs, strict=True)
+    ]
+    runs = [
+        run._replace(plan=plan) for run, plan in zip(strong(0.1, (1, 2, 4)), plans, strict=True)
+    ]
+    notes = scaling(runs).notes
+    assert "the runs differ in how gradients are exchanged: all_reduce, ring" in notes
+    assert "the runs differ in how gradients are exchanged: int8, none" in notes
+    assert not any("exchanged" in note for note in scaling(runs[:2]).notes)

@@ -120,6 +120,8 @@ def usl(workers: float, *, sigma: float, kappa: float, rate: float = 1.0) -> flo
 def usl_peak(sigma: float, kappa: float) -> float:
     """Number of workers with the most throughput: `sqrt((1 - sigma) / kappa)`, infinite for kappa = 0.
 
+    Never below 1: where each further worker costs more than it adds, one alone does most.
+
     Args:
         sigma: Contention, 0 to 1.
         kappa: Coherence, at least 0.
@@ -135,4 +137,4 @@ def usl_peak(sigma: float, kappa: float) -> float:
     """
     check("sigma", sigma, least=0.0, most=1.0)
     check("kappa", kappa, least=0.0)
-    return math.inf if kappa == 0.0 else math.sqrt((1.0 - sigma) / kappa)
+    return math.inf if kappa == 0.0 else max(1.0, math.sqrt((1.0 - sigma) / kappa))

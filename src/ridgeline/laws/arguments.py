@@ -39,7 +39,7 @@ def check(
     is_countless = isinstance(value, int) and value.bit_length() > _MOST_BITS
     is_wrong = is_countless or (
         # NaN compares as false with every bound, so it has to be asked for.
-        math.isnan(value)
+        _is_nan(name, value)
         or (is_finite and math.isinf(value))
         or (least is not None and value < least)
         or (above is not None and value <= above)
@@ -56,6 +56,17 @@ def check(
         ends = f" {' and '.join(wanted)}" if wanted else ""
         raise LawError(f"wanted a {kind}{name}{ends}, got {got}; give a number in that range")
     return value
+
+
+def _is_nan(name: str, value: float) -> bool:
+    try:
+        return math.isnan(value)
+    # Scripts give what no type checker has read: texts, arrays, quantities of a machine.
+    except (TypeError, ValueError) as error:
+        raise LawError(
+            f"wanted one number as {name}, got a {type(value).__name__}; give a float, such as the value of "
+            "a Quantity"
+        ) from error
 
 
 def check_ascending(name: str, values: Sequence[float]) -> None:

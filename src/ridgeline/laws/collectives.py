@@ -96,7 +96,7 @@ def ring_all_reduce_seconds(
         >>> ring_all_reduce_seconds(1e9, 4, 1e9)
         1.5
     """
-    bandwidth, hops = bandwidth_bytes_per_s, 2 * (workers - 1)
+    bandwidth, hops = bandwidth_bytes_per_s, 2 * _others(workers)
     return _seconds("all_reduce", num_bytes, workers, bandwidth, latency_s, hops, hop_s)
 
 
@@ -162,7 +162,7 @@ def reduce_scatter_seconds(
         >>> reduce_scatter_seconds(1e9, 4, 1e9)
         0.75
     """
-    bandwidth, hops = bandwidth_bytes_per_s, workers - 1
+    bandwidth, hops = bandwidth_bytes_per_s, _others(workers)
     return _seconds("reduce_scatter", num_bytes, workers, bandwidth, latency_s, hops, hop_s)
 
 
@@ -192,7 +192,7 @@ def all_gather_seconds(
         >>> all_gather_seconds(1e9, 4, 1e9)
         0.75
     """
-    bandwidth, hops = bandwidth_bytes_per_s, workers - 1
+    bandwidth, hops = bandwidth_bytes_per_s, _others(workers)
     return _seconds("all_gather", num_bytes, workers, bandwidth, latency_s, hops, hop_s)
 
 
@@ -295,6 +295,12 @@ def _seconds(
     # Free hops cost nothing, however many there are: infinity times 0 would be no number.
     waiting_s = hops * hop_s if hop_s else 0.0
     return factor * num_bytes / bandwidth_bytes_per_s + latency_s + waiting_s
+
+
+def _others(workers: int) -> int:
+    # Asked for first: what is no number has no predecessor.
+    check("workers", workers, least=1)
+    return workers - 1
 
 
 def _tree_depth(workers: int) -> int:

@@ -55,7 +55,8 @@ def resampled(
     """Fits to `draws` sets of throughputs that scatter as the measured ones do: a parametric bootstrap.
 
     Each throughput is drawn from a log-normal distribution around the measured one, as wide as its own spread
-    or as what the law leaves unexplained, whichever is more. The same arguments give the same fits.
+    and what the law leaves unexplained beyond it. The latter rests on few misses, so each set has a width of
+    its own, by which intervals grow as by Student's distribution. The same arguments give the same fits.
 
     Args:
         fit: `fit_amdahl`, `fit_gustafson` or `fit_usl`.
@@ -72,7 +73,9 @@ def resampled(
     Raises:
         LawError: what `fit` refuses; spreads that are not one for each point, or not from 0 to 3.
 
-    Source: Efron, Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 6.
+    Source: Efron, Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 6; that misses of `f` degrees
+        of freedom tell a variance up to `f` over a chi-squared variable: Student, "The probable error of a
+        mean", Biometrika 6(1), 1908.
 
     Example:
         >>> from ridgeline.laws.fits import fit_amdahl
@@ -90,13 +93,17 @@ def resampled(
         check("spread", spread, least=0.0)
         check("spread", spread, most=_MOST_SPREAD)
     check("number of draws", draws, least=1)
-    left = _unexplained(found, workers, throughputs)
-    widths = np.maximum(np.asarray(spreads or [0.0] * len(throughputs), float), left)
-    widths = np.minimum(widths, _MOST_SPREAD)
+    freedom = len(throughputs) - found.num_fitted
     # Spreads of 0 that were given are knowledge, and none given is not.
-    if not widths.any() and not spreads and len(throughputs) <= found.num_fitted:
+    if freedom < 1 and not spreads:
         return ()
-    noise = np.random.default_rng(seed).standard_normal((draws, len(throughputs)))
+    known = np.square(np.asarray(spreads or [0.0] * len(throughputs), float))
+    beyond = max(0.0, _unexplained(found, workers, throughputs) ** 2 - float(known.mean()))
+    random = np.random.default_rng(seed)
+    noise = random.standard_normal((draws, len(throughputs)))
+    # The same in all of a set, as one variance was told from all misses.
+    told = max(1, freedom) / random.chisquare(max(1, freedom), (draws, 1))
+    widths = np.minimum(np.sqrt(known + beyond * told), _MOST_SPREAD)
     # Log-normal, since fits refuse throughputs at or below 0.
     sets = np.asarray(throughputs, float) * np.exp(noise * widths)
     return tuple(fit(workers, row.tolist()) for row in sets)

@@ -26,6 +26,13 @@ class Contention(Value, frozen=True, kw_only=True):
     compute_slowdown: Sampled
     transfer_slowdown: Sampled
 
+    def __post_init__(self) -> None:
+        """Reject slowdowns that are none by a `LawError`: the gain is made of their inverses."""
+        for name in ("compute_slowdown", "transfer_slowdown"):
+            slowdown = getattr(self, name)
+            check_unit(name, slowdown, "x")
+            check(name, slowdown.value, least=LEAST, most=MOST)
+
     @property
     def gain(self) -> float:
         """Work done at once over that done one after the other: 2.0 where neither slows, 1.0 for nothing."""

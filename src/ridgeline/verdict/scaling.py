@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from ridgeline import laws
+from ridgeline import laws, units
 from ridgeline.errors import LawError
 from ridgeline.laws.resampling import QUARTILES_IN_DEVIATIONS, Fit
 from ridgeline.machine import Quantity
@@ -37,7 +37,7 @@ def scaling(runs: Sequence[MeasuredRun], devices: Sequence[int] = ()) -> Measure
         devices: Numbers of workers for which the laws say something, too.
 
     Raises:
-        LawError: runs of different steps or of one number of workers, or batches that fit neither.
+        LawError: runs of different steps or models, of one number of workers, or batches that fit neither.
     """
     titles = sorted({run.measured.title for run in runs})
     if len(titles) != 1:
@@ -46,6 +46,7 @@ def scaling(runs: Sequence[MeasuredRun], devices: Sequence[int] = ()) -> Measure
         )
     # The first one is the base of all speed-ups.
     ordered = sorted(runs, key=lambda run: (run.measured.workers, run.name))
+    _check_models(ordered)
     regime = _regime(ordered)
     points = _points(ordered, regime)
     found = _laws(points, regime, devices)
@@ -56,6 +57,21 @@ def scaling(runs: Sequence[MeasuredRun], devices: Sequence[int] = ()) -> Measure
         laws=found,
         notes=(*differences(ordered), *notes_on(points, found, devices)),
     )
+
+
+def _check_models(runs: Sequence[MeasuredRun]) -> None:
+    """Refuse runs of one title whose models differ, as of a task file that was edited between them."""
+    models = [
+        tuple((one.name, one.shape, one.dtype) for one in run.workload.parameters) for run in runs
+    ]
+    for run, model in zip(runs, models, strict=True):
+        if model != models[0]:
+            sizes = [sum(p.num_bytes for p in one.workload.parameters) for one in (runs[0], run)]
+            first, other = map(units.num_bytes, sizes)
+            raise LawError(
+                f"wanted runs of one model, got other parameters in {run.name} ({other}) than in "
+                f"{runs[0].name} ({first}); name runs of one task"
+            )
 
 
 def _regime(runs: Sequence[MeasuredRun]) -> Regime:

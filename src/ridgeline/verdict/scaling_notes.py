@@ -17,6 +17,11 @@ def differences(runs: Sequence[MeasuredRun]) -> Iterator[str]:
     ways = sorted({f"{plan.execution} in {plan.precision}" for plan in plans})
     if len(ways) > 1:
         yield f"the runs differ in more than their workers: they were executed as {', '.join(ways)}"
+    # A worker alone exchanges nothing, whatever its plan says.
+    several = [plan.sync for plan in plans if plan.workers > 1]
+    for ways in ({sync.algorithm for sync in several}, {sync.compression for sync in several}):
+        if len(ways) > 1:
+            yield f"the runs differ in how gradients are exchanged: {', '.join(sorted(ways))}"
     # Without a number of threads torch decides, and it is unknown how many cores a run had.
     cores = {plan.workers * plan.threads for plan in plans if plan.threads}
     if len(plans) == len(runs) and all(plan.threads for plan in plans) and len(cores) == 1:

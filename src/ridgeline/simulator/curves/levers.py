@@ -74,16 +74,19 @@ def elsewhere(
 ) -> Lever:
     """What another machine makes of a step; both are drawn around their numbers, see `levers`.
 
-    The other machine needs the plan's setting; operators not timed there cost what its ceilings tell. Other
-    arguments as of `levers`.
+    Of one measurement that was edited the same is drawn, so that what was left as it was says nothing about
+    the gain; two measurements are drawn apart. The other machine needs the plan's setting; operators not
+    timed there cost what its ceilings tell. Other arguments as of `levers`.
 
     Raises:
         MachineError: what `simulate` raises.
         PlanError: what `simulate` raises.
     """
+    measurements = [(each.fingerprint, each.measured_at) for each in (machine, other)]
+    other_seed = seed if measurements[0] == measurements[1] else seed + 1
     steps = (
-        [_step_s(one, workload, plan) for one in drawn_machines(each, seed + number)]
-        for number, each in enumerate((machine, other))
+        [_step_s(one, workload, plan) for one in drawn_machines(each, each_seed)]
+        for each, each_seed in ((machine, seed), (other, other_seed))
     )
     return _lever({}, *steps)
 

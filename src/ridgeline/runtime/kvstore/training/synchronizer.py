@@ -116,6 +116,8 @@ class StoreUpdate(AroundReducer):
             WorkloadError: a script wrote parameters or loaded the optimizer, and workers do not wait for each
                 other; see also `Reducer.arm`.
             KVStoreError: the optimizer refuses its settings.
+
+        Cost: Reads all parameters and what the store has of them.
         """
         begin = time.perf_counter_ns()
         self._reducer.own_collectives.check()  # before the store's first values are agreed on

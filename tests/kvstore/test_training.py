@@ -38,9 +38,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "two steps": (
         {},
         (
-            "WorkloadError: wanted one step with this SGD for sync.algorithm='kvstore', under which it does "
-            "not remember what others do, got a second one; add up the losses in one step, or use another "
-            "algorithm"
+            "WorkloadError: wanted one step with this SGD, which does not remember itself what it did under "
+            "this sync.algorithm, got a second one; add up the losses in one step, or use another algorithm"
         ),
     ),
     "class": (

@@ -62,8 +62,8 @@ REFUSALS = {
         "place; leave it as it is, or use another algorithm"
     ),
     "two steps": (
-        "WorkloadError: wanted one step with this Adam for sync.algorithm='sharded', under which it does not "
-        "remember what others do, got a second one; add up the losses in one step, or use another algorithm"
+        "WorkloadError: wanted one step with this Adam, which does not remember itself what it did under this "
+        "sync.algorithm, got a second one; add up the losses in one step, or use another algorithm"
     ),
     "written by one": (
         "WorkloadError: wanted the same state on all 2 workers after step 2, before which it was written, got "

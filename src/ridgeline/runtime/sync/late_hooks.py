@@ -83,12 +83,11 @@ def check_step_is_plain(optimizer: Optimizer, algorithm: str, why: str) -> None:
         )
 
 
-def second_step(optimizer: Optimizer, algorithm: str) -> WorkloadError:
+def second_step(optimizer: Optimizer) -> WorkloadError:
     """What is raised where another step has what an optimizer remembers: it would begin anew."""
     return WorkloadError(
-        f"wanted one step with this {type(optimizer).__name__} for sync.algorithm={algorithm!r}, under which "
-        "it does not remember what others do, got a second one; add up the losses in one step, or use "
-        "another algorithm"
+        f"wanted one step with this {type(optimizer).__name__}, which does not remember itself what it did "
+        "under this sync.algorithm, got a second one; add up the losses in one step, or use another algorithm"
     )
 
 

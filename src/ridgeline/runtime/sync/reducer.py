@@ -30,7 +30,7 @@ from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.buckets.departures import Departures, by_readiness
 from ridgeline.runtime.sync.buckets.flags import SharedFlags, UnusedParameters
-from ridgeline.runtime.sync.buckets.kept_memory import KeptMemory
+from ridgeline.runtime.sync.buckets.kept_in_buckets import KeptInBuckets
 from ridgeline.runtime.sync.buckets.own_collectives import OwnCollectives
 from ridgeline.runtime.sync.collectives import Collectives
 from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
@@ -125,7 +125,7 @@ class Reducer(UpdatesAtOnce):
         Raises:
             WorkloadError: a parameter requires a gradient now that did not when the reducer was made, a
                 buffer changed its shape, the last backward pass did not end, or see `OwnCollectives` and
-                `KeptMemory`.
+                `KeptInBuckets`.
         """
         self._coverage.check_frozen()
         self.own_collectives.check()
@@ -397,4 +397,4 @@ class Reducer(UpdatesAtOnce):
         self._done = [self._engine.variable(bucket.names[0]) for bucket in self.buckets]
         self._buffers_done = self._engine.variable("buffers")
         self._next = 0
-        self._kept = KeptMemory(self.buckets, is_shared=self._transport.shares_memory)
+        self._kept = KeptInBuckets(self.buckets, is_shared=self._transport.shares_memory)

@@ -283,7 +283,7 @@ class StoreUpdate(AroundReducer):
         try:
             self._optimizer.state_dict()  # asks the other one
         except WorkloadError as error:
-            raise second_step(self._optimizer, "kvstore") from error
+            raise second_step(self._optimizer) from error
         with attendance.meeting("the first values of the store", self._world):
             self._follow_settings()
             self._store.init([*self._parameters], [*self._parameters.values()])

@@ -139,7 +139,7 @@ class ShardedUpdate(AroundReducer):
         self._late.drop()
         check_step_is_plain(self._optimizer, self._algorithm, _PARTS)
         if not self._shards and any(map(is_shard, self._optimizer.state)):
-            raise second_step(self._optimizer, self._algorithm)
+            raise second_step(self._optimizer)
         super().check_covers(groups)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ridgeline.runtime.sync.buckets.buckets import Bucket, is_at
 from ridgeline.tensors.kept_gradients import num_uses
 
 
-class KeptMemory:
+class KeptInBuckets:
     """Buckets, and how many tensors share the memory of each while nobody keeps a gradient.
 
     Args:

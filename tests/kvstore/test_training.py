@@ -35,6 +35,13 @@ WHOLE = (
     "of shape (), of which the store has no value; make the step again after adding parameters"
 )
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "two steps": (
+        {},
+        (
+            "WorkloadError: wanted one step with this SGD, which does not remember itself what it did under "
+            "this sync.algorithm, got a second one; add up the losses in one step, or use another algorithm"
+        ),
+    ),
     "class": (
         {},
         (
@@ -184,9 +191,9 @@ def test_a_run_that_was_stopped_goes_on(workers: Workers, tmp_path: Path) -> Non
     assert workers.ask("resumed", 2, folder=str(tmp_path)) == [wanted] * 2
 
 
-@pytest.mark.parametrize("what", ["parameters", "settings"])
+@pytest.mark.parametrize("what", ["parameters", "data", "settings"])
 def test_what_a_script_writes_on_all_workers_holds(workers: Workers, what: str) -> None:
-    """The next step goes on from it, with what the optimizer remembers, as under an all-reduce."""
+    """The next step goes on from it, with what the optimizer remembers; `.data` shows in no counter."""
     told = workers.ask("written", 2, optimizer="AdamW", who="all", what=what)
     assert told == [{"message": "", "same": True, "gap": 0.0}] * 2
 

@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 4 training_worker.py
 """
 
+import contextlib
 import os
 import sys
 import weakref
@@ -184,6 +185,8 @@ def written(world: World, case: dict[str, Any]) -> dict[str, Any]:
                     if number == 2 and writes and case["what"] == "parameters":
                         with torch.no_grad():
                             setup.model.first.weight.clamp_(-0.1, 0.1)  # type: ignore[union-attr]
+                    if number == 2 and writes and case["what"] == "data":
+                        setup.model.first.weight.data.clamp_(-0.1, 0.1)  # type: ignore[union-attr]
                     if number == 2 and writes and case["what"] == "settings":
                         setup.optimizer.param_groups[0]["lr"] = 0.5
             except RidgelineError as error:
@@ -293,9 +296,11 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
         return PlannedStep(model, setup.loss_fn, optimizer, plan, **arguments)
 
     try:
-        with make() as step:
+        with make() as step, make() if what == "two steps" else contextlib.nullcontext() as other:
             batches = [setup.batch(world.rank, number) for number in range(3)]
             step(batches[0])
+            if other is not None:
+                other(batches[1])
             if what == "state_dict":
                 optimizer.state_dict()
             if what == "added":

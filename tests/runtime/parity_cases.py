@@ -127,6 +127,7 @@ class Case:
     accumulate: int = 1
     schedule: bool = False
     bucket_bytes: tuple[int, ...] = (4000,)
+    between: Callable[[nn.Module, int], None] | None = None
     eager_only: bool = False
 
 
@@ -171,6 +172,21 @@ def hold(model: nn.Module) -> None:
     model.held.append(model.get_buffer("scale"))  # type: ignore[union-attr,operator]
 
 
+def halve(parameter: Tensor) -> None:
+    parameter.grad *= 0.5  # type: ignore[operator]
+
+
+def use_kept(model: nn.Module, index: int) -> None:
+    """Keep gradients, and views of some, for the next step, and listen to one from the third step on."""
+    if index == 2:
+        model.get_parameter("last.weight").register_post_accumulate_grad_hook(halve)
+    with torch.no_grad():
+        for parameter, gradient in vars(model).get("kept", ()):
+            parameter.sub_(gradient, alpha=0.01)
+    held = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+    vars(model)["kept"] = [(p, g if p.dim() == 1 else g.view_as(g)) for p, g in held]
+
+
 CASES = {
     "plain": Case(),
     "one bucket": Case(bucket_bytes=(1 << 30,)),
@@ -184,6 +200,7 @@ CASES = {
     "clipping": Case(clip_norm=0.05),
     "scheduler": Case(schedule=True),
     "buffers of all kinds": Case(make=Remembering, prepare=hold, eager_only=True),
+    "gradients kept, a hook that comes later": Case(between=use_kept, eager_only=True),
     "blocks": Case(make=Blocks),
 }
 
@@ -256,6 +273,8 @@ def run(
         batch = to_device(make_batch(index, world.rank, generator), world.device)
         step(batch)
         reference_step(ddp, loss_fn, their_optimizer, batch, case)
+        for model in (ours, theirs) if case.between else ():
+            case.between(model, index)
         for scheduler in schedulers:
             scheduler.step()
     frames = [(s.name, s.lane) for s in step.timeline().frames]

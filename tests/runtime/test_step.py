@@ -164,6 +164,20 @@ def test_clipping_counts_parameters_that_were_added_later() -> None:
     assert sum(squares) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_groups_that_are_added_later_are_fused_too() -> None:
+    """As they are where a run that was stopped goes on, whose step finds all groups when it is made."""
+    model, _ = make()
+    first, *others = model.children()
+    optimizer = torch.optim.AdamW(first.parameters(), 1e-2)
+    with PlannedStep(model, loss_fn, optimizer, Plan(optimizer="fused"), device="cpu") as step:
+        step(batch_of(8, 0))
+        rest = [parameter for module in others for parameter in module.parameters()]
+        optimizer.add_param_group({"params": rest, "lr": 3e-3})
+        step(batch_of(8, 1))
+        assert [group["fused"] for group in optimizer.param_groups] == [True, True]
+        assert "optimizer group 1 uses its fused form" in step.notes
+
+
 @pytest.mark.parametrize("norm", [0, -1.0, math.inf, math.nan, True, "1.0"])
 def test_a_norm_that_cannot_be_clipped_to_is_refused(norm: Any) -> None:
     """0 would train nothing and a negative one uphill."""

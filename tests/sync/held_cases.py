@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 held_cases.py OUTPUT
 """
 
+import contextlib
 import importlib
 import json
 import sys
@@ -55,6 +56,7 @@ def trained(world: World, held: int, case: str) -> dict[str, Any]:
     if case == "bf16":
         model.to(torch.bfloat16)
     plan = planned(held, accumulate=2 if case == "accumulated" else 1)
+    later = optimizer.param_groups.pop(0) if case == "added" else {}
     scheduler = StepLR(optimizer, 1, gamma=0.7)
     losses: list[float] = []
     seen: list[Any] = []
@@ -67,8 +69,15 @@ def trained(world: World, held: int, case: str) -> dict[str, Any]:
         deep = not (case in ("skipped", "skipped by one") and is_skipped)
         return loss_of(deep=deep)(net, batch)
 
-    with PlannedStep(model, loss, optimizer, plan, world=world) as step:
+    with contextlib.ExitStack() as open_steps:
+        steps = [
+            open_steps.enter_context(PlannedStep(model, loss, optimizer, plan, world=world))
+            for _ in range(2 if case == "by two steps" else 1)
+        ]
         for number, (images, labels) in enumerate(batches(world)):
+            step = steps[number % len(steps)]
+            if later and number == 4:
+                optimizer.add_param_group(later)
             batch = [images.bfloat16() if case == "bf16" else images, labels]
             if case == "fails" and number == 4:
                 seen.append(_failing(step, batch))
@@ -84,7 +93,8 @@ def trained(world: World, held: int, case: str) -> dict[str, Any]:
                 held_state = {k: v.clone() for k, v in model.state_dict().items()}
                 optimizer.load_state_dict(optimizer.state_dict())
                 model.load_state_dict(held_state)
-    state = [v for one in optimizer.state.values() for v in one.values()]
+    # By parameter, whichever of them had its first update first.
+    state = [v for p in model.parameters() for v in optimizer.state.get(p, {}).values()]
     tensors = [*model.state_dict().values(), *(v for v in state if isinstance(v, Tensor))]
     values = [t.double().flatten().tolist() for t in tensors]
     return {"values": [losses, seen, values], "num_unread": num_unread}
@@ -222,6 +232,8 @@ def main() -> None:
         "bf16",
         "skipped",
         "skipped by one",
+        "added",
+        "by two steps",
     )
     found: dict[str, Any] = {
         case: {str(held): trained(world, held, case) for held in (0, 1, 2, 99)} for case in cases

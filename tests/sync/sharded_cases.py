@@ -321,6 +321,16 @@ def messages(world: World) -> dict[str, str]:
                 model.last.weight.data.mul_(1.5)
             step(data[1])
 
+    def twice() -> None:
+        model, optimizer = fresh("Adam")
+        made = [
+            PlannedStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu")
+            for _ in range(2)
+        ]
+        with made[0], made[1]:
+            for step in made:
+                step(data[0])
+
     guarded = fresh("SGD")
     guarded[1].step = lambda closure=None: None  # type: ignore[method-assign,misc]
     hooked_before = fresh("SGD")
@@ -336,6 +346,7 @@ def messages(world: World) -> dict[str, str]:
         "hook before": said(lambda: make(*hooked_before)),
         "another step": said(lambda: make(*guarded)),
         "written by one": said(written),
+        "two steps": said(twice),
         "state_dict, open": while_open,
         "state_dict, closed": said(optimizer.state_dict),
         "step, closed": said(optimizer.step),

@@ -22,7 +22,7 @@ from torchrun import torchrun
 HERE = Path(__file__).parent
 CASES = (
     "SGD", "Adam", "AdamW", "ASGD", "tied", "accumulated", "read", "saved", "fails", "bf16", "skipped",
-    "skipped by one",
+    "skipped by one", "added", "by two steps",
 )  # fmt: skip
 
 

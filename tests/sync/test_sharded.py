@@ -61,6 +61,10 @@ REFUSALS = {
         "would find the gradients of this worker's part of the parameters, got SGD with another method in its "
         "place; leave it as it is, or use another algorithm"
     ),
+    "two steps": (
+        "WorkloadError: wanted one step with this Adam, which does not remember itself what it did under this "
+        "sync.algorithm, got a second one; add up the losses in one step, or use another algorithm"
+    ),
     "written by one": (
         "WorkloadError: wanted the same state on all 2 workers after step 2, before which it was written, got "
         "another parameter last.weight on rank 1 than on rank 0 (1 of 30 tensors and settings differ); load a "

@@ -14,6 +14,11 @@ _num_uses = torch._C._storage_Use_Count  # noqa: SLF001 - as torch's own trees o
 """How many tensors share memory; Python's objects for that memory count, too."""
 
 
+def num_uses(tensor: Tensor) -> int:
+    """How many tensors lie in the memory of one, itself and Python's objects for that memory included."""
+    return _num_uses(tensor.untyped_storage()._cdata)  # noqa: SLF001
+
+
 def is_kept(parameter: Tensor) -> bool:
     """Whether others than a parameter hold its gradient, or a tensor in the memory of that.
 

@@ -11,7 +11,9 @@ those of steps that wait, to the bit: each element is updated by the same operat
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -36,6 +38,9 @@ as_they_are: Callable[[], contextlib.AbstractContextManager[Any]] = (
 
 READING = ("forward", "micro/")
 """The frames in which a step reads its parameters."""
+
+_open: "weakref.WeakSet[HeldUpdate]" = weakref.WeakSet()
+"""Those of all steps of this process; two of them may train the same parameters."""
 
 
 class HeldUpdate:
@@ -67,15 +72,17 @@ class HeldUpdate:
         # updates read.
         self._lock = threading.RLock()
         self._late: dict[int, Bucket] = {}
+        self._stepping: set[int] = set()
         self._whole: list[list[Any]] = []
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._is_cleared = False
+        self._cleared: set[int] = set()
         self._recorder: Recorder | None = None
         self._stream: torch.cuda.Stream | None = None
         self._hooks = [
             optimizer.register_state_dict_pre_hook(self._wait_first),
             optimizer.register_load_state_dict_pre_hook(self._wait_first),
         ]
+        _open.add(self)
 
     def arm(self, recorder: Recorder) -> None:
         """See `Synchronizer`; updates what the forward pass did not read."""
@@ -102,10 +109,12 @@ class HeldUpdate:
         reducer.receive_others()
         self.overhead_ns = reducer.overhead_ns
         self._late = {bucket.index: bucket for bucket in reducer.buckets[early:]}
-        self._is_cleared = False
+        self._cleared = set()
         # By id: comparing parameters would compare their elements.
         late = {id(p) for bucket in self._late.values() for p in bucket.parameters}
         groups = self._optimizer.param_groups
+        # A group that is added before they are read takes no part in their step.
+        self._stepping = late & {id(p) for group in groups for p in group["params"]}
         self._settings = [(group, _settings(group)) for group in groups]
         for group in groups:
             # The user's own list is put back afterwards, since a scheduler or a wrapper may hold it.
@@ -134,11 +143,26 @@ class HeldUpdate:
     def _wait_first(self, *_: Any) -> None:
         self.wait()
 
+    def _wait_for_others(self) -> None:
+        """Have other steps with the same parameters update them: their gradients would come among these."""
+        mine = {id(p) for bucket in self._reducer.buckets for p in bucket.parameters}
+        for other in [one for one in _open if one is not self and one.is_due(mine)]:
+            other.wait()
+
+    def is_due(self, parameters: AbstractSet[int]) -> bool:
+        """Whether the update of one of these parameters, by `id`, is due."""
+        late = (p for bucket in self._late.values() for p in bucket.parameters)
+        return any(id(parameter) in parameters for parameter in late)
+
     @contextlib.contextmanager
     def clearing(self) -> Iterator[None]:
         """Inside, gradients are set to None for the next step; late updates have theirs all the same."""
+        if len(_open) > 1:
+            self._wait_for_others()
+        self._show_whole()  # the last step may have failed in its update
         with self._lock, as_they_are(), self._reducer.clearing():
-            self._is_cleared = True
+            # Those of no optimizer keep theirs, as in steps that wait.
+            self._cleared = {id(p) for g in self._optimizer.param_groups for p in g["params"]}
             yield
 
     def forget_order(self) -> None:
@@ -211,8 +235,8 @@ class HeldUpdate:
                     self._update(bucket)
                     after = [parameter._version for parameter in bucket.parameters]  # noqa: SLF001
                     self.on_update(sum(after) - sum(before))
-                    if self._is_cleared:
-                        for parameter in bucket.parameters:
+                    for parameter in bucket.parameters:
+                        if id(parameter) in self._cleared:
                             parameter.grad = None
             finally:
                 del self._late[bucket.index]
@@ -234,7 +258,7 @@ class HeldUpdate:
 
     def _update(self, bucket: Bucket) -> None:
         """The optimizer's step on these parameters alone, with the settings of the step that they are of."""
-        mine = {id(parameter) for parameter in bucket.parameters}
+        mine = {id(parameter) for parameter in bucket.parameters} & self._stepping
         groups = self._optimizer.param_groups
         now = [dict(group) for group in groups]
         known = {id(group): settings for group, settings in self._settings}

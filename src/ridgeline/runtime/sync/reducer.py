@@ -21,7 +21,7 @@ from torch.futures import Future
 
 from ridgeline.capture.ready import Ready
 from ridgeline.engine import Engine, Variable
-from ridgeline.errors import EngineError, WorkloadError
+from ridgeline.errors import EngineError
 from ridgeline.plan import Sync
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.sync.buckets import hooks
@@ -30,6 +30,7 @@ from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage
 from ridgeline.runtime.sync.buckets.departures import Departures, by_readiness
 from ridgeline.runtime.sync.buckets.flags import SharedFlags, UnusedParameters
+from ridgeline.runtime.sync.buckets.kept_in_buckets import KeptInBuckets
 from ridgeline.runtime.sync.buckets.own_collectives import OwnCollectives
 from ridgeline.runtime.sync.collectives import Collectives
 from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
@@ -102,8 +103,7 @@ class Reducer(UpdatesAtOnce):
         self._sent_versions: tuple[tuple[int, int], ...] = ()
         self._sent: list[hooks.Sent] = []
         self._missing: dict[int, tuple[int, ...]] = {}
-        self._is_regular = True
-        self.overhead_ns = 0
+        self._is_regular, self.overhead_ns = True, 0
         self._arrange(expected_order(self._parameters, order))
         self._may_skip = listens == "last" or (listens is None and self._on_device)
         self._hooks = hooks.GradientHooks([parameter for _, parameter in self._parameters])
@@ -124,16 +124,15 @@ class Reducer(UpdatesAtOnce):
 
         Raises:
             WorkloadError: a parameter requires a gradient now that did not when the reducer was made, a
-                buffer changed its shape, the last backward pass did not end, or see `OwnCollectives`.
+                buffer changed its shape, the last backward pass did not end, or see `OwnCollectives` and
+                `KeptInBuckets`.
         """
         self._coverage.check_frozen()
         self.own_collectives.check()
         if self._is_armed:
-            raise WorkloadError(
-                "wanted the last backward pass to have ended, got one that raised while gradients were on "
-                "their way to other workers; make the step again on all workers"
-            )
+            raise hooks.unfinished_backward()
         self._recorder = recorder
+        self._hooks.stay_last()
         for bucket in self.buckets:
             bucket.reset()
         # The last step's events are waited for already, and a capture must not see events outside it.
@@ -141,11 +140,12 @@ class Reducer(UpdatesAtOnce):
             variable.forget_events()
         if self._skips and any(p.grad is not None for _, p in self._parameters):
             self._listen_to_each()  # whether a gradient has come cannot be seen: it is there already
-        self._next = 0
+        self._next = self.overhead_ns = 0
         self._sent.clear()
         self._arrivals.clear()
+        if self._kept.are_any():
+            self._leave_kept()
         self._collectives.begin(recorder)
-        self.overhead_ns = 0
         self._is_armed = True
         self._departures.begin(self._layout.views)
         self._broadcast_buffers()
@@ -230,8 +230,8 @@ class Reducer(UpdatesAtOnce):
         self._hooks.close()
         self._transport.close()
         # Behind an exchange that failed, or a backward pass that raised, others may fail for the same cause.
-        is_told = self._has_failed or self._is_armed
-        with contextlib.suppress(EngineError) if is_told else contextlib.nullcontext():
+        errors = (EngineError,) if self._has_failed or self._is_armed else ()
+        with contextlib.suppress(*errors):
             self._engine.close()
 
     def _listen_to_each(self) -> None:
@@ -246,22 +246,19 @@ class Reducer(UpdatesAtOnce):
 
     def _arrive(self, index: int, _: Tensor) -> None:
         """A gradient is complete (called by autograd)."""
-        if not self._is_armed:
-            return
-        begin = time.perf_counter_ns()
-        copying_ns = self._take(index)
-        self.overhead_ns += time.perf_counter_ns() - begin - copying_ns
-        self._launch_full()
+        if self._is_armed:
+            self._take_all((index,))
 
     def _fill(self, bucket: Bucket, _: Tensor) -> None:
         """The gradient that is the last of its bucket is complete (called by autograd)."""
-        if not self._is_armed:
-            return
-        begin = time.perf_counter_ns()
-        if any(parameter.grad is None for parameter in bucket.parameters):
+        if self._is_armed and any(parameter.grad is None for parameter in bucket.parameters):
             self._is_regular = False
-            return
-        copying_ns = sum(self._take(index) for index in self._layout.members[bucket.index])
+        elif self._is_armed:
+            self._take_all(self._layout.members[bucket.index])
+
+    def _take_all(self, indices: Sequence[int]) -> None:
+        begin = time.perf_counter_ns()
+        copying_ns = sum(self._take(index) for index in indices)
         self.overhead_ns += time.perf_counter_ns() - begin - copying_ns
         self._launch_full()
 
@@ -366,20 +363,22 @@ class Reducer(UpdatesAtOnce):
         self._coverage.check_groups(groups)
 
     def _measure_order(self) -> None:
-        """Take worker 0's order for all and cut the buckets again if it is news.
-
-        Gradients that say when they are ready come first, then the others as they arrived. One broadcast.
-        """
+        """Take worker 0's order for all, and cut the buckets again if it is news."""
         self.knows_order = True
         if not self._keeps_order:
-            arrived = by_readiness(self._arrivals)
-            seen = set(arrived)
-            order = [*arrived, *(i for i in self._layout.order if i not in seen)]
-            order = agree_on_order(order, self._world)
+            order = agree_on_order(by_readiness(self._arrivals), self._layout.order, self._world)
             if order != list(self._layout.order):
                 self._arrange(order)
         if self._may_skip:
             self._listen_to_last()
+
+    def _leave_kept(self) -> None:
+        """Leave gradients that a script keeps their memory: buckets are in other memory from now on."""
+        said = self.buckets[0].sent_signals
+        self._arrange(self._layout.order)
+        self.buckets[0].sent_signals.copy_(said)
+        if self._skips:
+            self._listen_to_each()
 
     def _arrange(self, order: Sequence[int]) -> None:
         self._layout = arrange(
@@ -398,3 +397,4 @@ class Reducer(UpdatesAtOnce):
         self._done = [self._engine.variable(bucket.names[0]) for bucket in self.buckets]
         self._buffers_done = self._engine.variable("buffers")
         self._next = 0
+        self._kept = KeptInBuckets(self.buckets, is_shared=self._transport.shares_memory)

@@ -33,7 +33,7 @@ from ridgeline.runtime.kvstore.updaters import (
 )
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.coverage import Coverage
-from ridgeline.runtime.sync.late_hooks import LateHooks
+from ridgeline.runtime.sync.late_hooks import LateHooks, second_step
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.refused_copies import allow_copies, refuse_copies
 from ridgeline.runtime.sync.synchronizer import STATE_PHASE
@@ -85,6 +85,8 @@ class StoreUpdate(AroundReducer):
         self._coverage = Coverage([*model.named_parameters()])
         self._writes = LocalWrites(model, optimizer)
         self._updated: list[tuple[Tensor, Tensor]] = []
+        # As of the last step; what a script writes makes a parameter differ from it.
+        self._known: list[tuple[Tensor, Tensor]] = []
         self._settings: SetOptimizer | None = None
         self._late = LateHooks(optimizer)
         self._is_filled = self._has_states = self._is_shown = self._is_told = False
@@ -114,12 +116,14 @@ class StoreUpdate(AroundReducer):
             WorkloadError: a script wrote parameters or loaded the optimizer, and workers do not wait for each
                 other; see also `Reducer.arm`.
             KVStoreError: the optimizer refuses its settings.
+
+        Cost: Reads all parameters and what the store has of them.
         """
         begin = time.perf_counter_ns()
         self._reducer.own_collectives.check()  # before the store's first values are agreed on
         if not self._is_filled:
             self._fill()
-        elif self._writes.found():
+        elif self._writes.found() or self._is_written():
             self._take_writes()
         else:
             self._follow_settings()
@@ -163,7 +167,7 @@ class StoreUpdate(AroundReducer):
             if self._updated:
                 places, values = zip(*self._updated, strict=True)
                 torch._foreach_copy_(list(places), list(values))
-            self._updated.clear()
+            self._known, self._updated = self._updated, list[tuple[Tensor, Tensor]]()
             with attendance.meeting("the exchange of sparse rows", self._world):
                 self._sparse.exchange()
         self._writes.note()
@@ -255,6 +259,7 @@ class StoreUpdate(AroundReducer):
             self._load_states()
             self._store.load_own_states(to_keys(own))
             self._has_states = self._has_states or was_trained
+            self._known.clear()
             self._writes.note()
 
     def close(self) -> None:
@@ -270,7 +275,15 @@ class StoreUpdate(AroundReducer):
         super().close()
 
     def _fill(self) -> None:
-        """Give the store its first values, and what the optimizer remembers."""
+        """Give the store its first values, and what the optimizer remembers.
+
+        Raises:
+            WorkloadError: the store of another step remembers it.
+        """
+        try:
+            self._optimizer.state_dict()  # asks the other one
+        except WorkloadError as error:
+            raise second_step(self._optimizer) from error
         with attendance.meeting("the first values of the store", self._world):
             self._follow_settings()
             self._store.init([*self._parameters], [*self._parameters.values()])
@@ -279,6 +292,10 @@ class StoreUpdate(AroundReducer):
             if not self._transport.waits:
                 self._store.barrier()  # none pushes before all is there
         self._writes.note()
+
+    def _is_written(self) -> bool:
+        """Whether a parameter is not what it was updated to: no counter reports a write through `.data`."""
+        return any(not (torch.equal(p, value) or p.isnan().any()) for p, value in self._known)
 
     def _take_writes(self) -> None:
         """Have the store continue from what a script wrote, which is the same on all workers."""
@@ -322,6 +339,7 @@ class StoreUpdate(AroundReducer):
         self._store.barrier()
         self._store.pull([*self._parameters], [*self._parameters.values()])
         self._store.barrier()  # none pushes before all have pulled
+        self._known.clear()
         self._writes.note()
 
     def _refuse(self, optimizer: Optimizer, *_: Any) -> None:

@@ -24,6 +24,7 @@ from ridgeline.optimizer_forms import (
     differentiates_gradients,
     sparse_modules,
 )
+from ridgeline.optimizers.capturable import make_fused
 from ridgeline.optimizers.groups import parameters_of
 from ridgeline.optimizers.optimizer_calls import (
     clear_gradients,
@@ -145,7 +146,7 @@ class StepBody:
         self._is_repeated = is_undone
         self._has_looked_back = False
         self._has_own_backward: bool | None = None
-        self._calls_model = calls_model(optimizer)
+        self._calls_model, self._num_groups = calls_model(optimizer), len(optimizer.param_groups)
         self._sent_with_losses = _sent_with_losses(model, plan, synchronizer)
 
     def placed(self, batch: Any) -> Any:
@@ -164,10 +165,18 @@ class StepBody:
         """
         if self._calls_model:
             return self._called_back(batch, recorder)
+        if len(self.optimizer.param_groups) != self._num_groups:
+            self._take_groups()
         loss = self._checked_gradients(batch, recorder)
         self._update(self.optimizer)
         self.updated()
         return loss
+
+    def _take_groups(self) -> None:
+        """A script has added some: they are fused with the others, as where the step is made again."""
+        self._num_groups = len(self.optimizer.param_groups)
+        if self.plan.optimizer == "fused" and not MODES[self.plan.execution].is_replayed:
+            self._notes.extend(make_fused(self.optimizer, self._device))
 
     def updated(self) -> None:
         """The optimizer has updated the parameters: other workers may have to know."""

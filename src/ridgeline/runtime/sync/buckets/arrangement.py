@@ -99,8 +99,10 @@ def expected_order(parameters: Sequence[Named], names: Sequence[str] | None) -> 
     return [*expected, *(i for i in reversed(range(len(parameters))) if i not in known)]
 
 
-def agree_on_order(order: Sequence[int], world: World) -> list[int]:
-    """Worker 0's order, for all. Cost: one broadcast."""
+def agree_on_order(arrived: Sequence[int], before: Sequence[int], world: World) -> list[int]:
+    """Worker 0's order, for all: gradients as they arrived there, then the others. Cost: one broadcast."""
+    seen = set(arrived)
+    order = [*arrived, *(index for index in before if index not in seen)]
     agreed = torch.tensor(order, dtype=torch.int64, device=world.device)
     with attendance.meeting("the broadcast of the order of gradients", world):
         dist.broadcast(agreed, group=world.group("data"), group_src=0)

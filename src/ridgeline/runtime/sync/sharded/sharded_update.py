@@ -30,7 +30,7 @@ from ridgeline.optimizers.groups import parameters_of
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.collectives import exchange_frame
-from ridgeline.runtime.sync.late_hooks import LateHooks, check_step_is_plain
+from ridgeline.runtime.sync.late_hooks import LateHooks, check_step_is_plain, second_step
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.refused_copies import allow_copies, refuse_copies
 from ridgeline.runtime.sync.sharded.sharded_state import cut_state, refuse_shards, whole_state
@@ -131,13 +131,15 @@ class ShardedUpdate(AroundReducer):
         """See `Synchronizer`.
 
         Raises:
-            WorkloadError: the optimizer has hooks before its step, or another method in place of it; see also
-                `Reducer.check_covers`.
+            WorkloadError: the optimizer has hooks before its step, another method in place of it, or state in
+                the parts of another step; see also `Reducer.check_covers`.
         """
         # The last step may have failed in its update.
         self._show_whole()
         self._late.drop()
         check_step_is_plain(self._optimizer, self._algorithm, _PARTS)
+        if not self._shards and any(map(is_shard, self._optimizer.state)):
+            raise second_step(self._optimizer)
         super().check_covers(groups)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class CopyEngine(SummingTransport):
         largest one of each type.
     """
 
+    shares_memory = True
+
     def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
         super().__init__(world, options)
         check_one_host(hosts_of(world), _WHOSE)

@@ -38,6 +38,8 @@ class Transport(abc.ABC):
 
     carries_flags: ClassVar[bool] = False
     """Whether `reduce` sums `bucket.behind` as well; otherwise the reducer does, in one collective a step."""
+    shares_memory: ClassVar[bool] = False
+    """Whether buckets lie in memory that other workers read: all ask for it together."""
     blocks: bool = True
     """Whether `reduce` returns on a CPU when the exchange is over; it then runs in a thread of its own."""
 

@@ -53,9 +53,10 @@ def told(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
 
 
-@pytest.mark.filterwarnings("ignore:the old name:FutureWarning")
-@pytest.mark.parametrize("loss_fn", [set_attribute, made_leaf, old_variable, sizes_of_numpy, told])
-def test_one_program_trains_as_a_plain_loop(loss_fn: Callable[[nn.Module, Tensor], Tensor]) -> None:
+Loss = Callable[[nn.Module, Tensor], Tensor]
+
+
+def check_trains_as_plain_loop(loss_fn: Loss) -> None:
     """Losses, parameters and random state."""
     trained = []
     for plan in (Plan(), Plan(execution="step-graph")):
@@ -67,6 +68,45 @@ def test_one_program_trains_as_a_plain_loop(loss_fn: Callable[[nn.Module, Tensor
             assert step.notes[-1:] == ([] if plan == Plan() else [ONE_FRAME])
         trained.append([*losses, *model.state_dict().values(), torch.rand(1)])
     torch.testing.assert_close(trained[1], trained[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:the old name:FutureWarning")
+@pytest.mark.parametrize("loss_fn", [set_attribute, made_leaf, old_variable, sizes_of_numpy, told])
+def test_one_program_trains_as_a_plain_loop(loss_fn: Loss) -> None:
+    check_trains_as_plain_loop(loss_fn)
+
+
+def span(x: Tensor, most: int) -> Tensor:
+    return torch.tensor(min(x.size(-1), most))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_one_program_holds_what_is_scripted() -> None:
+    """Its operators are those of the source: DeBERTa computes in it how far apart words attend."""
+    width = torch.jit.script(span)
+    offsets = torch.arange(4.0)
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        near = offsets[2 - width(x, 2) : 2 + width(x, 2)]
+        return model(x * near.mean()).square().mean()
+
+    check_trains_as_plain_loop(loss_fn)
+
+
+def test_a_number_that_torch_takes_out_of_a_tensor_is_placed() -> None:
+    """No line of the optimizer asks for it: an operator is given a tensor for a number."""
+    model = nn.Linear(2, 1)
+    betas = torch.tensor(0.9), torch.tensor(0.99)
+    optimizer = torch.optim.Adam(model.parameters(), betas=betas)
+    plan = Plan(execution="step-graph")
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    with PlannedStep(model, loss_fn, optimizer, plan, device="cpu") as step:
+        step(torch.ones(3, 2))  # the first is eager
+        with pytest.raises(CaptureError, match=r"at adam\.py:\d+ in _\w+_tensor_adam, which reads"):
+            step(torch.ones(3, 2))
 
 
 def muted(model: nn.Module, x: Tensor) -> Tensor:
@@ -85,9 +125,7 @@ def branching(model: nn.Module, x: Tensor) -> Tensor:
     ("loss_fn", "line"),
     [(muted, 'warnings.simplefilter("ignore")'), (branching, "if x.sum() > -1e9")],
 )
-def test_a_refusal_names_the_line_that_has_to_change(
-    loss_fn: Callable[[nn.Module, Tensor], Tensor], line: str
-) -> None:
+def test_a_refusal_names_the_line_that_has_to_change(loss_fn: Loss, line: str) -> None:
     """The program's own, not Python's below it; no draw that a program could hold."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

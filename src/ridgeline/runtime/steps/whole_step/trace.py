@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx
@@ -17,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 from ridgeline.reach.owners import is_machinery
@@ -70,12 +72,17 @@ def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) 
 
 def _place_of_read(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> str:
     """Where a step that could be traced first reads a value; nothing where no line of it does."""
-    watch = _Reads()
+    watch, numbers = _Reads(), _NumberReads()
+
+    def watched(*tensors: Tensor) -> list[Tensor]:
+        with numbers:  # above the modes of the trace, which execute what is outside
+            return step(*tensors)
+
     # Traced again, as nodes keep no lines and watching costs. What fails now has not failed before.
     with contextlib.suppress(Exception), _tracing(), watch:
-        make_fx(_deciding(step), tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+        make_fx(_deciding(watched), tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
     torch.clear_autocast_cache()
-    return watch.place
+    return watch.place or numbers.place
 
 
 def _deciding(step: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
@@ -117,7 +124,9 @@ _SETTING = Tensor.data.__set__  # type: ignore[attr-defined] - what torch hands 
 
 
 def _place_of_caller() -> str:
-    frame = _innermost(traceback.extract_stack()[:-2])
+    frames = traceback.extract_stack()[:-2]
+    its = [frame for frame in frames[_begin_of_update(frames) :] if _is_of_update(frame)]
+    frame = its[-1] if its else _innermost(frames)
     return f" at {Path(frame.filename).name}:{frame.lineno} in {frame.name}"
 
 
@@ -137,6 +146,26 @@ class _Reads(TorchFunctionMode):
     ) -> Any:
         """The result of the operator."""
         if func in _READERS and not self.place and isinstance(args[0], FakeTensor):
+            self.place = _place_of_caller()
+        return func(*args, **(kwargs or {}))
+
+
+class _NumberReads(TorchDispatchMode):
+    """Inside, the line is noted where a tensor is first taken for a number of Python (`value=tensor`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = ""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The result of the operator."""
+        if str(func) == _READS_A_VALUE and not self.place:
             self.place = _place_of_caller()
         return func(*args, **(kwargs or {}))
 
@@ -197,11 +226,24 @@ def _tracing() -> Iterator[None]:
         # cuDNN's batch norm hides that it writes its running statistics; the plain one is a decomposition.
         _without_cudnn(),
         _without_onednn(),
+        mock.patch.object(torch.jit.ScriptFunction, "__call__", _call_as_written),
         # Modes that trace are of one thread, and backward would run operators on another.
         torch.autograd.set_multithreading_enabled(False),
         torch.enable_grad(),
     ):
         yield
+
+
+_call_scripted: Any = torch.jit.ScriptFunction.__call__
+
+
+def _call_as_written(program: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call what `torch.jit.script` was given, as torch's compiler does.
+
+    TorchScript's own operators make tensors of sizes that a trace cannot read, as those of Python can be.
+    """
+    written = getattr(program, "_torchdynamo_inline", None)
+    return _call_scripted(program, *args, **kwargs) if written is None else written(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -270,7 +312,7 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSumma
 def _update_refusal(error: Exception, name: str) -> str:
     """What an optimizer does that could not be traced, and where."""
     frames = traceback.extract_tb(error.__traceback__)
-    its = [frame for frame in frames if not is_machinery(frame.filename) and _is_of_update(frame)]
+    its = [frame for frame in frames if _is_of_update(frame)]
     place = (its or frames)[-1]
     return (
         f"wanted an optimizer whose step can be written as one program, got {_reason(error)}, in "
@@ -279,9 +321,17 @@ def _update_refusal(error: Exception, name: str) -> str:
     )
 
 
+def _begin_of_update(frames: Sequence[traceback.FrameSummary]) -> int:
+    """The place of the first frame of an optimizer's step; that behind the last one where it does not run."""
+    calls = (
+        at for at, frame in enumerate(frames) if frame.filename == __file__ and frame.name == "step"
+    )
+    return next((at + 1 for at in calls), len(frames))
+
+
 def _is_of_update(frame: traceback.FrameSummary) -> bool:
     """Whether a frame is an optimizer's own, torch's optimizers included, and not of what it calls."""
-    if frame.filename.endswith(_WRAPPERS):
+    if frame.filename.endswith(_WRAPPERS) or is_machinery(frame.filename):
         return False
     return not frame.filename.startswith((_TORCH, "<")) or frame.filename.startswith(_UPDATES)
 

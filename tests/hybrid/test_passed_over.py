@@ -238,6 +238,8 @@ def test_compiled_pieces_follow(case: Callable[[], Case]) -> None:
     def backend(graph: fx.GraphModule, _: Any) -> Any:
         return graph.forward
 
+    if case is attribute_of_a_thread and torch.__version__ < "2.13":
+        pytest.skip("before torch 2.13 its compiler looks into the class first")
     ask, change = case()
     net, x = Net(ask), torch.randn(3)
     run = torch.compile(net.forward, backend=with_guards(backend))
@@ -251,10 +253,12 @@ def test_compiled_pieces_follow(case: Callable[[], Case]) -> None:
 @pytest.mark.parametrize("case", LEFT_TO_PYTHON)
 def test_no_program_holds_it(case: Callable[[], Case]) -> None:
     """The words say what it is."""
-    net = Net(case()[0])
+    net, words = Net(case()[0]), LEFT_TO_PYTHON[case]
+    if "Named" in words and torch.__version__ < "2.13":  # which refuses such keys itself
+        words = "overridden __hash__"
     with pytest.raises(UnreadableError) as refused, torch.no_grad():
         CallReads(net, (torch.randn(3),))
-    assert LEFT_TO_PYTHON[case] in str(refused.value)
+    assert words in str(refused.value)
 
 
 def test_another_entry_is_none_of_a_program_that_asks_for_one() -> None:

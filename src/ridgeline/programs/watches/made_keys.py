@@ -22,7 +22,7 @@ from torch._dynamo.variables import SetVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
 from torch._guards import Guard
 
 from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, value_of
@@ -104,10 +104,9 @@ def _refuse_own_equality(holder: Any, key: Any) -> None:
 
 def _own_equality(variable: Any) -> type | None:
     """The class of a key, where that has such methods."""
-    try:
-        kind = variable.python_type()
-    except NotImplementedError:
+    if not isinstance(variable, UserDefinedObjectVariable):
         return None
+    kind: type = variable.python_type()
     is_own = any(_is_users_method(kind, name) for name in ("__eq__", "__hash__"))
     return kind if is_own else None
 

@@ -28,7 +28,8 @@ _call: Any = TorchInGraphFunctionVariable.call_function
 
 def note_asked() -> None:
     """Have the compiler of this process note what a program asks torch for; again, too."""
-    TorchInGraphFunctionVariable.call_function = _answer  # type: ignore[method-assign]
+    if TorchInGraphFunctionVariable.call_function is _call:  # and not patched for one reading
+        TorchInGraphFunctionVariable.call_function = _answer  # type: ignore[method-assign]
 
 
 def asked_of(output: Any) -> tuple[Ask, ...]:

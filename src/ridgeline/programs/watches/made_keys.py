@@ -104,7 +104,8 @@ def _refuse_own_equality(holder: Any, key: Any) -> None:
 
 def _own_equality(variable: Any) -> type | None:
     """The class of a key, where that has such methods."""
-    if not isinstance(variable, UserDefinedObjectVariable):
+    # Without `isinstance`, which has the compiler look at what it need not have looked at yet.
+    if not type.__instancecheck__(UserDefinedObjectVariable, variable):
         return None
     kind: type = variable.python_type()
     is_own = any(_is_users_method(kind, name) for name in ("__eq__", "__hash__"))

@@ -26,7 +26,6 @@ _Setting: Any = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariab
 _ANY_DRAW = 0.5
 _is_sparse_any = builder.is_sparse_any
 _sizes_of = builder._automatic_dynamic  # noqa: SLF001 - no setting leaves marks out
-_call: Any = TorchInGraphFunctionVariable.call_function
 _as_in_torch: Any = TensorVariable.method_requires_grad_
 _set: Any = _Setting.call_function
 _make: Any = UserDefinedClassVariable.call_function
@@ -65,13 +64,14 @@ def host_draws_read() -> Iterator[None]:
     For programs whose draws on the host are known to decide nothing, see `idle_draws`. Another use of the
     number than a comparison ends the reading.
     """
+    as_before: Any = TorchInGraphFunctionVariable.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         # Only the form in which libraries draw a number on the host: others may draw tensors that are used.
         is_draw = self.value is torch.rand and not kwargs and len(args) == 1
         if is_draw and _is_single(args[0]) and torch.get_default_device().type == "cpu":
             return ConstantVariable.create(_ANY_DRAW)
-        return _call(self, tx, args, kwargs)
+        return as_before(self, tx, args, kwargs)
 
     with mock.patch.object(TorchInGraphFunctionVariable, "call_function", call_function):
         yield

@@ -40,6 +40,7 @@ from ridgeline.guards.saving_hooks import is_of_saving, reads_saving_hooks
 from ridgeline.guards.sparse import leave_out_strides
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.added import with_guards
+from ridgeline.programs.watches.asked import asked_of
 from ridgeline.programs.watches.classes import classes_of
 from ridgeline.programs.watches.functions import noted_functions
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
@@ -229,6 +230,7 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
     code = frozenset(TracingContext.get().traced_code)
     settings = tuple((ask, ask()) for ask in settings_of(operators_of(graph), code))
     kernels = [value for _, value in settings]
+    settings += tuple((ask, ask()) for ask in asked_of(output))
     if not reads_saving_hooks():
         # The compiler's own look at them takes five calls of Python.
         output.guards.inner.difference_update([g for g in output.guards if is_of_saving(g)])

@@ -16,6 +16,7 @@ import functools
 import operator
 import os
 import re
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from torch._dynamo import polyfills
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
+from ridgeline.programs.watches.asked import asked_of, note_asked
 from ridgeline.programs.watches.comparing import (
     UNKNOWN,
     compare,
@@ -35,7 +37,7 @@ from ridgeline.programs.watches.comparing import (
     of_name,
     value_of,
 )
-from ridgeline.programs.watches.deques import keep_limits_of_deques, require_limit
+from ridgeline.programs.watches.containers import read_containers, require_limit
 from ridgeline.programs.watches.functions import note_functions, noted_functions, require_functions
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
 from ridgeline.programs.watches.identities import (
@@ -56,6 +58,7 @@ from ridgeline.programs.watches.imports import (
     require_names_of_python,
 )
 from ridgeline.programs.watches.instances import (
+    ask_for_slots_anew,
     classes_in_cells,
     instance_checks,
     require_class_of_plain,
@@ -65,7 +68,6 @@ from ridgeline.programs.watches.instances import (
 from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
 from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
-from ridgeline.programs.watches.slots import ask_for_slots_anew
 from ridgeline.reach.owners import is_users
 from ridgeline.reach.reach import names_in
 
@@ -82,6 +84,8 @@ _CLASS_VARIABLE = re.compile(r"^dict\(type\((.+)\)(?:\.__mro__\[\d+\])?\.__dict_
 """How the compiler's name of what it found in a class ends."""
 _STORES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps attributes of its own."""
+_OF_TENSORS = frozenset({"is_leaf", "grad_fn", "_backward_hooks", "_version"})
+_HIDING = (dict, list, tuple, set, frozenset, collections.deque, threading.local)
 
 
 def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Backend:
@@ -108,7 +112,7 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
         of_process: list[Callable[[Any, Guard], None]] = []
         if watches_process:
             of_process.append(_require_hooks)
-            settings = settings_of(operators_of(graph), code)
+            settings = (*settings_of(operators_of(graph), code), *asked_of(output))
             of_process.append(functools.partial(_require_settings, settings))
         if imports := imports_of(code, output.import_sources, output.global_scope):
             of_process.append(functools.partial(_require_imports, imports))
@@ -128,9 +132,10 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
 
     leave_to_python(backend)
     follow_imports()
-    keep_limits_of_deques()
+    read_containers()
     follow_identities()
     note_functions()
+    note_asked()
     ask_for_slots_anew()
     compare_made_keys()
     return backend
@@ -147,6 +152,8 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
     yield require_metaclass
     yield require_members
     yield require_class_of_plain
+    if asked := _OF_TENSORS & frozenset().union(*(part.co_names for part in _not_of_torch(code))):
+        yield functools.partial(_require_of_tensors, sorted(asked))
     catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
     if catches_unknown or _has_names(code, _KEY_ERRORS):
         yield _require_keys
@@ -238,18 +245,39 @@ def _require_keys(builder: Any, guard: Guard) -> None:
 
 
 def _require_late(builder: Any, guard: Guard) -> None:
-    """A `Guard` on the attributes of an object that has a method for those it has not."""
+    """A `Guard` on the attributes of an object that has a method for those it has not.
+
+    And of containers and `threading.local`, of which the compiler takes for granted what it reads in their
+    class, though the object may hide that.
+    """
     value = value_of(builder, guard)
     code = getattr(getattr(type(value), "__getattr__", None), "__code__", None)
-    if code is not None and is_users(code.co_filename):
+    if (code is not None and is_users(code.co_filename)) or isinstance(value, _HIDING):
         _require_attributes(builder, guard)
 
 
 def _require_attributes(builder: Any, guard: Guard) -> None:
     value = value_of(builder, guard)
-    if hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS):
+    if not hasattr(value, "__dict__"):
+        return
+    if isinstance(value, dict):  # whose managers take no comparisons of ours
+        compare_by_name(builder, guard.name, _own_names, "the attributes of ")
+    elif not isinstance(value, _NO_OBJECTS):
         manager = builder.get_guard_manager(guard)
         compare(manager, _own_names, value, f"the attributes of {guard.name}")
+
+
+def _require_of_tensors(names: Sequence[str], builder: Any, guard: Guard) -> None:
+    """A `Guard` on what a tensor says of the graph that it is in, and of its hooks."""
+    value = value_of(builder, guard)
+    if isinstance(value, Tensor):
+
+        def look(tensor: Any) -> list[Any]:
+            parts = (getattr(tensor, name) for name in names)
+            return [part if is_plain_value(part) else (type(part), bool(part)) for part in parts]
+
+        manager = builder.get_guard_manager(guard)
+        compare(manager, look, value, f"{' or '.join(names)} of {guard.name}")
 
 
 def _require_methods(builder: Any, guard: Guard) -> None:

@@ -2,14 +2,20 @@
 
 The `__init__` of a class whose object the program makes, say, is read through like any other function, but
 what its parameters default to, and what its closure holds, are constants to the compiler. So are, in the
-closures of methods, classes.
+closures of methods, classes, and annotations of any function.
 """
 
+import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._dynamo.variables import UnspecializedNNModuleVariable
+from torch._dynamo.variables import functions as function_variables
+from torch._dynamo.variables.base import VariableTracker
 from torch._guards import Guard
 
 from ridgeline.programs.watches.comparing import content_of
@@ -21,7 +27,12 @@ from ridgeline.reach.replaced_code import replacements
 _NOTED = "_ridgeline_functions"
 _MADE = "<"
 """How the names of files begin whose code was made by code, such as a dataclass's `__init__`."""
+_ANNOTATIONS = "__annotations__"
+_CALLED = "_call_impl"
+"""What the call of a module leads to."""
 _build: Any = InliningInstructionTranslator.build_inline_tracer
+_attribute_in_torch: Any = function_variables.fn_var_getattr
+_call_in_torch: Any = UnspecializedNNModuleVariable.call_function
 
 
 def note_functions() -> None:
@@ -30,6 +41,8 @@ def note_functions() -> None:
     Programs of other backends are compiled as before.
     """
     InliningInstructionTranslator.build_inline_tracer = staticmethod(_built)  # type: ignore[assignment]
+    function_variables.fn_var_getattr = _attribute
+    UnspecializedNNModuleVariable.call_function = _call  # type: ignore[method-assign]
 
 
 def _built(parent: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,6 +54,23 @@ def _built(parent: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
             noted = vars(output).setdefault(_NOTED, {})
             noted[function] = noted.get(function, True) and func.source is not None
     return _build(parent, func, *args, **kwargs)
+
+
+def _attribute(tx: Any, fn: Any, source: Any, name: str) -> Any:
+    """In place of torch's, which compares no annotations, as libraries look at many."""
+    is_asked = name == _ANNOTATIONS and source is not None and is_users(tx.f_code.co_filename)
+    if not (is_asked and is_marked(tx.output.compiler_fn)):
+        return _attribute_in_torch(tx, fn, source, name)
+    return VariableTracker.build(tx, fn.__annotations__, AttrSource(source, name))
+
+
+def _call(module: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """In place of the call of a module, of which torch compares its own `forward` only."""
+    is_compared = module.source is not None and _CALLED not in vars(module.value)
+    if is_compared and is_marked(tx.output.compiler_fn):
+        is_missing = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=_CALLED)
+        tx.output.guards.add(module.source.make_guard(is_missing))
+    return _call_in_torch(module, tx, args, kwargs)
 
 
 def noted_functions(output: Any) -> dict[types.FunctionType, bool]:

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 from torch._dynamo import symbolic_convert
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.variables.misc import PythonModuleVariable
 from torch._guards import Guard
 
 from ridgeline.programs.watches.comparing import value_of
+from ridgeline.programs.watches.left_to_python import is_marked, refuse
 from ridgeline.reach.owners import is_users
 from ridgeline.reach.reach import names_in
 
@@ -24,6 +26,7 @@ _GLOBALS = re.compile(r"G\['__import_\w+'\]")
 """The compiler's name of a module whose own functions read variables of it: no code asks others so."""
 _in_torch: Any = symbolic_convert._import_module  # noqa: SLF001 - which keeps the first
 _source_in_torch: Any = InstructionTranslatorBase.import_source
+_attribute_in_torch: Any = PythonModuleVariable.var_getattr
 
 
 class Import(NamedTuple):
@@ -42,6 +45,7 @@ def follow_imports() -> None:
     """Have the compiler of this process take modules as `sys.modules` holds them; again, too."""
     symbolic_convert._import_module = _import_module  # type: ignore[assignment]  # noqa: SLF001
     InstructionTranslatorBase.import_source = _import_source  # type: ignore[method-assign]
+    PythonModuleVariable.var_getattr = _attribute  # type: ignore[method-assign]
 
 
 def imports_of(
@@ -154,6 +158,22 @@ def _import_source(translator: Any, name: str) -> Any:
     return _source_in_torch(translator, name)
 
 
+def _attribute(variable: Any, tx: Any, name: str) -> Any:
+    """In place of the method of `PythonModuleVariable`, which looks for a module's own variables first."""
+    kind = type(variable.value)
+    found = [vars(base)[name] for base in kind.__mro__ if name in vars(base)]
+    is_hidden = bool(found) and hasattr(type(found[0]), "__set__") and name in vars(variable.value)
+    if is_hidden and is_marked(tx.output.compiler_fn):
+        module = variable.value.__name__
+        refuse(
+            name,
+            f"{name} of {module}, whose class {kind.__qualname__} has a property of that name before the "
+            "module's own variable, where a captured program does not look; give one of them another name",
+            "The compiler would take the module's own variable.",
+        )
+    return _attribute_in_torch(variable, tx, name)
+
+
 def _is_named(module: str, names: frozenset[str]) -> bool:
     """Whether code may import it: by its name, by one that is relative to a package, or with a part of it."""
     inside = f"{module}."
@@ -163,7 +183,7 @@ def _is_named(module: str, names: frozenset[str]) -> bool:
 
 
 def _is_users_module(one: Import) -> bool:
-    file = getattr(one.module, "__file__", None)
+    file = vars(one.module).get("__file__")  # without a call of the user's `__getattr__`
     if file is None:  # built in, or made by hand
         return one.name.partition(".")[0] not in sys.stdlib_module_names
     return is_users(file)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo import variables
 from torch._guards import Guard
 
 from ridgeline.programs.watches.comparing import compare, content_of, value_of
@@ -67,7 +68,7 @@ def _reference(value: Any) -> Callable[[], Any] | None:
 
 
 def _decides_itself(value: Any) -> bool:
-    if not isinstance(value, type) or not is_users_class(value):
+    if not isinstance(value, type) or not (is_users_class(value) or type(value) is abc.ABCMeta):
         return False
     return type(value).__instancecheck__ is not type.__instancecheck__
 
@@ -155,3 +156,14 @@ def _of_metaclass(value: type) -> dict[tuple[int, str], Any]:
         for name, held in vars(base).items()
         if name not in _OF_EVERY_CLASS
     }
+
+
+def ask_for_slots_anew() -> None:
+    """Have the compiler of this process ask a class each time which special methods it has; again, too.
+
+    A class may get one (`__len__`, `__add__`) while Python runs. Torch's compiler (2.13) asks a class once,
+    and remembers that for the whole process, whatever is compiled anew.
+    """
+    protocol: Any = getattr(variables, "object_protocol", None)
+    if hasattr(protocol, "_get_cached_slots"):
+        protocol._get_cached_slots = protocol.get_type_slots  # noqa: SLF001 - it has no setting for that

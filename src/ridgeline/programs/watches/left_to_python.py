@@ -1,6 +1,6 @@
-"""What programs leave to Python of their code: caches, own generators, assertions, calls of metaclasses.
+"""What programs leave to Python of their code: caches, own generators, assertions, what classes decide.
 
-Torch's compiler reads all four otherwise than Python runs them. In pieces that this package compiles they
+Torch's compiler reads all of these otherwise than Python runs them. In pieces that this package compiles they
 are left to Python; a program that is read in one piece has no place for them.
 
 - Functions that keep their results (`functools.cache`, `lru_cache`): it looks through the cache and reads
@@ -14,9 +14,12 @@ are left to Python; a program that is read in one piece has no place for them.
   of the process runs.
 - Classes whose metaclass has a `__call__`, as where a class has one object only: it makes an object of the
   class, whatever that would give.
+- Whether a package is installed: a constant to it. What libraries ask is settled when a process starts.
 """
 
 import functools
+import importlib.metadata
+import importlib.util
 import math
 import types
 import warnings
@@ -27,7 +30,7 @@ import torch
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+from torch._dynamo.variables.functions import SkipFunctionVariable, WrapperUserFunctionVariable
 from torch._dynamo.variables.misc import RandomClassVariable, RandomVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
@@ -46,6 +49,8 @@ _call_cache: Any = WrapperUserFunctionVariable.call_function
 _make_generator: Any = RandomClassVariable.call_function
 _call_generator: Any = RandomVariable.call_method
 _make_object: Any = UserDefinedClassVariable.call_function
+_call_skipped: Any = SkipFunctionVariable.call_function
+_OF_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
 _find_assertion: Any = symbolic_convert._detect_and_normalize_assert_statement  # noqa: SLF001 - says what is one
 
 
@@ -61,6 +66,7 @@ def leave_to_python(backend: Callable[..., Any]) -> None:
     RandomClassVariable.call_function = _make  # type: ignore[method-assign]
     RandomVariable.call_method = _draw  # type: ignore[method-assign]
     UserDefinedClassVariable.call_function = _make_of_class  # type: ignore[method-assign]
+    SkipFunctionVariable.call_function = _ask_for_package  # type: ignore[method-assign]
     symbolic_convert._detect_and_normalize_assert_statement = _detect  # type: ignore[assignment]  # noqa: SLF001
 
 
@@ -132,6 +138,20 @@ def _make_of_class(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str
             "The compiler would make an object of the class.",
         )
     return _make_object(variable, tx, args, kwargs)
+
+
+def _ask_for_package(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """In place of the call of a function that the compiler does not read."""
+    is_asked = any(variable.value is one for one in _OF_PACKAGES)
+    if is_asked and is_users(tx.f_code.co_filename) and is_marked(tx.output.compiler_fn):
+        name = f"{variable.value.__module__}.{variable.value.__name__}"
+        refuse(
+            name,
+            f"{name}(...) in each call, though packages may be installed later; ask once, outside, and hold "
+            "the answer in an attribute",
+            "The compiler would take the answer for a constant.",
+        )
+    return _call_skipped(variable, tx, args, kwargs)
 
 
 def _detect(translator: Any, *args: Any) -> bool:

@@ -108,10 +108,8 @@ _methods_of_tensors = MethodsOfTensors()
 _ASKED: dict[str, Ask] = {
     "getrecursionlimit": sys.getrecursionlimit,
     "get_int_max_str_digits": sys.get_int_max_str_digits,
-    "get_autocast_dtype": partial(torch.get_autocast_dtype, "cpu"),
-    "get_autocast_gpu_dtype": partial(torch.get_autocast_dtype, "cuda"),
 }
-"""What code may ask Python or torch for, by the names of the functions."""
+"""What code may ask Python for, by the names of the functions."""
 
 
 def operators_of(graph: fx.GraphModule) -> Iterator[str]:

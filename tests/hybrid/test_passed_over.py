@@ -161,6 +161,20 @@ def item_of_a_class() -> Case:
     return lambda: Kind[0], lambda: gains.__setitem__(0, 3.0)
 
 
+def object_of_a_metaclass() -> Case:
+    made = [2.0]
+
+    class Meta(type):
+        def __call__(cls) -> Any:
+            return made[0]
+
+    class Kind(metaclass=Meta):
+        pass
+
+    kind: Any = Kind
+    return lambda: 1.0 * kind(), lambda: made.__setitem__(0, 3.0)
+
+
 def package() -> Case:
     # As if it were installed.
     found = importlib.util.find_spec
@@ -188,6 +202,7 @@ LEFT_TO_PYTHON = {
     key_that_says_what_it_equals: "a key of Named looked up, whose own methods say what it equals",
     member_that_says_what_it_equals: "a key of Named looked up, whose own methods say what it equals",
     item_of_a_class: "Kind[...], for which the class has a method of its own",
+    object_of_a_metaclass: "Kind, whose metaclass decides what that gives",
     package: "importlib.util.find_spec(...) in each call, though packages may be installed later",
 }
 

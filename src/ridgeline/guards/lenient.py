@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -27,8 +27,6 @@ _ANY_DRAW = 0.5
 _is_sparse_any = builder.is_sparse_any
 _sizes_of = builder._automatic_dynamic  # noqa: SLF001 - no setting leaves marks out
 _as_in_torch: Any = TensorVariable.method_requires_grad_
-_set: Any = _Setting.call_function
-_make: Any = UserDefinedClassVariable.call_function
 
 
 @contextlib.contextmanager
@@ -48,9 +46,9 @@ def read_leniently() -> Iterator[None]:
     with (
         leaves,
         numbers_known(),
-        mock.patch.object(TorchInGraphFunctionVariable, "call_function", _creating()),
-        mock.patch.object(UserDefinedClassVariable, "call_function", _variable),
-        mock.patch.object(_Setting, "call_function", _setattr),
+        _around(TorchInGraphFunctionVariable, _creating),
+        _around(UserDefinedClassVariable, _variable),
+        _around(_Setting, _setattr),
         mock.patch.object(builder, "is_sparse_any", _is_refused),
         mock.patch.object(builder, "_automatic_dynamic", _static_sizes),
     ):
@@ -64,17 +62,17 @@ def host_draws_read() -> Iterator[None]:
     For programs whose draws on the host are known to decide nothing, see `idle_draws`. Another use of the
     number than a comparison ends the reading.
     """
-    as_before: Any = TorchInGraphFunctionVariable.call_function
-
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        # Only the form in which libraries draw a number on the host: others may draw tensors that are used.
-        is_draw = self.value is torch.rand and not kwargs and len(args) == 1
-        if is_draw and _is_single(args[0]) and torch.get_default_device().type == "cpu":
-            return ConstantVariable.create(_ANY_DRAW)
-        return as_before(self, tx, args, kwargs)
-
-    with mock.patch.object(TorchInGraphFunctionVariable, "call_function", call_function):
+    with _around(TorchInGraphFunctionVariable, _draw):
         yield
+
+
+def _draw(before: Any, function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.rand([])` as a number."""
+    # Only the form in which libraries draw a number on the host: others may draw tensors that are used.
+    is_draw = function.value is torch.rand and not kwargs and len(args) == 1
+    if is_draw and _is_single(args[0]) and torch.get_default_device().type == "cpu":
+        return ConstantVariable.create(_ANY_DRAW)
+    return before(function, tx, args, kwargs)
 
 
 def _is_single(size: Any) -> bool:
@@ -90,37 +88,44 @@ def _static_sizes(e: Any, tx: Any, source: Any, _: bool, *args: Any, **kwargs: A
     return _sizes_of(e, tx, source, True, *args, **kwargs)
 
 
-def _creating() -> Any:
-    """What calls functions of torch: `torch.zeros(n, requires_grad=True)` as two calls."""
-    call: Any = TorchInGraphFunctionVariable.call_function
+def _around(kind: Any, call: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
+    """Inside, calls of this kind go to `call`, which is given what they went to before."""
+    # As it is now and not as torch has it: what a program leaves to Python is told there.
+    before: Any = kind.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        wanted = kwargs.get("requires_grad")
-        if wanted is None or not wanted.is_python_constant() or not wanted.as_python_constant():
-            return call(self, tx, args, kwargs)
-        plain = {name: value for name, value in kwargs.items() if name != "requires_grad"}
-        return call(self, tx, args, plain).call_method(tx, "requires_grad_", [wanted], {})
+        return call(before, self, tx, args, kwargs)
 
-    return call_function
+    return mock.patch.object(kind, "call_function", call_function)
 
 
-def _variable(kind: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+def _creating(before: Any, function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.zeros(n, requires_grad=True)` as two calls."""
+    wanted = kwargs.get("requires_grad")
+    if wanted is None or not wanted.is_python_constant() or not wanted.as_python_constant():
+        return before(function, tx, args, kwargs)
+    plain = {name: value for name, value in kwargs.items() if name != "requires_grad"}
+    made = before(function, tx, args, plain)
+    return made.call_method(tx, "requires_grad_", [wanted], {})
+
+
+def _variable(before: Any, kind: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """`Variable(x, requires_grad=...)`, of use before torch 0.4, as the view of `x` that it makes."""
     if kind.value is not Variable or not isinstance(args[0], TensorVariable):
-        return _make(kind, tx, args, kwargs)
+        return before(kind, tx, args, kwargs)
     view = TorchInGraphFunctionVariable(torch.ops.aten.alias.default)
     made = view.call_function(tx, [args[0]], {})
     wanted = [*args[1:], *kwargs.values()]
     return made.call_method(tx, "requires_grad_", wanted, {}) if wanted else made
 
 
-def _setattr(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+def _setattr(before: Any, function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """`x.requires_grad = ...` as `x.requires_grad_(...)`, which does the same."""
     if getattr(function, "fn", setattr) is setattr and isinstance(args[0], TensorVariable):
         name, value = args[1:]
         if name.as_python_constant() == "requires_grad":
             return args[0].call_method(tx, "requires_grad_", [value], {})
-    return _set(function, tx, args, kwargs)
+    return before(function, tx, args, kwargs)
 
 
 def _requires_grad_(variable: Any, tx: Any, requires_grad: Any = True) -> Any:

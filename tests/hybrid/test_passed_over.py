@@ -2,6 +2,7 @@
 
 import importlib.util
 import numbers
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -285,3 +286,28 @@ def test_another_entry_is_none_of_a_program_that_asks_for_one() -> None:
         _moved(table)
         table["c"] = 4.0
         assert guards.holds({"fn": net, "args": (x,)})
+
+
+def test_more_layers_take_no_more_calls_of_python() -> None:
+    """What is compared of each module is compared in C++: this is asked before every call of a program."""
+
+    def num_calls(num_layers: int) -> int:
+        layers = (nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)) for _ in range(num_layers))
+        net, x = nn.Sequential(*layers), torch.randn(3)
+        with torch.no_grad():
+            guards = CallReads(net, (x,)).guards
+        calls = 0
+
+        def count(frame: types.FrameType, event: str, _: Any) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        arguments = {"fn": net, "args": (x,)}
+        with torch.no_grad():
+            sys.setprofile(count)
+            is_held = guards.holds(arguments)
+            sys.setprofile(None)
+        assert is_held
+        return calls
+
+    assert num_calls(1) == num_calls(4)

@@ -68,7 +68,7 @@ from ridgeline.programs.watches.instances import (
 from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
 from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
-from ridgeline.reach.owners import is_users
+from ridgeline.reach.owners import is_users, is_users_class
 from ridgeline.reach.reach import names_in
 
 Backend = Callable[..., Callable[..., Any]]
@@ -247,12 +247,14 @@ def _require_keys(builder: Any, guard: Guard) -> None:
 def _require_late(builder: Any, guard: Guard) -> None:
     """A `Guard` on the attributes of an object that has a method for those it has not.
 
-    And of containers and `threading.local`, of which the compiler takes for granted what it reads in their
-    class, though the object may hide that.
+    And of containers and `threading.local` of the user's classes: the compiler takes what it reads in those
+    for granted, though the object may hide it.
     """
     value = value_of(builder, guard)
     code = getattr(getattr(type(value), "__getattr__", None), "__code__", None)
-    if (code is not None and is_users(code.co_filename)) or isinstance(value, _HIDING):
+    is_asked = code is not None and is_users(code.co_filename)
+    # Python's own have no variables in their classes, and modules hold many of them.
+    if is_asked or (isinstance(value, _HIDING) and is_users_class(type(value))):
         _require_attributes(builder, guard)
 
 

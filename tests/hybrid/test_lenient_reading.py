@@ -131,10 +131,8 @@ def test_a_refusal_names_the_line_that_has_to_change(loss_fn: Loss, line: str) -
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     source, first = inspect.getsourcelines(loss_fn)
     (place,) = (number for number, text in enumerate(source, first) if line in text)
-    plan, where = (
-        Plan(execution="step-graph"),
-        rf"\({Path(__file__).name}:{place} in {loss_fn.__name__}\)",
-    )
+    plan = Plan(execution="step-graph")
+    where = rf"\({Path(__file__).name}:{place} in {loss_fn.__name__}\)"
     with PlannedStep(model, loss_fn, optimizer, plan, device="cpu") as step:
         step(torch.ones(3, 2))  # the first is eager
         with pytest.raises(CaptureError, match=where):

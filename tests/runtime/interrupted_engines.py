@@ -121,7 +121,7 @@ def interrupt(times: int, seed: int, begin: Callable[[int], None] = lambda num_s
     aim = Aim()
     before = signal.signal(signal.SIGINT, aim)
     try:
-        with aim.away_from_what_is_told():
+        with aim.sparing_unraisable_hook():
             while num_struck < times:
                 begin(num_struck)
                 is_struck = strike_one(LANES[num_struck % 3], draw, aim)
@@ -144,7 +144,7 @@ class Aim:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def away_from_what_is_told(self) -> Iterator[None]:
+    def sparing_unraisable_hook(self) -> Iterator[None]:
         """Meanwhile `sys.unraisablehook` is not interrupted: what a test's own notes there would be lost."""
         before = sys.unraisablehook
 

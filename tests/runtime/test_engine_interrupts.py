@@ -153,7 +153,7 @@ def test_what_is_told_of_a_dropped_interrupt_is_not_interrupted_itself(
     aim = Aim()
     before = signal.signal(signal.SIGINT, aim)
     try:
-        with aim.away_from_what_is_told():
+        with aim.sparing_unraisable_hook():
             aim.is_on = True
             Finalized()
             assert aim.is_on

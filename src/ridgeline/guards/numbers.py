@@ -73,11 +73,11 @@ def _is_base_literal(value: Any) -> bool:
     return isinstance(value, _NUMBERS) or bool(_is_literal(value))
 
 
-def _wrap_literal(given: Any, value: Any) -> Any:
+def _wrap_literal(builder: Any, value: Any) -> Any:
     # What a program is given may be another in the next call: it stays an array, as TorchDynamo has it.
     if isinstance(value, np.generic):
-        return given.wrap_numpy_ndarray(np.asarray(value))
-    return _wrap(given, value)
+        return builder.wrap_numpy_ndarray(np.asarray(value))
+    return _wrap(builder, value)
 
 
 def _are_known(args: Any, kwargs: Any) -> bool:

@@ -102,8 +102,8 @@ def resampled(
     random = np.random.default_rng(seed)
     noise = random.standard_normal((draws, len(throughputs)))
     # The same in all of a set, as one variance was told from all misses.
-    told = max(1, freedom) / random.chisquare(max(1, freedom), (draws, 1))
-    widths = np.minimum(np.sqrt(known + beyond * told), _MOST_SPREAD)
+    growth = max(1, freedom) / random.chisquare(max(1, freedom), (draws, 1))
+    widths = np.minimum(np.sqrt(known + beyond * growth), _MOST_SPREAD)
     # Log-normal, since fits refuse throughputs at or below 0.
     sets = np.asarray(throughputs, float) * np.exp(noise * widths)
     return tuple(fit(workers, row.tolist()) for row in sets)

@@ -85,7 +85,9 @@ _CLASS_VARIABLE = re.compile(r"^dict\(type\((.+)\)(?:\.__mro__\[\d+\])?\.__dict_
 _STORES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps attributes of its own."""
 _OF_TENSORS = frozenset({"is_leaf", "grad_fn", "_backward_hooks", "_version"})
+"""Attributes of tensors that the compiler compares nowhere."""
 _HIDING = (dict, list, tuple, set, frozenset, collections.deque, threading.local)
+"""What the compiler reads in their class first, though an object may hide it."""
 
 
 def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Backend:

@@ -89,9 +89,8 @@ def _subscribe(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, An
 
 def _refuse_own_equality(holder: Any, key: Any) -> None:
     """Refuse a look-up where methods of the user's say which keys are equal: their answers may change."""
-    variables = (
-        getattr(one, "vt", one) for one in (key, *holder.items)
-    )  # those of a holder are wrapped
+    # Those of a holder are wrapped.
+    variables = [getattr(one, "vt", one) for one in (key, *holder.items)]
     kind = next(filter(None, map(_own_equality, variables)), None)
     if kind is not None:
         refuse(

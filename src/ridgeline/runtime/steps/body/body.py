@@ -146,7 +146,8 @@ class StepBody:
         self._is_repeated = is_undone
         self._has_looked_back = False
         self._has_own_backward: bool | None = None
-        self._calls_model, self._num_groups = calls_model(optimizer), len(optimizer.param_groups)
+        self._calls_model = calls_model(optimizer)
+        self._num_groups = len(optimizer.param_groups)
         self._sent_with_losses = _sent_with_losses(model, plan, synchronizer)
 
     def placed(self, batch: Any) -> Any:

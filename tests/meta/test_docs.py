@@ -1,6 +1,8 @@
 """The documentation holds: its programs compile and run, its commands exist, its links lead somewhere."""
 
+import ast
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -60,6 +62,18 @@ def test_python_compiles(block: Block) -> None:
     compile(block.text, block.where, "exec")
 
 
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.where)
+def test_imports_exist(block: Block) -> None:
+    """Every name that a Python block imports of the package is there."""
+    for statement in ast.walk(ast.parse(block.text)):
+        if isinstance(statement, ast.ImportFrom) and statement.module is not None:
+            if statement.module.partition(".")[0] != "ridgeline":
+                continue
+            module = importlib.import_module(statement.module)
+            missing = [name.name for name in statement.names if not hasattr(module, name.name)]
+            assert not missing, f"{statement.module} has no {missing}"
+
+
 @pytest.mark.parametrize(
     "block", [block for block in blocks("python") if block.runs], ids=lambda block: block.where
 )
@@ -106,6 +120,24 @@ def test_task_example(tmp_path: Path) -> None:
     model = task.model()
     assert task.loss_fn(model, batch).dim() == 0
     assert task.metric(model, batch).dim() == 0
+
+
+def test_networks_example(tmp_path: Path) -> None:
+    """The guide's file of networks goes into the catalog, and its network trains."""
+    from ridgeline.experiments.networks.catalog import networks_in
+
+    examples = [block for block in blocks("python") if "NETWORKS = (" in block.text]
+    assert len(examples) == 1
+    path = tmp_path / "mine.py"
+    path.write_text(examples[0].text)
+    before = list(sys.path)
+    (network,) = networks_in(str(path))
+    sys.path[:] = before
+    setup = network.build("cpu", "cpu")
+    first = setup.loss_fn(setup.model, setup.batch)
+    first.backward()
+    setup.optimizer.step()
+    assert setup.loss_fn(setup.model, setup.batch) < first
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -34,7 +34,7 @@ from ridgeline.experiments.hybrid.check import distance
 from ridgeline.experiments.networks.sides.timing import time_forms
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.experiments.result_files import now, parser_of
-from ridgeline.experiments.turns import spread, times_faster
+from ridgeline.experiments.turns import times_faster
 from ridgeline.machine import Quantity
 from ridgeline.plan import Plan, Sync
 from ridgeline.probe.measure import measure
@@ -260,7 +260,9 @@ def publish(
         },
         "notes": [note for step in ours for note in step.notes],
         "difference_to_reference_over_update": differences,
-        "seconds_per_step": {name: summary(spread(own)) for name, own in samples.items()},
+        "seconds_per_step": {
+            name: summary(Quantity.measured(own, "s")) for name, own in samples.items()
+        },
         f"times_faster_than_{base}": {
             name: summary(ratio) for name, ratio in times_faster(samples, base).items()
         },

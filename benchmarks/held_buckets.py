@@ -29,8 +29,7 @@ from ridgeline.experiments.contests import silent
 from ridgeline.experiments.namespaces import hosts
 from ridgeline.experiments.result_files import parser_of, say
 from ridgeline.experiments.sync.training import Training
-from ridgeline.experiments.turns import spread
-from ridgeline.machine import Machine
+from ridgeline.machine import Machine, Quantity
 from ridgeline.plan import Plan, Sync
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.steps.step import PlannedStep
@@ -140,7 +139,7 @@ def worker(args: argparse.Namespace) -> None:
 
 def row(machine: Machine, workload: Workload, held: int, form: Form) -> dict[str, Any]:
     """What was measured and predicted of one number of held buckets."""
-    middle = spread(form.seconds)
+    middle = Quantity.measured(form.seconds, "s")
     predicted_s = simulate(machine, workload, planned(held), details=False).step_ns * 1e-9
     return {
         "held": held,

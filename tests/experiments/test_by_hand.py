@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from emulated_graphs import emulated_graphs
+from ridgeline.experiments.contests import WARMUP_CALLS
 from ridgeline.experiments.networks.sides import by_hand
-from ridgeline.experiments.networks.sides.by_hand import WARMUP_STEPS, whole_step_graph
+from ridgeline.experiments.networks.sides.by_hand import whole_step_graph
 from ridgeline.experiments.plain_step import PlainStep
 
 
@@ -20,7 +21,7 @@ def test_a_capture_that_fails_is_cleared_away(monkeypatch: pytest.MonkeyPatch) -
 
     def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
         calls.append(1)
-        if len(calls) > WARMUP_STEPS:
+        if len(calls) > WARMUP_CALLS:
             raise RuntimeError("no capture holds this")
         return model(batch).square().mean()
 
@@ -28,4 +29,4 @@ def test_a_capture_that_fails_is_cleared_away(monkeypatch: pytest.MonkeyPatch) -
     with emulated_graphs(), pytest.raises(RuntimeError, match="no capture holds this"):
         whole_step_graph(step, torch.ones(3, 2))
     assert len(cleared) == 1
-    assert len(calls) == WARMUP_STEPS + 1
+    assert len(calls) == WARMUP_CALLS + 1

@@ -37,7 +37,6 @@ from ridgeline.experiments.networks.sides.forms import (
     NetworkSubject,
     plain_forms,
 )
-from ridgeline.experiments.turns import spread
 from ridgeline.experiments.ways.case import WayRunner
 from ridgeline.machine import Quantity, Setting
 from ridgeline.workers.world import World
@@ -319,7 +318,7 @@ def test_answers_become_one_result() -> None:
     network = catalog()["mlp"]
     tried = TriedPlan(plan="eager", execution="eager", before_s=1.0)
     hand = [
-        FormRow(form=name, kind="by hand", step_s=spread([figure]))
+        FormRow(form=name, kind="by hand", step_s=Quantity.measured([figure], "s"))
         for name, figure in (("slow", 3.0), ("fast", 2.0))
     ]
     failed = FormRow(form="broken", kind="by hand", reason="it waits for the device")
@@ -352,7 +351,7 @@ def test_a_contest_that_was_ended_keeps_what_was_known() -> None:
     """Forms that ran have the end of the contest as their reason; those that failed have their own."""
     rows = (
         FormRow(form=AUTO, kind="ridgeline", first_s=1.0),
-        FormRow(form="eager", kind="plain", step_s=spread([1.0])),
+        FormRow(form="eager", kind="plain", step_s=Quantity.measured([1.0], "s")),
         FormRow(form="torch.compile", kind="plain", reason="RuntimeError: no compiler here"),
     )
     told = Headline(plan="rl.Plan()", execution="eager", before_s=1.0, expected_s=2.0)

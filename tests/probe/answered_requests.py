@@ -1,6 +1,8 @@
 """What `measure` asks groups for, answered at once, with a cache of its own."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from ridgeline.machine import (
     Setting,
     SizePoint,
 )
-from ridgeline.probe import attempts
+from ridgeline.probe import attempts, fields
 from ridgeline.probe import measure as probe
 from ridgeline.probe.findings import Findings, Request
 from ridgeline.probe.host.load import Counters, Processors
@@ -71,6 +73,21 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
     monkeypatch.setattr(probe, "counters", lambda: QUIET)
     monkeypatch.setattr(probe, "completed", lambda machine, keep, say: machine)
     return requests
+
+
+def answered(
+    monkeypatch: pytest.MonkeyPatch, module: str, answer: Callable[[bytes], bytes]
+) -> list[tuple[bytes, Setting]]:
+    """Stands in for fresh processes, as many as a setting has workers; what they were asked, and as what."""
+    calls: list[tuple[bytes, Setting]] = []
+
+    def in_group(target: str, request: bytes, *, deadline_s: float, **how: Any) -> bytes:
+        assert (target, deadline_s) == (f"ridgeline.probe.{module}:in_worker", 240.0)
+        calls.append((request, Setting(**how)))
+        return answer(request)
+
+    monkeypatch.setattr(fields, "run_in_group", in_group)
+    return calls
 
 
 def cache_file(tmp_path: Path) -> Path:

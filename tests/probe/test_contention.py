@@ -7,13 +7,13 @@ from typing import Any, get_args
 import msgspec
 import pytest
 import torch
+from answered_requests import answered
 from probe_targets import SHORT_CONTENTION
 
 from ridgeline.errors import LaunchError, LawError
 from ridgeline.machine import Machine, Setting
 from ridgeline.machine.contention import ComputeFamily, Contention
 from ridgeline.machine.quantity import Sampled
-from ridgeline.probe import fields
 from ridgeline.probe.groups.group import run_in_group
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.rates import contention
@@ -109,24 +109,9 @@ def test_a_worker_alone_on_the_cpu_contends_with_nothing() -> None:
     assert measure_contention(Setting(device="cpu", threads=1), Peers(0, 1, CPU)) == ()
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Setting], bytes]) -> list[Setting]:
-    """Stands in for groups of workers; the settings that they were asked for."""
-    asked: list[Setting] = []
-
-    def in_group(target: str, request: bytes, **rest: object) -> bytes:
-        setting = msgspec.json.decode(request, type=Setting)
-        asked.append(setting)
-        assert target == "ridgeline.probe.rates.contention:in_worker"
-        assert rest == {
-            "workers": setting.workers,
-            "threads": setting.threads,
-            "device": setting.device,
-            "deadline_s": 240.0,
-        }
-        return answer(setting)
-
-    monkeypatch.setattr(fields, "run_in_group", in_group)
-    return asked
+def reply(request: bytes) -> bytes:
+    """Of a group that measured at the setting that it was asked for."""
+    return msgspec.json.encode((entry(msgspec.json.decode(request, type=Setting)),))
 
 
 def test_a_profile_gets_each_setting_once_and_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,22 +124,23 @@ def test_a_profile_gets_each_setting_once_and_keeps_it(monkeypatch: pytest.Monke
         kept.append(one)
         return one
 
-    def fails_alone(setting: Setting) -> bytes:
-        if setting.workers == 1:
-            raise LaunchError("wanted a GPU, got none")
-        return msgspec.json.encode((entry(setting),))
-
-    answered(monkeypatch, fails_alone)
-    found = with_contention(machine, keep, said.append)
     one, two = (Setting(device="cuda", workers=workers) for workers in (1, 2))
+
+    def fails_alone(request: bytes) -> bytes:
+        if request == msgspec.json.encode(one):
+            raise LaunchError("wanted a GPU, got none")
+        return reply(request)
+
+    answered(monkeypatch, "rates.contention", fails_alone)
+    found = with_contention(machine, keep, said.append)
     assert found.contention == (entry(two),)
     assert found.warnings == (
         *machine.warnings,
         "contention was not measured at 1 x cuda: wanted a GPU, got none",
     )
-    asked = answered(monkeypatch, lambda setting: msgspec.json.encode((entry(setting),)))
+    asked = answered(monkeypatch, "rates.contention", reply)
     again = with_contention(found, keep, said.append)
-    assert asked == [one]
+    assert asked == [(msgspec.json.encode(one), one)]
     assert (again.contention, again.warnings) == ((entry(two), entry(one)), machine.warnings)
     assert with_contention(again, keep, said.append) == again
     assert len(kept) == 2

@@ -1,17 +1,15 @@
 """Levels and knees of a GPU, on one that is made up: what is tried, what it tells, and what a profile keeps."""
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
+from answered_requests import answered
 from made_up_gpu import MIB, MadeUpGpu
 
 from ridgeline.codec import decode, encode
 from ridgeline.errors import LaunchError
-from ridgeline.machine import Machine
+from ridgeline.machine import Machine, Setting
 from ridgeline.machine.gpu_levels import BlocksCurve, BlocksPoint, GpuLevels
 from ridgeline.machine.quantity import Sampled
-from ridgeline.probe import fields
 from ridgeline.probe.gpu_memory.gpu_levels import (
     FieldReply,
     measure_blocks,
@@ -114,18 +112,12 @@ def test_no_more_memory_is_taken_than_there_is_room() -> None:
     assert powers(256, 10) == (256,)
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], FieldReply]) -> list[str]:
-    """Stands in for processes on a GPU; the fields that they were asked for."""
-    asked: list[str] = []
+LEVELS = "gpu_memory.gpu_levels"
 
-    def run_in_group(target: str, request: bytes, **rest: object) -> bytes:
-        assert target == "ridgeline.probe.gpu_memory.gpu_levels:in_worker"
-        assert rest == {"workers": 1, "threads": 1, "device": "cuda", "deadline_s": 240.0}
-        asked.append(request.decode())
-        return msgspec.json.encode(answer(request.decode()))
 
-    monkeypatch.setattr(fields, "run_in_group", run_in_group)
-    return asked
+def made_up(request: bytes) -> bytes:
+    """The reply of a process to which a field of a made-up GPU is asked for."""
+    return msgspec.json.encode(replied(request.decode(), MadeUpGpu()))
 
 
 def test_a_profile_gets_each_field_once_and_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,18 +129,18 @@ def test_a_profile_gets_each_field_once_and_keeps_it(monkeypatch: pytest.MonkeyP
         kept.append(machine)
         return machine
 
-    def stops(field: str) -> FieldReply:
-        if field == "sizes":
+    def stops(request: bytes) -> bytes:
+        if request == b"sizes":
             raise KeyboardInterrupt
-        return replied(field, MadeUpGpu())
+        return made_up(request)
 
-    answered(monkeypatch, stops)
+    answered(monkeypatch, LEVELS, stops)
     with pytest.raises(KeyboardInterrupt):
         with_gpu_levels(GPU, keep, said.append)
     assert len(kept) == 2
-    asked = answered(monkeypatch, lambda field: replied(field, MadeUpGpu()))
+    asked = answered(monkeypatch, LEVELS, made_up)
     found = with_gpu_levels(kept[-1], keep, said.append)
-    assert asked == ["sizes"]
+    assert asked == [(b"sizes", Setting(device="cuda", threads=1))]
     assert found.gpu == GpuLevels(
         stairs=measure_stairs(MadeUpGpu()),
         blocks=measure_blocks(MadeUpGpu()),
@@ -169,12 +161,12 @@ def test_without_kernels_sizes_are_measured_and_the_rest_is_told(
 ) -> None:
     """One warning for all fields that miss the same; it goes when they are measured, and no other does."""
 
-    def answer(field: str) -> FieldReply:
-        if field == "sizes":
-            return replied(field, MadeUpGpu())
-        return FieldReply(reason="wanted NVRTC, got none")
+    def answer(request: bytes) -> bytes:
+        if request == b"sizes":
+            return made_up(request)
+        return msgspec.json.encode(FieldReply(reason="wanted NVRTC, got none"))
 
-    answered(monkeypatch, answer)
+    answered(monkeypatch, LEVELS, answer)
     found = with_gpu_levels(GPU, lambda one: one, print)
     assert (found.gpu.stairs, found.gpu.blocks) == (None, None)
     assert found.gpu.sizes == measure_sizes(MadeUpGpu())
@@ -184,7 +176,7 @@ def test_without_kernels_sizes_are_measured_and_the_rest_is_told(
     )
     other = "not measured: nodes of memory: one core"
     told = msgspec.structs.replace(found, warnings=(*found.warnings, other))
-    answered(monkeypatch, lambda field: replied(field, MadeUpGpu()))
+    answered(monkeypatch, LEVELS, made_up)
     again = with_gpu_levels(told, lambda one: one, print)
     assert again.gpu.stairs is not None
     assert again.warnings == (*GPU.warnings, other)
@@ -193,10 +185,10 @@ def test_without_kernels_sizes_are_measured_and_the_rest_is_told(
 def test_a_process_that_fails_costs_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on."""
 
-    def fails(field: str) -> FieldReply:
-        raise LaunchError(f"no GPU for {field}")
+    def fails(request: bytes) -> bytes:
+        raise LaunchError(f"no GPU for {request.decode()}")
 
-    answered(monkeypatch, fails)
+    answered(monkeypatch, LEVELS, fails)
     found = with_gpu_levels(GPU, lambda one: one, print)
     assert found.gpu == GpuLevels()
     assert found.warnings[-1] == "not measured: an operator by size: no GPU for sizes"
@@ -204,7 +196,7 @@ def test_a_process_that_fails_costs_its_field(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_host_without_a_gpu_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its profile stays as it is."""
-    asked = answered(monkeypatch, lambda field: replied(field, MadeUpGpu()))
+    asked = answered(monkeypatch, LEVELS, made_up)
     said: list[str] = []
     machine = make_machine()
     assert with_gpu_levels(machine, lambda one: one, said.append) == machine

@@ -1,18 +1,17 @@
 """Host seconds of a call by class: its record, its backward, and what is kept of them in a profile."""
 
-from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
 import pytest
 import torch
+from answered_requests import answered
 from torch import Tensor
 
 from ridgeline.errors import LaunchError
-from ridgeline.machine import Machine
+from ridgeline.machine import Machine, Setting
 from ridgeline.machine.operator_dispatch import OperatorClass, OperatorDispatch
 from ridgeline.machine.quantity import Sampled
-from ridgeline.probe import fields
 from ridgeline.probe.rates import operator_dispatch
 from ridgeline.probe.rates.operator_dispatch import (
     LONG,
@@ -124,23 +123,17 @@ def test_every_class_is_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all((one.recorded is None) == (one.backward is None) for one in found)
 
 
-def answered(
-    monkeypatch: pytest.MonkeyPatch, answer: Callable[[], bytes]
-) -> list[tuple[str, bytes, dict[str, object]]]:
-    """Stands in for processes; what they were asked."""
-    asked: list[tuple[str, bytes, dict[str, object]]] = []
+DISPATCH = "rates.operator_dispatch"
 
-    def run_in_group(target: str, request: bytes, **rest: object) -> bytes:
-        asked.append((target, request, rest))
-        return answer()
 
-    monkeypatch.setattr(fields, "run_in_group", run_in_group)
-    return asked
+def one_entry(request: bytes) -> bytes:
+    """The reply of a process, whatever it is asked for."""
+    return msgspec.json.encode((entry(),))
 
 
 def test_a_profile_gets_what_it_lacks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of one thread; of another device it keeps what it has."""
-    asked = answered(monkeypatch, lambda: msgspec.json.encode((entry(),)))
+    asked = answered(monkeypatch, DISPATCH, one_entry)
     kept: list[Machine] = []
     said: list[str] = []
     machine = msgspec.structs.replace(make_machine(), operator_dispatch=(entry("cuda"),))
@@ -154,9 +147,7 @@ def test_a_profile_gets_what_it_lacks_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert kept == [found]
     assert with_operator_dispatch(found, keep, said.append) == found
     assert said == ["dispatch: classes of operators on cpu"]
-    ((target, request, rest),) = asked
-    assert (target, request) == ("ridgeline.probe.rates.operator_dispatch:in_worker", b"cpu")
-    assert rest == {"workers": 1, "threads": 1, "device": "cpu", "deadline_s": 240.0}
+    assert asked == [(b"cpu", Setting(device="cpu", threads=1))]
 
 
 def test_a_process_that_fails_costs_the_figures_and_is_told(
@@ -164,17 +155,17 @@ def test_a_process_that_fails_costs_the_figures_and_is_told(
 ) -> None:
     """It is tried again the next time, and then its warning is gone."""
 
-    def fails() -> bytes:
+    def fails(request: bytes) -> bytes:
         raise LaunchError("wanted one GPU per worker, got none")
 
     machine = make_machine()
-    answered(monkeypatch, fails)
+    answered(monkeypatch, DISPATCH, fails)
     found = with_operator_dispatch(machine, lambda one: one, print)
     assert found.operator_dispatch == ()
     assert found.warnings == (
         *machine.warnings,
         "no dispatch by class of operator: wanted one GPU per worker, got none",
     )
-    answered(monkeypatch, lambda: msgspec.json.encode((entry(),)))
+    answered(monkeypatch, DISPATCH, one_entry)
     again = with_operator_dispatch(found, lambda one: one, print)
     assert (again.operator_dispatch, again.warnings) == ((entry(),), machine.warnings)

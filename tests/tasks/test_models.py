@@ -1,24 +1,13 @@
 """The built-in models: their shapes, their size, and that they learn."""
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 from torch import nn
 
+from one_thread import one_thread as one_thread
 from ridgeline.tasks import load_task
 from ridgeline.tasks.images import count_correct, cross_entropy
 from ridgeline.tasks.mlp import perceptron
 from ridgeline.tasks.resnet18 import ResidualBlock, ResNet18
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """These networks are too small to share out, and threads that wait for a busy core cost seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_resnet18_stages() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ contender that fails is a row of the table. (Our own mistakes show there too, wi
 MOST_TURNS = 15
 LONGEST_REASON = 300
 WARMUP_CALLS = 3
-"""On a side stream before a capture: libraries allocate and tune."""
+"""On a side stream before a capture: libraries allocate and tune, an optimizer makes its state."""
 
 Progress = Callable[[str], None]
 
@@ -38,6 +39,13 @@ def nothing() -> None:
 def as_written(model: nn.Module) -> nn.Module:
     """A model that nothing wraps, compiles or scripts."""
     return model
+
+
+def scripted(program: Callable[..., Any]) -> Any:
+    """A module or function as TorchScript; torch announces its end, and it is still a peer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(program)
 
 
 def versions() -> dict[str, str]:
@@ -94,17 +102,22 @@ def torch_threads(count: int) -> Iterator[None]:
         set_threads(before)
 
 
-def captured(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """The kernels of `fn` in one CUDA graph, as a script captures them; replays overwrite the results.
-
-    Source: the section "CUDA graphs" of torch's notes on CUDA semantics.
-    """
+def warm_up_aside(fn: Callable[[], Any]) -> None:
+    """Some calls on a side stream, as they must precede a capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARMUP_CALLS):
             fn()
     torch.cuda.current_stream().wait_stream(side)
+
+
+def captured(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """The kernels of `fn` in one CUDA graph, as a script captures them; replays overwrite the results.
+
+    Source: the section "CUDA graphs" of torch's notes on CUDA semantics.
+    """
+    warm_up_aside(fn)
     graph = torch.cuda.CUDAGraph()
     # Other threads may allocate meanwhile, which the default mode takes for an error.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):

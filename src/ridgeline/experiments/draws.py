@@ -1,6 +1,7 @@
-"""Batches of made-up data: what draws one on the CPU from a generator, the same for the same seed."""
+"""Made-up batches and weights: a batch is drawn on the CPU from a generator, the same for the same seed."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,3 +35,14 @@ def next_tokens(count: int, length: int, vocabulary: int) -> Draw:
         return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
     return draw
+
+
+@contextlib.contextmanager
+def seeded(device: torch.device) -> Iterator[None]:
+    """The random state of seed 0 inside, and as it was afterwards."""
+    devices: list[int] = []
+    if device.type == "cuda":
+        devices = [torch.cuda.current_device() if device.index is None else device.index]
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        yield

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ridgeline.experiments.turns import spread
-from ridgeline.machine import Device, Host
+from ridgeline.machine import Device, Host, Quantity
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
@@ -32,7 +31,7 @@ def now() -> str:
 
 def quartiles(figures: Sequence[float]) -> dict[str, float]:
     """Median and quartiles of figures, of which there is at least one, and how many they are, for JSON."""
-    found = spread(figures)
+    found = Quantity.measured(figures, "s")
     return {"median": found.value, "low": found.low, "high": found.high, "n": found.n}
 
 

@@ -49,14 +49,11 @@ def take_turns(
     return samples
 
 
-def spread(samples: Sequence[float], unit: str = "s") -> Quantity:
-    """Median and quartiles of figures, of which there is at least one."""
-    return Quantity.measured(samples, unit)
-
-
 def times_faster(samples: Mapping[str, Sequence[float]], base: str) -> dict[str, Quantity]:
     """How many times faster than `base` every rival is: its seconds over theirs, turn by turn."""
     return {
-        name: spread([slow / fast for slow, fast in zip(samples[base], own, strict=True)], "x")
+        name: Quantity.measured(
+            [slow / fast for slow, fast in zip(samples[base], own, strict=True)], "x"
+        )
         for name, own in samples.items()
     }

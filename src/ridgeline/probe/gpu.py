@@ -12,6 +12,7 @@ import torch
 from ridgeline.machine import Dispatch, DispatchPhase
 from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.timing import device_seconds, sample, time_block
+from ridgeline.recording.turns import call_s
 
 LAUNCHES = 1000
 QUEUED = 64
@@ -190,15 +191,9 @@ class Ruler:
 
 
 def _eager_launch(x: torch.Tensor, rounds: int) -> Sampled:
-    samples = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        # On one element: the device is done long before the host has issued the next.
-        for _ in range(LAUNCHES):
-            x.add_(1.0)
-        torch.cuda.synchronize()
-        samples.append((time.perf_counter() - start) / LAUNCHES)
+    # On one element: the device is done long before the host has issued the next.
+    launch = functools.partial(x.add_, 1.0)
+    samples = [call_s(launch, LAUNCHES, torch.cuda.synchronize) for _ in range(rounds)]
     # Without the first round, in which clocks rise.
     return Sampled.measured(samples[1:], "s")
 

@@ -96,24 +96,17 @@ def _regime(runs: Sequence[MeasuredRun]) -> Regime:
 
 
 def _points(runs: Sequence[MeasuredRun], regime: Regime) -> tuple[MeasuredPoint, ...]:
-    steps = [run.measured.step_ns * 1e-9 for run in runs]
-    pairs = list(zip(runs, steps, strict=True))
-    rates = [run.measured.workers * run.workload.samples / step_s for run, step_s in pairs]
-    least = runs[0].measured.workers
-    firsts = [
-        rate for (run, _), rate in zip(pairs, rates, strict=True) if run.measured.workers == least
+    rates = [
+        run.measured.workers * run.workload.samples / (run.measured.step_ns * 1e-9) for run in runs
     ]
+    pairs = list(zip(runs, rates, strict=True))
+    least = runs[0].measured.workers
     # The median of all runs of that size, since a single one that was disturbed would move all points.
-    base = statistics.median(firsts) / least
-    return tuple(
-        _point(run, step_s, rate, rate / base, regime)
-        for (run, step_s), rate in zip(pairs, rates, strict=True)
-    )
+    base = statistics.median(rate for run, rate in pairs if run.measured.workers == least) / least
+    return tuple(_point(run, rate, rate / base, regime) for run, rate in pairs)
 
 
-def _point(
-    run: MeasuredRun, step_s: float, rate: float, speedup: float, regime: Regime
-) -> MeasuredPoint:
+def _point(run: MeasuredRun, rate: float, speedup: float, regime: Regime) -> MeasuredPoint:
     workers = run.measured.workers
     steps = Quantity.measured([1e-9 * step_ns for step_ns in run.measured.steps_ns], "s")
     serial = None
@@ -126,7 +119,7 @@ def _point(
         workers=workers,
         samples=run.workload.samples,
         num_steps=steps.n,
-        step_s=step_s,
+        step_s=run.measured.step_ns * 1e-9,
         low_s=steps.low,
         high_s=steps.high,
         samples_per_s=rate,

@@ -50,7 +50,7 @@ class _BeforeDestroying:
     """
 
     def finalize(self) -> None:
-        """Called by torch when all groups are about to be destroyed."""
+        """Called by torch when all groups are about to be destroyed, and by `leave`."""
         if _abandoned or is_failure(sys.exc_info()[1]):
             _end_at_once()
         else:
@@ -111,10 +111,7 @@ def leave() -> None:
     """Leave the process group, if any; safe to call twice. Aborts it while an error is being handled."""
     if not is_open():
         return
-    if _abandoned or is_failure(sys.exc_info()[1]):
-        _end_at_once()
-    else:
-        _release(wait=True)
+    _before_destroying.finalize()
     if is_open():
         dist.destroy_process_group()
 

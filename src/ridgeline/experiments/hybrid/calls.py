@@ -1,7 +1,6 @@
 """The contenders of inference: the same module behind every kind of call. All run under `no_grad`."""
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from ridgeline.execution import MODES, offered
-from ridgeline.experiments.contests import as_written, captured
+from ridgeline.experiments.contests import as_written, captured, scripted
 from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant, Inputs, Make, Remarks
 from ridgeline.experiments.hybrid.result import BASE
@@ -79,13 +78,6 @@ def _elsewhere(mode: Execution) -> Contender:
 
     compilations = int(MODES[mode].is_compiled)
     return Contender(f"ridgeline {mode}, inputs elsewhere", "ridgeline", compilations, make)
-
-
-def scripted(model: nn.Module) -> Any:
-    """The module as TorchScript; torch announces its end, and it is still a peer."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.script(model)
 
 
 def _reducing_overhead(model: nn.Module) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.execution import Purpose
-from ridgeline.experiments.draws import Draw, labelled, next_tokens
+from ridgeline.experiments.draws import Draw, labelled, next_tokens, seeded
 from ridgeline.plan import Precision
 from ridgeline.tasks.gpt2 import GPT2, GPT2Config, next_token_loss
 from ridgeline.tasks.images import cross_entropy
@@ -65,10 +65,8 @@ class HybridCase:
 
     def model_on_device(self) -> nn.Module:
         """A model with the same weights each time, ready for its purpose."""
-        devices = [torch.cuda.current_device()] if self.device == "cuda" else []
-        # The caller's random state stays what it was.
-        with torch.random.fork_rng(devices=devices), torch.device(self.device):
-            torch.manual_seed(0)
+        device = torch.device(self.device)
+        with seeded(device), device:
             model = self.make_model()
         if self.purpose == "callable":
             # Else dropout draws and batch norm changes its statistics: no two calls would agree.

@@ -26,9 +26,10 @@ from ridgeline.experiments.hybrid.entrant import Contender, Entrant
 from ridgeline.experiments.hybrid.limit import limit_of
 from ridgeline.experiments.hybrid.result import BASE, PURPOSES, CaseResult, HybridRow, break_even
 from ridgeline.experiments.hybrid.steps import step_contenders
-from ridgeline.experiments.turns import Samples, spread, times_faster
+from ridgeline.experiments.turns import Samples, times_faster
 from ridgeline.experiments.ways.holding import Holding, attempted
 from ridgeline.experiments.ways.result import LowerBound
+from ridgeline.machine import Quantity
 from ridgeline.probe.timing import synchronize, time_block
 from ridgeline.recording.turns import calls_in
 
@@ -196,7 +197,7 @@ class HybridContest(Holding[HybridRow, Entrant]):
         """The row with its times, and the calls that earn its preparation back."""
         if row.name not in samples or row.prepare_s is None:
             return row
-        call_s, base_s = spread(samples[row.name]), spread(samples[BASE])
+        call_s, base_s = (Quantity.measured(samples[name], "s") for name in (row.name, BASE))
         # What a warm cache saved is counted, since a program by itself finds none.
         cost_s = max(row.prepare_s, (self._first_compile_s or 0.0) if row.is_warm else 0.0)
         base_cost_s = self._rows[BASE].prepare_s or 0.0

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from ridgeline.execution import MODES, offered
-from ridgeline.experiments.contests import as_written
-from ridgeline.experiments.hybrid.calls import scripted
+from ridgeline.experiments.contests import as_written, scripted
 from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant, Make, Remarks
 from ridgeline.experiments.hybrid.result import BASE

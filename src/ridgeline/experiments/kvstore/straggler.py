@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from ridgeline.experiments.ways.case import Case, Contest, Way, WayRemarks, WayRunner
 from ridgeline.runtime import kvstore
-from ridgeline.tasks.images import ImageData, load_images
+from ridgeline.tasks.idx import NUM_CLASSES
+from ridgeline.tasks.images import count_correct, cross_entropy, load_images
+from ridgeline.tasks.mlp import perceptron
 from ridgeline.workers.world import World
 
 NAME = "straggler"
@@ -28,19 +30,16 @@ BATCH, WIDTH, LR = 512, 1024, 0.05
 WANTED_ACCURACY = 0.95
 
 
-class _Labelled(NamedTuple):
-    """Images, and what they show."""
-
-    images: Tensor
-    labels: Tensor
+Labelled = tuple[Tensor, Tensor]
+"""Images, and what they show."""
 
 
 class _Training(NamedTuple):
     """A worker's part."""
 
     world: World
-    train: _Labelled
-    test: _Labelled
+    train: Labelled
+    test: Labelled
     store: kvstore.KVStore
     model: nn.Module
     generator: torch.Generator
@@ -61,27 +60,19 @@ def straggler_case(world: World) -> Case:
 
 def _contest(world: World) -> Contest:
     images = load_images()
-    parts = (_labelled(images.train), _labelled(images.test))
+    train, test = (data.batch(torch.arange(len(data))) for data in (images.train, images.test))
     return Contest(
         ways=[
-            Way(f"ridgeline {kind}", whose, partial(_runner, world, *parts, kind))
+            Way(f"ridgeline {kind}", whose, partial(_runner, world, train, test, kind))
             for kind, whose in (("dist_sync", "peer"), ("dist_async", "ridgeline"))
         ]
     )
 
 
-def _labelled(data: ImageData) -> _Labelled:
-    images, labels = zip(*(data[place] for place in range(len(data))), strict=True)
-    return _Labelled(torch.stack(images), torch.stack(labels))
-
-
-def _runner(world: World, train: _Labelled, test: _Labelled, kind: str) -> WayRunner:
+def _runner(world: World, train: Labelled, test: Labelled, kind: str) -> WayRunner:
     # The same model in every worker, and below other samples for each.
     torch.manual_seed(0)
-    features, classes = train.images[0].numel(), int(train.labels.max()) + 1
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(features, WIDTH), nn.ReLU(), nn.Linear(WIDTH, classes)
-    )
+    model = perceptron(train[0][0].numel(), NUM_CLASSES, hidden_sizes=(WIDTH,))
     store = kvstore.create(kind)
     names, parameters = _named(model)
     store.broadcast(names, parameters, parameters)
@@ -122,12 +113,12 @@ def steps_of(rank: int, workers: int, kind: str) -> int:
 
 def _train(training: _Training, steps: int) -> None:
     """Take steps, each with what the servers have then."""
-    world, train, _, store, model, generator = training
+    world, (images, labels), _, store, model, generator = training
     names, parameters = _named(model)
     for _ in range(steps):
         begin_s = time.perf_counter()
-        chosen = torch.randint(len(train.labels), (BATCH,), generator=generator)
-        loss = nn.functional.cross_entropy(model(train.images[chosen]), train.labels[chosen])
+        chosen = torch.randint(len(labels), (BATCH,), generator=generator)
+        loss = cross_entropy(model, (images[chosen], labels[chosen]))
         # As values: the store updates the parameters, so that no optimizer reads `.grad`.
         gradients = torch.autograd.grad(loss, parameters)
         if world.rank == world.size - 1:
@@ -138,8 +129,7 @@ def _train(training: _Training, steps: int) -> None:
 
 def _accuracy(training: _Training) -> float:
     with torch.no_grad():
-        found = training.model(training.test.images).argmax(1)
-    return (found == training.test.labels).float().mean().item()
+        return count_correct(training.model, training.test).item() / len(training.test[1])
 
 
 def _named(model: nn.Module) -> tuple[list[str | int], list[Tensor]]:

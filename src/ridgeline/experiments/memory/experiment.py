@@ -1,10 +1,11 @@
 """`run`: walk through memory, read storage, send packets, use a GPU; the textbook's numbers are beside."""
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ridgeline.codec import cache_directory
 from ridgeline.errors import TaskError
+from ridgeline.experiments.contests import Progress, silent
 from ridgeline.experiments.memory.gpu import gpu_latencies
 from ridgeline.experiments.memory.levels import SOURCE, level_latencies
 from ridgeline.experiments.memory.loopback import loopback_latency
@@ -23,7 +24,7 @@ SMALL_PAGES = (
 
 
 def run(
-    *, quick: bool = False, only: Sequence[str] = (), progress: Callable[[str], None] | None = None
+    *, quick: bool = False, only: Sequence[str] = (), progress: Progress = silent
 ) -> MemoryExperiment:
     """What an access costs here, from the nearest cache to a packet and a GPU, beside the textbook's numbers.
 
@@ -43,14 +44,13 @@ def run(
         raise TaskError(
             f"wanted parts of the experiment memory, got {unknown[0]!r}; known are {', '.join(PARTS)}"
         )
-    say = progress or (lambda _: None)
     parts = only or PARTS
     known = caches()
     stairs: tuple[Stair, ...] = ()
     latencies: list[Latency] = []
     notes = [f"textbook: {SOURCE}"]
     if "levels" in parts:
-        stairs = tuple(stair(size, say) for size in sizes(known, room_bytes(), quick=quick))
+        stairs = tuple(stair(size, progress) for size in sizes(known, room_bytes(), quick=quick))
         latencies += level_latencies(known, stairs)
         # Where most of it is in small pages, loads also pay for finding addresses.
         if (stairs[-1].large_page_bytes or 0) < stairs[-1].num_bytes // 2:
@@ -60,15 +60,15 @@ def run(
                 "the system does not report the sizes of its caches: the staircase shows them"
             )
     if "storage" in parts:
-        say("memory: reading from storage")
+        progress("memory: reading from storage")
         # Large enough that reads at random meet few places twice.
         size, count = (32 << 20, 64) if quick else (256 << 20, 512)
         latencies += storage_latencies(cache_directory(), size, count)
     if "loopback" in parts:
-        say("memory: sending packets")
+        progress("memory: sending packets")
         latencies.append(loopback_latency(200 if quick else 2000))
     if "gpu" in parts:
-        say("memory: launching kernels and copying to GPUs")
+        progress("memory: launching kernels and copying to GPUs")
         latencies += gpu_latencies(50 if quick else 500)
     return MemoryExperiment(
         date=datetime.date.today().isoformat(),

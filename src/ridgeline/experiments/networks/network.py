@@ -1,18 +1,17 @@
 """`Network`: a short description of something to train, from which a model, its loss and a batch are made."""
 
-import contextlib
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
-from ridgeline.experiments.draws import Draw
+from ridgeline.experiments.draws import Draw, seeded
+from ridgeline.tensors.moving import move_nest
 
 Scale = Literal["gpu", "cpu"]
 LossFunction = Callable[[nn.Module, Any], Tensor]
@@ -87,7 +86,7 @@ class Network:
         """
         parts = self.parts(scale)
         device = torch.device(device)
-        with _seeded(device), device:
+        with seeded(device), device:
             model = parts.make_model()
         # What a constructor makes on a device of its own choice is moved.
         model.to(device).train()
@@ -95,7 +94,7 @@ class Network:
         batch = parts.make_batch(torch.Generator().manual_seed(1 + rank))
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = self.make_optimizer(trained, **options)
-        return Setup(model, parts.loss_fn, optimizer, moved(batch, device))
+        return Setup(model, parts.loss_fn, optimizer, move_nest(device, batch))
 
 
 def network(
@@ -123,15 +122,6 @@ def network(
         )
 
     return described
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on a device."""
-
-    def place(leaf: Tensor) -> Tensor:
-        return leaf.to(device)
-
-    return pytree.tree_map_only(Tensor, place, batch)
 
 
 def sgd(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
@@ -163,14 +153,3 @@ def perceptron(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequent
         layers += [nn.Linear(inputs, outputs), activation()]
     # Logits are not activated.
     return nn.Sequential(*layers[:-1])
-
-
-@contextlib.contextmanager
-def _seeded(device: torch.device) -> Iterator[None]:
-    """The random state of seed 0 inside, and as it was afterwards."""
-    devices: list[int] = []
-    if device.type == "cuda":
-        devices = [torch.cuda.current_device() if device.index is None else device.index]
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(0)
-        yield

@@ -1,7 +1,6 @@
 """Cases on the CPU: one thread per operator, several at a time, against threads inside an operator."""
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.experiments.contests import scripted
 from ridgeline.experiments.parallel.work import (
     Work,
     branches,
@@ -26,7 +26,6 @@ from ridgeline.workers.host_threads import set_threads
 
 FIRST = "one by one, 1 thread"
 SHARE = "the share of one thread"
-NEEDS_CUDA = "needs a CUDA device"
 
 
 def thread_cases(*, quick: bool) -> list[Case]:
@@ -59,13 +58,13 @@ def thread_cases(*, quick: bool) -> list[Case]:
         Case(name=name, title=f"{title}; float32", prepare=partial(_contest, name, make), threads=1)
         for name, title, make in made
     ]
-    title = "a chain on the CPU beside a chain on the GPU, results copied and added"
-    side_by_side = Case(name="host-and-device", title=title, prepare=_nothing, lacking=NEEDS_CUDA)
+    side_by_side = Case(
+        name="host-and-device",
+        title="a chain on the CPU beside a chain on the GPU, results copied and added",
+        prepare=lambda: Contest(ways=()),
+        lacking="needs a CUDA device",
+    )
     return [*cases[:3], side_by_side, *cases[3:]]
-
-
-def _nothing() -> Contest:
-    return Contest(ways=())
 
 
 def _contest(name: str, make: Callable[[], Work]) -> Contest:
@@ -126,13 +125,8 @@ def _forked(name: str, work: Work) -> WayRunner:
 
 @functools.cache
 def _scripts() -> dict[str, Any]:
-    """The two functions as TorchScript; torch announces its end, and it is still a peer."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return {
-            "chains": torch.jit.script(_forked_chains),
-            "products": torch.jit.script(_forked_products),
-        }
+    """The two functions as TorchScript."""
+    return {"chains": scripted(_forked_chains), "products": scripted(_forked_products)}
 
 
 # TorchScript reads the source of these.

@@ -20,10 +20,11 @@ from ridgeline.experiments.contests import (
     torch_threads,
     wall_s,
 )
-from ridgeline.experiments.turns import Samples, spread, times_faster
+from ridgeline.experiments.turns import Samples, times_faster
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner
 from ridgeline.experiments.ways.holding import Holding, Turn, attempted
 from ridgeline.experiments.ways.result import LowerBound, WayCase, WayRow, hidden_share
+from ridgeline.machine import Quantity
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.timing import synchronize
 from ridgeline.recording.turns import calls_in
@@ -48,8 +49,9 @@ def hold(case: Case, *, limit_s: float, progress: Progress, peers: Peers | None 
 
     Cost: Keeps the machine busy for about `limit_s`, and synchronises the devices.
     """
+    without = WayCase(name=case.name, title=case.title, unit=case.unit)
     if case.lacking:
-        return WayCase(name=case.name, title=case.title, unit=case.unit, skipped=case.lacking)
+        return msgspec.structs.replace(without, skipped=case.lacking)
     begin = time.perf_counter()
     # A group of one agrees at once, so that both kinds of cases are held alike.
     together = peers or Peers(0, 1, torch.device("cpu"))
@@ -58,9 +60,7 @@ def hold(case: Case, *, limit_s: float, progress: Progress, peers: Peers | None 
             contest = case.prepare()
         except FAILURES as error:  # no memory for the inputs, say: the other cases stand
             release_memory()
-            return WayCase(
-                name=case.name, title=case.title, unit=case.unit, skipped=reason_of(error)
-            )
+            return msgspec.structs.replace(without, skipped=reason_of(error))
         try:
             return _Hold(case, contest, progress, together).result(begin, limit_s)
         finally:
@@ -166,7 +166,7 @@ class _Hold(Holding[WayRow, WayRunner]):
         ratios = times_faster(samples, first) if first in samples else {}
         rows = dict(self._rows)
         for name, own in samples.items():
-            seconds = spread([value / case.units for value in own])
+            seconds = Quantity.measured([value / case.units for value in own], "s")
             bus = case.bus_bytes / seconds.value if case.bus_bytes else None
             rows[name] = msgspec.structs.replace(rows[name], seconds=seconds, bus_bytes_per_s=bus)
         for name in timed:
@@ -177,7 +177,7 @@ class _Hold(Holding[WayRow, WayRunner]):
                 of_limit=_median([a / b for a, b in zip(limits, samples[name], strict=False)]),
                 hidden=_hidden(bound, samples, name) if case.hides and is_complete else None,
             )
-        middle = {name: spread(own).value for name, own in samples.items()}
+        middle = {name: statistics.median(own) for name, own in samples.items()}
         return WayCase(
             name=case.name,
             title=case.title,
@@ -230,7 +230,12 @@ def difference(seen: list[Tensor], wanted: list[Tensor]) -> float:
         if b.numel()
     ]
     # `max` passes over NaN unless it comes first, and a result that is no number equals none.
-    return max((gap if math.isfinite(gap) else NO_NUMBER for gap in gaps), default=0.0)
+    return max(map(known, gaps), default=0.0)
+
+
+def known(gap: float) -> float:
+    """A difference as a number that JSON has."""
+    return gap if math.isfinite(gap) else NO_NUMBER
 
 
 def _parts(bound: Bound | None) -> tuple[str, ...]:
@@ -246,7 +251,7 @@ def _limits(bound: Bound, samples: Samples) -> list[float]:
 def _limit(bound: Bound | None, limits: list[float], units: int) -> LowerBound | None:
     if bound is None or not limits:
         return None
-    return LowerBound(seconds=spread(limits).value / units, reason=bound.reason)
+    return LowerBound(seconds=statistics.median(limits) / units, reason=bound.reason)
 
 
 def _hidden(bound: Bound | None, samples: Samples, name: str) -> float | None:

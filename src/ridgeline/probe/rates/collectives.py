@@ -13,6 +13,7 @@ from ridgeline.machine.quantity import Sampled
 from ridgeline.probe.gpu import sleep
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.timing import device_seconds
+from ridgeline.recording.turns import call_s
 from ridgeline.synchronisation import operations
 from ridgeline.workers import flat_collectives
 
@@ -134,9 +135,7 @@ def _time(call: Callable[[], object], peers: Peers) -> float:
         sleep(LAUNCH_CYCLES)
         dist.all_reduce(torch.zeros(1, device=peers.device), group=peers.group)
         return device_seconds(call)
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    return call_s(call)
 
 
 def _slowest(samples: list[float], peers: Peers) -> Sampled:

@@ -13,7 +13,7 @@ from ridgeline.machine.quantity import Quantity
 from ridgeline.machine.stairs import WORD_BYTES
 from ridgeline.reporting.effects.cells import seconds, with_spread
 from ridgeline.reporting.grid import Grid
-from ridgeline.reporting.labels import spread, times
+from ridgeline.reporting.labels import as_sentence, spread, times
 
 
 def host_effects(known: Microarchitecture) -> tuple[Grid, ...]:
@@ -141,7 +141,7 @@ def _nodes(nodes: Nodes) -> Grid:
     if not near or not far:
         alike = ": all memory is as near to each core, and nothing was measured"
         rest = alike if len(nodes.nodes) == 1 else ""
-        reading = f"{nodes.reason[:1].upper()}{nodes.reason[1:]}{rest}."
+        reading = as_sentence(f"{nodes.reason}{rest}")
     else:
         # The worst of each, as a scheduler that knows no nodes may meet it.
         worst_far, worst_near = (max(one.access.value for one in paths) for paths in (far, near))

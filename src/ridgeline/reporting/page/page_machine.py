@@ -16,6 +16,7 @@ from ridgeline.reporting.charts.charts import training_figures
 from ridgeline.reporting.charts.figure import Figure
 from ridgeline.reporting.effects.machine_effects import machine_effects
 from ridgeline.reporting.labels import (
+    as_sentence,
     at_work,
     gpus_of,
     numbers_grid,
@@ -71,8 +72,7 @@ def training_reading(history: History) -> str:
         )
     if history.outages:
         parts.append(outages_reading(history.outages))
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
+    return as_sentence("; ".join(parts))
 
 
 def machine_section(machine: Machine | None, setting: Setting | None) -> Markup | None:

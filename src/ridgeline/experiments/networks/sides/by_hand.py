@@ -12,11 +12,9 @@ from torch.utils import _pytree as pytree
 from ridgeline.capture.capturing import clear_failed_capture
 from ridgeline.capture.dropout_states import DropoutStates
 from ridgeline.capture.unchecked import unchecked
+from ridgeline.experiments.contests import warm_up_aside
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.tensors.nests import tensors_in
-
-WARMUP_STEPS = 3
-"""On the side stream, before the capture: libraries allocate and tune, the optimizer makes its state."""
 
 
 class WholeStepGraph:
@@ -30,12 +28,7 @@ class WholeStepGraph:
     def __init__(self, step: PlainStep, batch: Any) -> None:
         # Tensors of its own: the graph reads these in each replay, whatever becomes of the example.
         batch = pytree.tree_map_only(Tensor, Tensor.clone, batch)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARMUP_STEPS):
-                step(batch)
-        torch.cuda.current_stream().wait_stream(side)
+        warm_up_aside(lambda: step(batch))
         torch.cuda.synchronize()
         # Gradients of the warm-up are not in the graph's memory.
         step.optimizer.zero_grad(set_to_none=True)

@@ -11,6 +11,7 @@ from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
 from ridgeline.experiments.networks.result import Check
 from ridgeline.experiments.networks.sides.forms import NetworkSubject, plain_step
 from ridgeline.experiments.networks.sides.ours import Ours, notes_of
+from ridgeline.experiments.ways.contest import known
 from ridgeline.workers.agree import largest_of_workers
 
 STEPS = 10
@@ -82,17 +83,12 @@ def differences(got: TrainedSteps, wanted: TrainedSteps) -> tuple[float, float]:
     gap = _squares([a - b for a, b in zip(got.parameters, wanted.parameters, strict=True)])
     size = _squares(wanted.parameters)
     parameters = math.sqrt(gap / size) if size else math.sqrt(gap)
-    return _finite(losses), _finite(parameters)
+    return known(losses), known(parameters)
 
 
 def is_close(losses: float, parameters: float, sensitivity: float, tolerance: float) -> bool:
     """Whether differences are within the tolerance, or within what the last bits do by themselves."""
     return max(losses, parameters) <= max(tolerance, SENSITIVITY_FACTOR * sensitivity)
-
-
-def _finite(figure: float) -> float:
-    """A number that JSON has; not a number is as far off as can be."""
-    return figure if math.isfinite(figure) else 1e30
 
 
 def _squares(tensors: list[Tensor]) -> float:

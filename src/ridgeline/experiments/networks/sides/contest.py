@@ -21,8 +21,9 @@ from ridgeline.experiments.networks.sides.forms import (
 )
 from ridgeline.experiments.networks.sides.ours import Ours, headline, notes_of, tried_plans
 from ridgeline.experiments.networks.sides.timing import rough_s, time_forms
-from ridgeline.experiments.turns import Samples, spread, times_faster
+from ridgeline.experiments.turns import Samples, times_faster
 from ridgeline.experiments.ways.case import WayRunner
+from ridgeline.machine import Quantity
 from ridgeline.workers.agree import largest_of_workers
 
 TURNS_LIMIT_S = 120.0
@@ -134,7 +135,8 @@ def _trained(
         steps=how.steps,
         limit_s=TURNS_LIMIT_S,
     )
-    return msgspec.structs.replace(answer, headline=headline(ours.step, spread(samples[AUTO])))
+    trained_s = Quantity.measured(samples[AUTO], "s")
+    return msgspec.structs.replace(answer, headline=headline(ours.step, trained_s))
 
 
 def use_cache(folder: str) -> None:
@@ -147,7 +149,9 @@ def rows_with_times(rows: Mapping[str, FormRow], samples: Samples) -> tuple[Form
     """The rows with medians over turns, and with the time of `auto` over each, turn by turn."""
     ratios = times_faster(samples, AUTO) if AUTO in samples else {}
     return tuple(
-        msgspec.structs.replace(row, step_s=spread(samples[name]), auto_over=ratios.get(name))
+        msgspec.structs.replace(
+            row, step_s=Quantity.measured(samples[name], "s"), auto_over=ratios.get(name)
+        )
         if name in samples
         else row
         for name, row in rows.items()
@@ -191,7 +195,7 @@ class _Entrants:
             if name not in self._rough_s:
                 self._rough_s[name] = rough_s(self.runners[name].run, 5, self._subject.world)
                 # Kept for the contest of another process; it is replaced by that of the turns.
-                figure = spread([self._rough_s[name]])
+                figure = Quantity.measured([self._rough_s[name]], "s")
                 self.rows[name] = msgspec.structs.replace(self.rows[name], step_s=figure)
         names = self._names("by hand")
         best = min(names, key=lambda name: self._rough_s[name], default="")

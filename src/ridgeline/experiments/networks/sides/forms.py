@@ -1,5 +1,6 @@
 """The forms of a step that Ridgeline is compared with: what users write, and what experts write by hand."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -68,13 +69,11 @@ def plain_forms(subject: NetworkSubject) -> list[NetworkForm]:
     """What a user writes: eager, the compiler's defaults, channels-last of both; DDP around them."""
     prefix = "DDP" if subject.world.size > 1 else ""
     forms: list[NetworkForm] = []
-    for is_compiled in (False, True):
+    for is_compiled, layout in itertools.product((False, True), _layouts(subject)):
         words = [prefix, COMPILE if is_compiled else "" if prefix else "eager"]
         name = " + ".join(word for word in words if word)
-        forms.append(NetworkForm(name, "plain", partial(_plain, is_compiled=is_compiled)))
-        if subject.is_convolutional:
-            make = partial(_plain, is_compiled=is_compiled, is_channels_last=True)
-            forms.append(NetworkForm(f"{name}, {CHANNELS_LAST}", "plain", make))
+        make = partial(_plain, is_compiled=is_compiled, is_channels_last=bool(layout))
+        forms.append(NetworkForm(f"{name}{layout}", "plain", make))
     return forms
 
 
@@ -86,13 +85,16 @@ def forms_by_hand(subject: NetworkSubject) -> list[NetworkForm]:
     if subject.world.device.type != "cuda" or subject.world.size > 1:
         return []
     forms: list[NetworkForm] = []
-    for is_compiled in (True, False):
-        name = f"graph of {COMPILE if is_compiled else 'eager'}"
-        if subject.is_convolutional:
-            make = partial(_graph, is_compiled=is_compiled, is_channels_last=True)
-            forms.append(NetworkForm(f"{name}, {CHANNELS_LAST}", "by hand", make))
-        forms.append(NetworkForm(name, "by hand", partial(_graph, is_compiled=is_compiled)))
+    for is_compiled, layout in itertools.product((True, False), reversed(_layouts(subject))):
+        name = f"graph of {COMPILE if is_compiled else 'eager'}{layout}"
+        make = partial(_graph, is_compiled=is_compiled, is_channels_last=bool(layout))
+        forms.append(NetworkForm(name, "by hand", make))
     return forms
+
+
+def _layouts(subject: NetworkSubject) -> tuple[str, ...]:
+    """Ends of names: as it is, and in a channels-last layout where that means something."""
+    return ("", f", {CHANNELS_LAST}") if subject.is_convolutional else ("",)
 
 
 def optimizer_options(
@@ -147,16 +149,12 @@ def plain_step(
     return step, batch
 
 
-def _plain(
-    subject: NetworkSubject, *, is_compiled: bool = False, is_channels_last: bool = False
-) -> WayRunner:
+def _plain(subject: NetworkSubject, *, is_compiled: bool, is_channels_last: bool) -> WayRunner:
     step, batch = plain_step(subject, is_compiled=is_compiled, is_channels_last=is_channels_last)
     return WayRunner(run=lambda: step(batch))
 
 
-def _graph(
-    subject: NetworkSubject, *, is_compiled: bool = False, is_channels_last: bool = False
-) -> WayRunner:
+def _graph(subject: NetworkSubject, *, is_compiled: bool, is_channels_last: bool) -> WayRunner:
     step, batch = plain_step(
         subject, is_compiled=is_compiled, is_channels_last=is_channels_last, is_captured=True
     )

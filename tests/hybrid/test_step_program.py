@@ -282,6 +282,26 @@ def test_a_value_read_on_the_host_is_refused() -> None:
         traced_step(loss=reading)
 
 
+@pytest.mark.parametrize(
+    "copied", [lambda loss: torch.tensor([loss]).sum(), lambda loss: loss.numpy().item()]
+)
+def test_values_that_are_copied_to_python_are_refused(copied: Any) -> None:
+    """As those that are read one by one, and not in torch's words, which are about memory and classes."""
+
+    def copying(model: nn.Module, batch: Any) -> Tensor:
+        loss = loss_fn(model, batch)
+        return loss * copied(loss.detach())
+
+    wanted = re.compile(
+        r"wanted a step that can be written as one program, got values of a tensor copied to Python or NumPy, "
+        r"at test_step_program.py:\d+ in <lambda>; remove what reads values on the host \(.item\(\), float\(\), "
+        r".numpy\(\), torch.tensor\(\[...\]\) of tensors, `if` on a tensor\) or use execution='compiled' or "
+        r"'eager'$"
+    )
+    with pytest.raises(CaptureError, match=wanted):
+        traced_step(loss=copying)
+
+
 def test_what_torch_cannot_trace_is_refused() -> None:
     """Whatever it raises; its stand-in for this loss divides by the number of elements."""
 

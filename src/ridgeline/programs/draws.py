@@ -8,9 +8,9 @@ On random permutations that index, as in mixup (`x[torch.randperm(n)]`), it (2.1
 them by a pattern of its own, and raises "Not all inputs to pattern found" where the permutation is not cut to
 a part. Drawn in 32 bits and widened, they are the same permutations in another form.
 
-Two draws that look alike are two. Where it computes gradients it (2.11 to 2.13) makes one operator of several
-with the same arguments, but for those of a list, which lacks `randn_like`, `uniform_` and others: noise for two
-views of a batch would be the same noise.
+Two draws that look alike are two. Where it computes gradients it (2.11 to 2.13) makes one operator of
+several with the same arguments, but for those of a list, which lacks `randn_like`, `uniform_` and others:
+noise for two views of a batch would be the same noise.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _LARGEST = torch.iinfo(torch.int32).max
 
 
 class _Draws:
-    """Stands for the compiler's list of operators that draw; each of torch's, and of a user's, says it itself."""
+    """Stands for the compiler's list of operators that draw; each of them says itself whether it does."""
 
     def __init__(self, listed: Collection[Any]) -> None:
         self._listed = listed

@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, fx
+from torch._dynamo import config as dynamo_config
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -229,6 +230,8 @@ def _tracing() -> Iterator[None]:
         _without_cudnn(),
         _without_onednn(),
         mock.patch.object(torch.jit.ScriptFunction, "__call__", _call_as_written),
+        # What a script has given to `torch.compile` (a model, often) is traced as it was written, too.
+        dynamo_config.patch(error_on_nested_fx_trace=False),
         # Modes that trace are of one thread, and backward would run operators on another.
         torch.autograd.set_multithreading_enabled(False),
         torch.enable_grad(),

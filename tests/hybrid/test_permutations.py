@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from ridgeline.plan import Plan
-from ridgeline.programs.draws import narrow_permutations
+from ridgeline.programs.draws import kept_apart, narrow_permutations
 from ridgeline.runtime.steps.step import PlannedStep
 
 STEPS = 4
@@ -22,7 +23,8 @@ def mixup(model: nn.Module, batch: Any) -> Tensor:
     x, y = batch
     order = torch.randperm(len(x))
     share = torch.rand(())
-    scores = model(share * x + (1.0 - share) * x[order])
+    one, other = (x + 0.1 * torch.randn_like(x) for _ in range(2))  # with noise of its own for each
+    scores = model(share * one + (1.0 - share) * other[order])
     return share * F.cross_entropy(scores, y) + (1.0 - share) * F.cross_entropy(scores, y[order])
 
 
@@ -44,6 +46,22 @@ def narrowed(function: Any, *inputs: Any) -> fx.GraphModule:
     graph = make_fx(function)(*inputs)
     narrow_permutations(graph)
     return graph
+
+
+def test_draws_that_look_alike_stay_apart() -> None:
+    """Torch's compiler makes one of some of them; of what draws nothing it may."""
+
+    def noise(x: Tensor) -> Tensor:
+        drawn = [torch.randn_like(x) + aten.uniform(x) + aten.exponential(x) for _ in range(2)]
+        return drawn[0] * x.exp() - drawn[1] * x.exp()
+
+    aten = torch.ops.aten
+    graph = make_fx(noise)(torch.ones(3)).graph
+    with kept_apart():
+        found = [node.target for node in fx_graph_cse(graph).nodes]
+    drawing = (aten.randn_like.default, aten.uniform.default, aten.exponential.default)
+    assert [found.count(operator) for operator in drawing] == [2, 2, 2]
+    assert found.count(aten.exp.default) == 1
 
 
 @pytest.mark.parametrize("execution", ["compiled", "step-graph", "packaged"])

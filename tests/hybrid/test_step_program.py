@@ -266,17 +266,28 @@ def test_optimizer_state_that_is_loaded_is_taken_over() -> None:
     assert float(first["step"]) == 2.0
 
 
-def test_a_value_read_on_the_host_is_refused() -> None:
+COPIED = "values of a tensor copied to Python or NumPy"
+
+
+@pytest.mark.parametrize(
+    ("read", "what"),
+    [
+        (float, "a number or a branch that depends on the values of tensors"),
+        (lambda loss: torch.tensor([loss]).sum(), COPIED),
+        (lambda loss: loss.numpy().item(), COPIED),
+    ],
+)
+def test_a_value_read_on_the_host_is_refused(read: Any, what: str) -> None:
     """The message names the line in the user's code and what to do."""
 
     def reading(model: nn.Module, batch: Any) -> Tensor:
         loss = loss_fn(model, batch)
-        return loss * float(loss.detach())
+        return loss * read(loss.detach())
 
     wanted = re.compile(
-        r"wanted a step that can be written as one program, got a number or a branch that depends on the values "
-        r"of tensors, at "
-        r"test_step_program.py:\d+ in reading; remove what reads values on the host"
+        rf"wanted a step that can be written as one program, got {what}, at test_step_program.py:\d+ in \S+; "
+        r"remove what reads values on the host \(.item\(\), float\(\), .numpy\(\), torch.tensor\(\[...\]\) of "
+        r"tensors, `if` on a tensor\) or use execution='compiled' or 'eager'$"
     )
     with pytest.raises(CaptureError, match=wanted):
         traced_step(loss=reading)

@@ -72,8 +72,23 @@ def test_forms_without_them_are_refused_before_a_step(
     assert getattr(loss_fn, "calls", 0) == 0
 
 
-@pytest.mark.parametrize("execution", [name for name in MODES if name not in (*WITHOUT, "script")])
-def test_the_other_forms_have_them(execution: Execution) -> None:
+def of_the_batch(model: nn.Module, batch: Tensor) -> Tensor:
+    """As physics-informed networks have it: the batch itself is what the model is differentiated by."""
+    values = model(batch.requires_grad_(True))
+    (slope,) = torch.autograd.grad(values.sum(), batch, create_graph=True)
+    return slope.square().mean() + values.mean()
+
+
+@pytest.mark.parametrize(
+    ("execution", "loss_fn"),
+    [
+        *((name, penalty) for name in MODES if name not in (*WITHOUT, "script")),
+        ("graph", of_the_batch),
+    ],
+)
+def test_the_other_forms_have_them(
+    execution: Execution, loss_fn: Callable[[nn.Module, Tensor], Tensor]
+) -> None:
     """As exactly as the eager step."""
     ends = []
     for name in ("eager", execution):
@@ -82,7 +97,7 @@ def test_the_other_forms_have_them(execution: Execution) -> None:
         with (
             emulated_graphs(),
             interpreted(),
-            TrainStep(model, penalty, optimizer, Plan(execution=name), device="cpu") as step,
+            TrainStep(model, loss_fn, optimizer, Plan(execution=name), device="cpu") as step,
         ):
             losses = [step(torch.ones(5, 3) * index) for index in range(1, 5)]
         ends.append([*losses, *model.parameters()])

@@ -145,3 +145,40 @@ def test_a_scripted_network_is_put_back() -> None:
     assert teacher.num_batches_tracked == 1
     snapshot.restore()
     assert teacher.num_batches_tracked == 0
+
+
+class Teaching(nn.Module):
+    """Makes its teacher, with a count of its own, in the first step, and a buffer as long as its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.teacher: nn.Module | None = None
+        self.template = nn.Linear(2, 2, device="meta")  # for a functional call; it holds nothing
+        self.register_buffer("seen", torch.empty(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.teacher is None:
+            self.teacher = nn.Sequential(copy.deepcopy(self.linear), nn.BatchNorm1d(3))
+        with torch.no_grad():
+            self.seen.resize_(len(x)).fill_(1.0)
+            wanted = self.teacher(x)
+        result: torch.Tensor = self.linear(x) - wanted
+        return result
+
+
+def test_a_network_that_a_step_makes_begins_each_further_step_alike() -> None:
+    """It stays; a tensor without memory has nothing to put back, and a buffer is as short as it was."""
+    torch.manual_seed(0)
+    model = Teaching()
+    optimizer = torch.optim.SGD(model.linear.parameters(), 0.1)
+    snapshot = Snapshot(model, optimizer)
+    train(model, optimizer, 1)
+    snapshot.restore()
+    assert model.seen.shape == (0,)
+    found = []
+    for _ in range(2):
+        snapshot.restore()
+        found.append(train(model, optimizer, 2))
+        assert not [change for change in snapshot.changes_beside() if "template" in change[0]]
+    assert found[0] == found[1]

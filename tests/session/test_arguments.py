@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
+from emulated_graphs import emulated_graphs
 from ridgeline.errors import ObstacleError, PlanError, WorkloadError
 
 
@@ -45,6 +46,22 @@ def test_torchs_own_losses_take_something_else(plan: Any, loss_fn: Any, name: st
         f"wanted a loss_fn that takes the model and a batch, got {name}, which takes outputs and targets; "
         "write lambda model, batch: criterion(model(batch[0]), batch[1])"
     )
+
+
+@pytest.mark.parametrize("execution", ["compiled", "model-graph", "graph"])
+def test_lazy_modules_have_their_shapes_or_begin_as_they_were_written(execution: Any) -> None:
+    """What is compared or captured from the first step on has nothing to begin with; plain steps have."""
+    model = nn.Sequential(nn.LazyLinear(2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with emulated_graphs(), pytest.raises(PlanError) as caught:
+        rl.TrainStep(model, loss_of, optimizer, rl.Plan(execution=execution), device="cpu")
+    assert str(caught.value) == (
+        f"wanted parameters and buffers that have their shapes for execution={execution!r}, got 0.weight of "
+        "a lazy module, which takes them from its first batch; call the model once with an example before, "
+        "or use execution='eager'"
+    )
+    with rl.TrainStep(model, loss_of, optimizer, rl.Plan(), device="cpu") as step:
+        assert torch.isfinite(step(torch.ones(3, 2)))
 
 
 class Numbered(nn.Linear):

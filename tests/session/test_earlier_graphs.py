@@ -24,16 +24,16 @@ class Policy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scores = nn.Linear(4, 2)
-        self.saved: list[Tensor] = []
+        self.saved: list[tuple[Tensor, float]] = []
         self.last: Tensor | None = None
 
     def act(self, state: Tensor) -> None:
         self.last = self.scores(state)
-        self.saved.append(self.last.log_softmax(-1)[0])
+        self.saved.append((self.last.log_softmax(-1)[0], 0.0))  # and what it is worth
 
 
 def loss_of_episode(model: Any, rewards: Tensor) -> Tensor:
-    loss = -(torch.stack(model.saved) * rewards).sum()
+    loss = -(torch.stack([score for score, _ in model.saved]) * rewards).sum()
     model.saved.clear()
     return loss
 

@@ -111,7 +111,13 @@ def inspect_step(body: StepToLint, batch: Any, *, device: str | torch.device) ->
     before = Snapshot(body.model, optimizer, body.loss_fn)
     outside = Undo(body.model, body.loss_fn, optimizer, batch, spared=before.tensors())
     try:
-        with random_state_kept(), buffers_attached(body.model), body.as_written():
+        with (
+            random_state_kept(),
+            buffers_attached(body.model),
+            body.as_written(),
+            # Operators are watched, also those of what the script itself has given to `torch.compile`.
+            torch.compiler.set_stance("force_eager"),
+        ):
             # Inside of what is put back, since this changes settings and state of the optimizer.
             if kind == "cuda" and not judged:
                 make_capturable(optimizer, next(iter(body.model.parameters())).device)

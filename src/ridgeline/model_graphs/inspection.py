@@ -48,7 +48,8 @@ def inspect_model(
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
     before = Undo(model, spared=(*model.parameters(), *model.buffers()))
     try:
-        with module_kept(model, parameters=False):
+        # What the script itself has given to `torch.compile` is watched as it was written.
+        with module_kept(model, parameters=False), torch.compiler.set_stance("force_eager"):
             # The first call may fill caches, which no later one does.
             for watch in (contextlib.nullcontext(), watching(seen)):
                 given = [own_copy(tensor) for tensor in tensors]

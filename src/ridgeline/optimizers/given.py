@@ -5,9 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
+from ridgeline.execution import MODES
+from ridgeline.plan import Execution
 
 _LOSSES = "torch.nn.modules."
 """Where torch's own criteria are, whose calls take outputs and targets."""
@@ -40,6 +43,23 @@ def check_parts(model: object, loss_fn: object, optimizer: object) -> None:
         )
     _check_arguments(loss_fn)
     _check_optimizer(optimizer)
+
+
+def check_shaped(model: nn.Module, execution: Execution) -> None:
+    """Lazy modules get their parameters in the first step, which not every execution runs as it was written.
+
+    Raises:
+        PlanError: there is one, and the execution is neither eager nor one program.
+    """
+    if execution == "eager" or MODES[execution].is_one_program:
+        return
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise PlanError(
+                f"wanted parameters and buffers that have their shapes for execution={execution!r}, got "
+                f"{name} of a lazy module, which takes them from its first batch; call the model once with "
+                "an example before, or use execution='eager'"
+            )
 
 
 def _named(value: object) -> str:

@@ -7,12 +7,21 @@ numbers that follow would be others than those of the step as written.
 On random permutations that index, as in mixup (`x[torch.randperm(n)]`), it (2.11, 2.13) fails: it looks for
 them by a pattern of its own, and raises "Not all inputs to pattern found" where the permutation is not cut to
 a part. Drawn in 32 bits and widened, they are the same permutations in another form.
+
+Two draws that look alike are two. Where it computes gradients it (2.11 to 2.13) makes one operator of
+several with the same arguments, but for those of a list, which lacks `randn_like`, `uniform_` and others:
+noise for two views of a batch would be the same noise.
 """
 
+import contextlib
+from collections.abc import Collection, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx
+from torch._functorch import compile_utils
+from torch._ops import OpOverloadPacket
 from torch.nn import functional
 
 _DROPOUT_NAMES = ("input", "p", "training", "inplace")
@@ -21,6 +30,29 @@ _DRAWS = (torch.randperm, torch.ops.aten.randperm.default)
 _WIDEN = torch.ops.aten._to_copy.default  # noqa: SLF001 - an operator
 _PLAIN_KEYWORDS = {"dtype", "device", "layout", "pin_memory", "requires_grad"}
 _LARGEST = torch.iinfo(torch.int32).max
+
+
+class _Draws:
+    """Stands for the compiler's list of operators that draw; each of them says itself whether it does."""
+
+    def __init__(self, listed: Collection[Any]) -> None:
+        self._listed = listed
+
+    def __contains__(self, operator: object) -> bool:
+        if not isinstance(operator, OpOverloadPacket):
+            return operator in self._listed
+        tags = (getattr(operator, name).tags for name in operator.overloads())
+        return operator in self._listed or any(torch.Tag.nondeterministic_seeded in t for t in tags)
+
+
+@contextlib.contextmanager
+def kept_apart() -> Iterator[None]:
+    """Inside, the compiler never makes one of two draws.
+
+    Source: torch/_functorch/compile_utils.py, `fx_graph_cse`.
+    """
+    with mock.patch.object(compile_utils, "rand_ops", _Draws(compile_utils.rand_ops)):
+        yield
 
 
 def drop_all_without_draws(module: fx.GraphModule) -> None:

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ridgeline.capture.interception import has_functions
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.programs.distinct_results import kept_distinct, memory_of_results
-from ridgeline.programs.draws import drop_all_without_draws, narrow_permutations
+from ridgeline.programs.draws import drop_all_without_draws, kept_apart, narrow_permutations
 from ridgeline.programs.extremes import rounding_options
 from ridgeline.programs.masks import use_causal_attention
 from ridgeline.programs.parts import compile_in_parts
@@ -219,7 +219,7 @@ def _compiled(
     # last.
     patches = {**options, **rounding_options(graph), **(settings or {})}
     # Hooks of tensors are modules of TorchDynamo's.
-    with no_hooks_of_all_modules(), _sizes_of_data(graph, inputs):
+    with no_hooks_of_all_modules(), kept_apart(), _sizes_of_data(graph, inputs):
         compiled: Any = compile_fx(graph, inputs, config_patches=patches)
     return kept_distinct(compiled, memory)
 

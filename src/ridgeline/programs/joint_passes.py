@@ -32,7 +32,7 @@ class SaveWrites(CustomGraphPass):
 
     def uuid(self) -> str:
         """What distinguishes one version of this pass from another in the compiler's cache."""
-        return "ridgeline.save_writes.1"
+        return "ridgeline.save_writes.2"
 
 
 def _save_readers(node: fx.Node) -> None:

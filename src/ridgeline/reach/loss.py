@@ -119,6 +119,11 @@ def _names(reach: Reach, value: Any) -> Iterator[str]:
     ]
     named += [(cell.label, load(cell)) for cell in reach.cells]
     for name, held in named:
-        inside: Iterable[Any] = held if isinstance(held, (list, tuple)) else ()
-        if held is value or any(one is value for one in inside):
+        if _holds(held, value, levels=2):
             yield name
+
+
+def _holds(held: Any, value: Any, *, levels: int) -> bool:
+    """Whether an object is another one, or holds it in a list or tuple, or in one inside of that."""
+    inside: Iterable[Any] = held if levels and isinstance(held, (list, tuple)) else ()
+    return held is value or any(_holds(one, value, levels=levels - 1) for one in inside)

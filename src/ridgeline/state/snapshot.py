@@ -71,6 +71,7 @@ class Snapshot:
             for group in optimizer.param_groups
         ]
         self._paths = {name: buffer is None for name, _, _, buffer in self._buffers()}
+        self._modules = {module for network in self._networks for module in network.modules()}
         self._generators = Generators()
 
     def tensors(self) -> Iterator[Tensor]:
@@ -104,7 +105,14 @@ class Snapshot:
             # First: what is copied back below has to find the names that it was saved under.
             self._forget_new_buffers()
             for name, tensor in self._named():
-                tensor.copy_(self._tensors[name])
+                saved = self._tensors.get(name)
+                if saved is None:
+                    # Of a network that a step has made since: from now on as it is now.
+                    self._tensors[name] = tensor.detach().clone()
+                elif tensor.shape == saved.shape:
+                    tensor.copy_(saved)
+                else:  # a buffer that grows from nothing to what its first batch needs
+                    tensor.data = saved.clone()
             self._restore_state()
             if not keep_settings:
                 self._restore_groups()
@@ -117,13 +125,13 @@ class Snapshot:
         self._generators.restore()
 
     def _named(self) -> list[tuple[Name, Tensor]]:
-        """Parameters and buffers, each tensor once; not those whose elements share memory."""
+        """Parameters and buffers, each tensor once; not those without memory, or whose elements share it."""
         found = {
             id(tensor): ((number, path), tensor)
             # Reversed, so that a tensor that several networks share is named by the model.
             for number, network in reversed([*enumerate(self._networks)])
             for path, tensor in (*network.named_parameters(), *network.named_buffers())
-            if not overlaps(tensor)
+            if not (tensor.is_meta or overlaps(tensor))
         }
         return [*found.values()]
 
@@ -136,8 +144,10 @@ class Snapshot:
     def _forget_new_buffers(self) -> None:
         """Buffers that a network registered in a step since, or that were None: it will make them again."""
         for path, module, name, buffer in [*self._buffers()]:
-            if path not in self._paths and hasattr(module, name):  # it may stand at several paths
-                delattr(module, name)
+            if path not in self._paths:
+                # It may stand at several paths, and a network that a step has made keeps what it has.
+                if module in self._modules and hasattr(module, name):
+                    delattr(module, name)
             elif buffer is not None and self._paths.get(path):
                 setattr(module, name, None)
 

@@ -22,7 +22,7 @@ from ridgeline.errors import PlanError
 from ridgeline.execution import MODES, check_alone
 from ridgeline.history import Outage
 from ridgeline.optimizers.capturable import make_fused
-from ridgeline.optimizers.given import check_parts
+from ridgeline.optimizers.given import check_parts, check_shaped
 from ridgeline.plan import Plan
 from ridgeline.programs.compiling import CompiledForms
 from ridgeline.recording.clocks import DeviceClock, HostClock
@@ -158,6 +158,7 @@ class PlannedStep(Closing):
             requirements.check_supported(self.plan, self.world)
             requirements.check_undistributed(model, loss_fn, optimizer, self.world)
             requirements.check_training(optimizer, self.plan, clip_norm)
+            check_shaped(model, self.plan.execution)
             # The first exchange: with other plans workers would meet in other collectives and hang.
             check_same_plan(self.plan, self.world, clip_norm=clip_norm)
             self.model = move(model, self.world.device)

@@ -69,7 +69,9 @@ class CapturedStep:
         self._strides = [*map(strides_of, tensors)]
         self._repeats = repeats(tensors)
         self.inputs = copies_of(tensors)
-        self.load = copier(self.inputs)
+        # Without gradients: the step may want some of its batch, and calls `requires_grad_` on these.
+        self._loaded = [tensor.detach() for tensor in self.inputs]
+        self.load = copier(self._loaded)
         before_writes = num_writes(self.inputs)
         self.usual: BatchReader | None = None
         static = iter(self.inputs)
@@ -113,7 +115,7 @@ class CapturedStep:
     def expect(self, batch: Any, tensors: Sequence[Tensor]) -> None:
         """Have batches that lie like this one recognised, and loaded in the way that is best for those."""
         self.usual = usual_batch(batch, tensors)
-        self.load = copier(self.inputs, tensors)
+        self.load = copier(self._loaded, tensors)
 
     def replay(self, *, are_shown: bool = False) -> Tensor:
         """Run the step; its loss, which the next replay overwrites.

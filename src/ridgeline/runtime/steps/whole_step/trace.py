@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, fx
+from torch._dynamo import config as dynamo_config
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -32,6 +33,8 @@ _HOST_READS = (
     GuardOnDataDependentSymNode,
 )
 """What torch raises where a step asks a tensor without values for one."""
+_COPIES_OF_VALUES = ("data is not allocated yet", ".numpy() is not supported for tensor subclasses")
+"""What torch says instead where one is copied to Python or NumPy: `torch.tensor([loss])`, `loss.numpy()`."""
 _TORCH = str(Path(torch.__file__).parent)
 _UPDATES = str(Path(_TORCH, "optim"))
 _WRAPPERS = str(Path("optim", "optimizer.py"))
@@ -227,6 +230,8 @@ def _tracing() -> Iterator[None]:
         _without_cudnn(),
         _without_onednn(),
         mock.patch.object(torch.jit.ScriptFunction, "__call__", _call_as_written),
+        # What a script has given to `torch.compile` (a model, often) is traced as it was written, too.
+        dynamo_config.patch(error_on_nested_fx_trace=False),
         # Modes that trace are of one thread, and backward would run operators on another.
         torch.autograd.set_multithreading_enabled(False),
         torch.enable_grad(),
@@ -291,10 +296,10 @@ def _refusal(error: Exception) -> str:
     if not theirs and any(frame.name == "backward" for frame in frames):
         where += ", within the backward pass"
     instead = "use execution='eager'"
-    if isinstance(error, _HOST_READS) or "tracing tensor" in str(error):
+    if isinstance(error, _HOST_READS) or "tracing tensor" in str(error) or _copies_values(error):
         instead = (
-            "remove what reads values on the host (.item(), float(), `if` on a tensor) or use "
-            "execution='compiled' or 'eager'"
+            "remove what reads values on the host (.item(), float(), .numpy(), torch.tensor([...]) of "
+            "tensors, `if` on a tensor) or use execution='compiled' or 'eager'"
         )
     return f"wanted a step that can be written as one program, got {_reason(error)}, {where}; {instead}"
 
@@ -336,9 +341,15 @@ def _is_of_update(frame: traceback.FrameSummary) -> bool:
     return not frame.filename.startswith((_TORCH, "<")) or frame.filename.startswith(_UPDATES)
 
 
+def _copies_values(error: Exception) -> bool:
+    return any(words in str(error) for words in _COPIES_OF_VALUES)
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, GuardOnDataDependentSymNode):
         return (
             "a number or a branch that depends on the values of tensors"  # torch names its symbols
         )
+    if _copies_values(error):
+        return "values of a tensor copied to Python or NumPy"
     return f"{type(error).__name__}: {first_line(error).rstrip('.')}"

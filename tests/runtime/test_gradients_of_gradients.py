@@ -1,5 +1,8 @@
 """Penalties on gradients, as critics have: forms without gradients of gradients are refused by name."""
 
+import functools
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +133,30 @@ class Unused(nn.Module):
     def forces(self, x: Tensor) -> Tensor:
         return torch.autograd.grad(x.sum(), x, create_graph=True)[0]
 
+    def curvature(self, x: Tensor) -> Tensor:
+        return slope(self, x)
+
+
+class Held(nn.Module):
+    """Calls a function that it holds."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self, x)
+
+
+def slope(model: nn.Module, batch: Tensor) -> Tensor:
+    return torch.autograd.grad(batch.sum(), batch, create_graph=True)[0]
+
+
+def imported(model: nn.Module, batch: Tensor) -> Tensor:
+    import penalties  # type: ignore[import-not-found]
+
+    return penalties.slope(model, batch)
+
 
 def plain(model: nn.Module, batch: Tensor) -> Tensor:
     return model(batch).mean()
@@ -237,6 +264,18 @@ def test_methods_count_where_they_are_called() -> None:
     assert not second_gradients(critic(), once)
     assert not second_gradients(critic(), once_by_place)
     assert not second_gradients(critic(), not_kept)
+
+
+def test_functions_of_modules_count_where_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that no step calls may name them, too."""
+    module = types.ModuleType("penalties")
+    vars(module).update(slope=slope, __file__=__file__)
+    monkeypatch.setitem(sys.modules, "penalties", module)
+    assert not second_gradients(Unused(), plain)
+    assert second_gradients(critic(), imported).startswith("slope (")
+    assert second_gradients(critic(), lambda model, batch: 2 * slope(model, batch))
+    for held in (slope, functools.partial(slope), [slope], (slope,)):
+        assert second_gradients(Held(held), plain).startswith("slope (")
 
 
 @pytest.mark.parametrize("loss_fn", [once, once_by_place, kept, kept_by_place])

@@ -69,7 +69,7 @@ def test_forms_without_them_are_refused_before_a_step(
         )
     assert str(raised.value) == (
         f"wanted a step without gradients of gradients for execution={execution!r}, got create_graph=True or "
-        "torch.autograd.functional in slopes (test_gradients_of_gradients.py:30); use "
+        "torch.autograd.functional in slopes (test_gradients_of_gradients.py:33); use "
         "execution='eager', or 'step-graph' (on a GPU 'graph', too) where it can be one program"
     )
     assert getattr(loss_fn, "calls", 0) == 0

@@ -70,7 +70,6 @@ from ridgeline.programs.watches.instances import (
 from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
 from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
-from ridgeline.programs.watches.tensor_attributes import follow_tensor_attributes
 from ridgeline.reach.owners import is_users, is_users_class
 from ridgeline.reach.reach import names_in
 
@@ -141,7 +140,6 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
     note_asked()
     ask_for_slots_anew()
     compare_made_keys()
-    follow_tensor_attributes()
     follow_instances()
     return backend
 

@@ -18,10 +18,10 @@ from torch._dynamo.variables import functions as function_variables
 from torch._dynamo.variables.base import VariableTracker
 from torch._guards import Guard
 
+from ridgeline.programs.watches.asked import is_missing
 from ridgeline.programs.watches.comparing import content_of
 from ridgeline.programs.watches.instances import classes_in_cells, metaclass_check
 from ridgeline.programs.watches.left_to_python import is_marked, refuse
-from ridgeline.programs.watches.tensor_attributes import is_missing
 from ridgeline.reach.owners import is_users
 from ridgeline.reach.replaced_code import replacements
 

@@ -1,12 +1,17 @@
 """What is said of a program that torch's compiler cannot read."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 
 from ridgeline.errors import CaptureError
 from ridgeline.guards.obstacles import obstacle
 from ridgeline.plan import Plan
+from ridgeline.programs.inductor import name_unreadable_libraries
 from ridgeline.session import TrainStep
 
 
@@ -33,3 +38,18 @@ def test_a_batch_that_is_made_to_want_gradients_is_named() -> None:
     message = r"as in x\.clone\(\)\.requires_grad_\(\) \(test_obstacles.py:\d+ in forces\); use execution='eager'"
     with pytest.raises(CaptureError, match=message):
         step(torch.ones(2, 3))
+
+
+def test_a_library_that_was_not_written_whole_is_named(tmp_path: Path) -> None:
+    """A process that is ended while torch's compiler writes leaves such in its cache."""
+    name_unreadable_libraries()
+    file = tmp_path / "kernel.main.so"
+    file.write_bytes(b"\x7fELF")
+    with pytest.raises(ImportError) as raised:
+        CppPythonBindingsCodeCache._load_library(str(file), "kernel")
+    # Else torch would take it for loaded.
+    assert f"kernel.{CppPythonBindingsCodeCache.entry_function}" not in sys.modules
+    assert str(raised.value) == (
+        f"wanted a library of torch's compiler that can be loaded, got {file}: file too short; if a process "
+        "was ended while it compiled, remove this file and start again"
+    )

@@ -6,9 +6,11 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -185,6 +187,56 @@ def package() -> Case:
     )
 
 
+def compiled_call_of_a_module() -> Case:
+    part: Any = nn.Identity()
+    return lambda: part(2.0), lambda: setattr(part, "_compiled_call_impl", lambda x: x + 1.0)
+
+
+def method_of_a_tensor() -> Case:
+    held: Any = torch.ones(2)
+    return lambda: 1.0 * held.sum(), lambda: setattr(held, "sum", lambda: 3.0)
+
+
+def hooks_of_a_tensor() -> Case:
+    held = torch.ones(1, requires_grad=True)
+    return lambda: 3.0 if held._backward_hooks else 2.0, lambda: held.register_hook(lambda _: None)
+
+
+def hooks_that_are_there() -> Case:
+    held = torch.ones(1, requires_grad=True)
+    hook = held.register_hook(lambda _: None)
+    return lambda: 2.0 if held._backward_hooks else 3.0, hook.remove
+
+
+def own_attributes_of_a_tensor() -> Case:
+    held: Any = torch.ones(1)
+    return lambda: 3.0 if "gain" in held.__dict__ else 2.0, lambda: setattr(held, "gain", 3.0)
+
+
+def own_call_of_a_module() -> Case:
+    part: Any = nn.Identity()
+    part._compiled_call_impl = lambda _: 2.0
+    return lambda: part(1.0), lambda: setattr(part, "_compiled_call_impl", lambda _: 3.0)
+
+
+def fields_of_a_data_class() -> Case:
+    @dataclass
+    class Gains:
+        first: float = 2.0
+
+    held: Any = Gains()
+    known = held.__dataclass_fields__
+    return lambda: 1.0 + len(fields(held)), lambda: known.update(second=known["first"])
+
+
+def class_of_a_number_of_numpy() -> Case:
+    held = SimpleNamespace(gain=np.float32(2.0))
+    return (
+        lambda: 2.0 if isinstance(held.gain, np.floating) else 3.0,
+        lambda: setattr(held, "gain", np.int64(2)),
+    )
+
+
 def property_of_a_module() -> Case:
     class Settings(types.ModuleType):
         gain = property(lambda _: 3.0)
@@ -198,12 +250,17 @@ COMPARED = (
     *(key_that_a_list_takes, key_of_a_list, key_of_a_copy, number_of_keys, list_of_two_tuples),
     *(annotation, attribute_of_a_dictionary, attribute_of_a_thread, registered_number),
     *(setting_of_torch, type_of_autocast, leaf, call_of_a_module, property_of_a_module),
+    *(compiled_call_of_a_module, method_of_a_tensor, hooks_of_a_tensor, fields_of_a_data_class),
+    class_of_a_number_of_numpy,
 )
 LEFT_TO_PYTHON = {
     key_that_says_what_it_equals: "a key of Named looked up, whose own methods say what it equals",
     member_that_says_what_it_equals: "a key of Named looked up, whose own methods say what it equals",
     item_of_a_class: "Kind[...], for which the class has a method of its own",
     object_of_a_metaclass: "Kind, whose metaclass decides what that gives",
+    hooks_that_are_there: "_backward_hooks of a tensor",
+    own_attributes_of_a_tensor: "__dict__ of a tensor",
+    own_call_of_a_module: "Identity, which a function of its own stands for (_compiled_call_impl)",
     package: "importlib.util.find_spec(...) in each call, though packages may be installed later",
 }
 

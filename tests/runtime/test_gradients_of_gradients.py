@@ -1,5 +1,8 @@
 """Penalties on gradients, as critics have: forms without gradients of gradients are refused by name."""
 
+import functools
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +69,7 @@ def test_forms_without_them_are_refused_before_a_step(
         )
     assert str(raised.value) == (
         f"wanted a step without gradients of gradients for execution={execution!r}, got create_graph=True or "
-        "torch.autograd.functional in slopes (test_gradients_of_gradients.py:30); use "
+        "torch.autograd.functional in slopes (test_gradients_of_gradients.py:33); use "
         "execution='eager', or 'step-graph' (on a GPU 'graph', too) where it can be one program"
     )
     assert getattr(loss_fn, "calls", 0) == 0
@@ -144,6 +147,30 @@ class Unused(nn.Module):
 
     def forces(self, x: Tensor) -> Tensor:
         return torch.autograd.grad(x.sum(), x, create_graph=True)[0]
+
+    def curvature(self, x: Tensor) -> Tensor:
+        return slope(self, x)
+
+
+class Held(nn.Module):
+    """Calls a function that it holds."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self, x)
+
+
+def slope(model: nn.Module, batch: Tensor) -> Tensor:
+    return torch.autograd.grad(batch.sum(), batch, create_graph=True)[0]
+
+
+def imported(model: nn.Module, batch: Tensor) -> Tensor:
+    import penalties  # type: ignore[import-not-found]
+
+    return penalties.slope(model, batch)
 
 
 def plain(model: nn.Module, batch: Tensor) -> Tensor:
@@ -252,6 +279,18 @@ def test_methods_count_where_they_are_called() -> None:
     assert not second_gradients(critic(), once)
     assert not second_gradients(critic(), once_by_place)
     assert not second_gradients(critic(), not_kept)
+
+
+def test_functions_of_modules_count_where_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that no step calls may name them, too."""
+    module = types.ModuleType("penalties")
+    vars(module).update(slope=slope, __file__=__file__)
+    monkeypatch.setitem(sys.modules, "penalties", module)
+    assert not second_gradients(Unused(), plain)
+    assert second_gradients(critic(), imported).startswith("slope (")
+    assert second_gradients(critic(), lambda model, batch: 2 * slope(model, batch))
+    for held in (slope, functools.partial(slope), [slope], (slope,)):
+        assert second_gradients(Held(held), plain).startswith("slope (")
 
 
 @pytest.mark.parametrize("loss_fn", [once, once_by_place, kept, kept_by_place])

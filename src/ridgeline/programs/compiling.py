@@ -33,6 +33,8 @@ MOST_VARIANTS = 64
 """Variants of one block (shapes, precision, training flag) that are compiled before torch would silently
 run it eagerly; its own default of 8 is below the number of shapes in a common residual network."""
 
+_CALL = "_compiled_call_impl"
+"""What `Module.compile` sets: it is called in place of a module, where it is there."""
 _NOTHING = contextlib.nullcontext()
 
 
@@ -175,26 +177,33 @@ class CompiledRegions:
 def compiled_call(module: nn.Module, arguments: dict[str, Any]) -> Callable[..., Any]:
     """The call of a module compiled with such arguments of `Module.compile`; the module stays as it is."""
     inductor.ignore_advice()
-    before = module._compiled_call_impl  # noqa: SLF001 - what `Module.compile` sets
+    before = vars(module).get(_CALL)
     module.compile(**arguments)
-    call = module._compiled_call_impl  # noqa: SLF001
+    call = vars(module)[_CALL]
     # Taken away again: evaluation and the user's own calls must see the module as it was.
-    module._compiled_call_impl = before  # noqa: SLF001
-    assert call is not None
+    _set_call(module, before)
     return call
 
 
 @contextlib.contextmanager
 def called_by(calls: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
     """Calls of modules inside go to what stands beside each of them."""
-    before = [module._compiled_call_impl for module, _ in calls]  # noqa: SLF001
+    before = [vars(module).get(_CALL) for module, _ in calls]
     for module, call in calls:
-        module._compiled_call_impl = call  # noqa: SLF001
+        _set_call(module, call)
     try:
         yield
     finally:
         for (module, _), own in zip(calls, before, strict=True):
-            module._compiled_call_impl = own  # noqa: SLF001
+            _set_call(module, own)
+
+
+def _set_call(module: nn.Module, call: Callable[..., Any] | None) -> None:
+    # None is gone, so that a module is as it was, and without a module's slow way to assign.
+    if call is None:
+        vars(module).pop(_CALL, None)
+    else:
+        vars(module)[_CALL] = call
 
 
 @dataclass

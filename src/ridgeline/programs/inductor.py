@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -213,6 +214,7 @@ def _compiled(
     from torch._inductor.compile_fx import compile_fx
 
     ignore_advice()
+    name_unreadable_libraries()
     # Before it is compiled, since values without data are gone from the graph afterwards.
     memory = memory_of_results(graph)
     # Later ones win: what a graph's operators need comes before what the machine likes, and a caller's wish
@@ -222,6 +224,32 @@ def _compiled(
     with no_hooks_of_all_modules(), kept_apart(), _sizes_of_data(graph, inputs):
         compiled: Any = compile_fx(graph, inputs, config_patches=patches)
     return kept_distinct(compiled, memory)
+
+
+def name_unreadable_libraries() -> None:
+    """Have the compiler of this process say which file it cannot load, and what to do; again, too.
+
+    It (2.11 to 2.13) takes each library in its cache for whole, also one that it was ended while writing.
+    """
+    from torch._inductor.codecache import CppCodeCache
+
+    load_in_torch: Any = CppCodeCache.__dict__["_load_library"].__func__
+    if load_in_torch.__module__ == __name__:
+        return
+
+    def load(cls: Any, path: str, key: str) -> Any:
+        try:
+            return load_in_torch(cls, path, key)
+        except (ImportError, OSError) as error:
+            # Its module is there already, empty.
+            sys.modules.pop(f"{key}.{getattr(cls, 'entry_function', '')}", None)
+            what = str(error).removeprefix(f"{path}: ")
+            raise ImportError(
+                f"wanted a library of torch's compiler that can be loaded, got {path}: {what}; if a process "
+                "was ended while it compiled, remove this file and start again"
+            ) from error
+
+    CppCodeCache._load_library = classmethod(load)  # type: ignore[assignment]  # noqa: SLF001 - it has no hook
 
 
 @contextlib.contextmanager

@@ -1,12 +1,15 @@
 """The Python code that a step may run, followed by name from its loss function and its modules' `forward`."""
 
+import functools
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-from ridgeline.reach.reach import Reach, methods_of, names_in
+from ridgeline.reach.owners import is_users
+from ridgeline.reach.reach import CONTAINERS, Reach, contents, contents_of, methods_of, names_in
 
 Code = tuple[types.CodeType, dict[str, Any]]
 """Code, and the globals that it names."""
@@ -28,7 +31,12 @@ def step_code(model: nn.Module, loss_fn: Any, reach: Reach | None = None) -> Ite
     """
     reach = reach or Reach(model, loss_fn)
     methods = _methods(reach)
-    functions = [function for function in reach.functions if not is_torchs(function.__module__)]
+    named = _named_only(reach) - {id(loss_fn)}
+    functions = [
+        function
+        for function in reach.functions
+        if not (is_torchs(function.__module__) or id(function) in named)
+    ]
     codes: list[Code] = [(function.__code__, function.__globals__) for function in functions]
     open_names, known = set(_ROOTS), set[str]()
     seen: set[types.CodeType] = set()
@@ -58,6 +66,21 @@ def is_torchs(module: str | None) -> bool:
     return (module or "").partition(".")[0] == "torch"
 
 
+def _named_only(reach: Reach) -> set[int]:
+    """Numbers of functions that only variables of modules hold: they run where code names them."""
+    cells = [cell.owner for cell in reach.cells if isinstance(cell.owner, types.CellType)]
+    held = {*map(id, contents(cells))}
+    for value in reach.seen.values():
+        if isinstance(value, (*CONTAINERS, tuple, frozenset)):
+            held.update(map(id, contents_of(value)))
+        elif isinstance(value, functools.partial):
+            held.add(id(value.func))
+        elif isinstance(value, types.MethodType):
+            held.add(id(value.__func__))
+    of_modules = (cell for cell in reach.cells if isinstance(cell.owner, dict))
+    return {id(cell.owner.get(cell.name)) for cell in of_modules} - held
+
+
 def _methods(reach: Reach) -> dict[str, list[Code]]:
     """Code of the classes that a step can reach, by the name of the method; libraries' modules included."""
     found: dict[str, list[Code]] = {}
@@ -74,8 +97,11 @@ def _methods(reach: Reach) -> dict[str, list[Code]]:
 def _called(code: types.CodeType, names: dict[str, Any]) -> Iterator[Code]:
     """Functions that the globals of code name, also as parts of a module."""
     used = names_in(code)
-    for name in used & names.keys():
-        value = names[name]
+    found = [names[name] for name in used & names.keys()]
+    # It may import modules of the user's itself.
+    imported = [sys.modules[name] for name in used & sys.modules.keys()]
+    found += [module for module in imported if is_users(getattr(module, "__file__", None) or "")]
+    for value in found:
         parts = [value]
         if isinstance(value, types.ModuleType) and not is_torchs(value.__name__):
             parts = [vars(value)[part] for part in used & vars(value).keys()]

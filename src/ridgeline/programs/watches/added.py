@@ -6,7 +6,8 @@ does not find (so in `os.environ`), or an attribute in `vars(x)`, or one whose `
 And it takes for granted which hooks of all modules there are, which module an `import` gives, what a class
 finds in its metaclass, classes in closures, what abstract classes and protocols take for their instances,
 what a dictionary of the user's own class finds in that, names put among Python's, which `object()` there is,
-which objects are one, and settings that choose kernels; torch 2.11 also which methods an object holds itself.
+which objects are one, what tensors and data classes hold, and settings that choose kernels; torch 2.11 also
+which methods an object holds itself.
 """
 
 import builtins
@@ -60,6 +61,7 @@ from ridgeline.programs.watches.imports import (
 from ridgeline.programs.watches.instances import (
     ask_for_slots_anew,
     classes_in_cells,
+    follow_instances,
     instance_checks,
     require_class_of_plain,
     require_members,
@@ -84,8 +86,6 @@ _CLASS_VARIABLE = re.compile(r"^dict\(type\((.+)\)(?:\.__mro__\[\d+\])?\.__dict_
 """How the compiler's name of what it found in a class ends."""
 _STORES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps attributes of its own."""
-_OF_TENSORS = frozenset({"is_leaf", "grad_fn", "_backward_hooks", "_version"})
-"""Attributes of tensors that the compiler compares nowhere."""
 _HIDING = (dict, list, tuple, set, frozenset, collections.deque, threading.local)
 """What the compiler reads in their class first, though an object may hide it."""
 
@@ -140,6 +140,7 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
     note_asked()
     ask_for_slots_anew()
     compare_made_keys()
+    follow_instances()
     return backend
 
 
@@ -154,8 +155,6 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
     yield require_metaclass
     yield require_members
     yield require_class_of_plain
-    if asked := _OF_TENSORS & frozenset().union(*(part.co_names for part in _not_of_torch(code))):
-        yield functools.partial(_require_of_tensors, sorted(asked))
     catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
     if catches_unknown or _has_names(code, _KEY_ERRORS):
         yield _require_keys
@@ -269,19 +268,6 @@ def _require_attributes(builder: Any, guard: Guard) -> None:
     elif not isinstance(value, _NO_OBJECTS):
         manager = builder.get_guard_manager(guard)
         compare(manager, _own_names, value, f"the attributes of {guard.name}")
-
-
-def _require_of_tensors(names: Sequence[str], builder: Any, guard: Guard) -> None:
-    """A `Guard` on what a tensor says of the graph that it is in, and of its hooks."""
-    value = value_of(builder, guard)
-    if isinstance(value, Tensor):
-
-        def look(tensor: Any) -> list[Any]:
-            parts = (getattr(tensor, name) for name in names)
-            return [part if is_plain_value(part) else (type(part), bool(part)) for part in parts]
-
-        manager = builder.get_guard_manager(guard)
-        compare(manager, look, value, f"{' or '.join(names)} of {guard.name}")
 
 
 def _require_methods(builder: Any, guard: Guard) -> None:

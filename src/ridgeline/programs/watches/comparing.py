@@ -53,6 +53,18 @@ def value_of(builder: Any, guard: Guard) -> Any:
         return UNKNOWN
 
 
+def resolved(output: Any, source: Any) -> Any:
+    """What a source of a program gives; something unknown where that is no object of the program's."""
+    name = (
+        source.name if isinstance(source.name, str) else source.name()
+    )  # a method before torch 2.12
+    names = {"G": output.global_scope, **_get_closure_vars()}
+    try:
+        return eval(name, names, {"L": output.local_scope})
+    except (NameError, *MISSING, NotImplementedError):
+        return UNKNOWN
+
+
 def content_of(value: Any) -> Any:
     """What a nest of containers holds: plain values with their types, objects by identity."""
     if isinstance(value, (list, tuple)):

@@ -5,11 +5,11 @@ what its parameters default to, and what its closure holds, are constants to the
 closures of methods, classes, and annotations of any function.
 """
 
-import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import nn
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
@@ -18,9 +18,10 @@ from torch._dynamo.variables import functions as function_variables
 from torch._dynamo.variables.base import VariableTracker
 from torch._guards import Guard
 
+from ridgeline.programs.watches.asked import is_missing
 from ridgeline.programs.watches.comparing import content_of
 from ridgeline.programs.watches.instances import classes_in_cells, metaclass_check
-from ridgeline.programs.watches.left_to_python import is_marked
+from ridgeline.programs.watches.left_to_python import is_marked, refuse
 from ridgeline.reach.owners import is_users
 from ridgeline.reach.replaced_code import replacements
 
@@ -28,8 +29,8 @@ _NOTED = "_ridgeline_functions"
 _MADE = "<"
 """How the names of files begin whose code was made by code, such as a dataclass's `__init__`."""
 _ANNOTATIONS = "__annotations__"
-_CALLED = "_call_impl"
-"""What the call of a module leads to."""
+_CALLED, _COMPILED = "_call_impl", "_compiled_call_impl"
+"""What the call of a module leads to, the second where it is not None."""
 _build: Any = InliningInstructionTranslator.build_inline_tracer
 _attribute_in_torch: Any = function_variables.fn_var_getattr
 _call_in_torch: Any = UnspecializedNNModuleVariable.call_function
@@ -66,11 +67,29 @@ def _attribute(tx: Any, fn: Any, source: Any, name: str) -> Any:
 
 def _call(module: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """In place of the call of a module, of which torch compares its own `forward` only."""
-    is_compared = module.source is not None and _CALLED not in vars(module.value)
-    if is_compared and is_marked(tx.output.compiler_fn):
-        is_missing = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=_CALLED)
-        tx.output.guards.add(module.source.make_guard(is_missing))
+    if is_marked(tx.output.compiler_fn):
+        compiled = vars(module.value).get(_COMPILED)
+        if not (compiled is None or _is_of_torch(compiled)):
+            kind = type(module.value).__qualname__
+            refuse(
+                kind,
+                f"a call of {kind}, which a function of its own stands for ({_COMPILED}), where a captured "
+                "program does not look; assign that to forward",
+                "The compiler would read the module's forward.",
+            )
+        if module.source is not None:
+            own = vars(module.value)
+            for name in (_CALLED, _COMPILED):
+                held = AttrSource(module.source, name).make_guard(GuardBuilder.ID_MATCH)
+                missing = module.source.make_guard(is_missing(name))
+                tx.output.guards.add(held if name in own else missing)
     return _call_in_torch(module, tx, args, kwargs)
+
+
+def _is_of_torch(call: Any) -> bool:
+    """Whether it is what `Module.compile` sets, which computes what the module does."""
+    function = getattr(call, "_torchdynamo_orig_callable", call)
+    return getattr(function, "__func__", None) is nn.Module._call_impl  # noqa: SLF001 - what that compiles
 
 
 def noted_functions(output: Any) -> dict[types.FunctionType, bool]:

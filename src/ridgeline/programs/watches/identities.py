@@ -19,7 +19,7 @@ from torch._dynamo.variables import builtin
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._guards import Guard
 
-from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, value_of
+from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, resolved, value_of
 from ridgeline.programs.watches.left_to_python import is_marked, is_plain_value
 from ridgeline.reach.owners import is_users, is_users_class
 
@@ -66,7 +66,7 @@ def _compare(left: Any, right: Any, *, is_exact: bool = False) -> Any:
     if one is None or other is None or one == other or not _is_ours():
         return result
     output = InstructionTranslator.current_tx().output
-    values = [_found(output, source) for source in (one, other)]
+    values = [resolved(output, source) for source in (one, other)]
     if UNKNOWN not in values:
         # To torch each tuple and each partial function is another than all others: it makes them anew.
         result = ConstantVariable.create(values[0] is values[1])
@@ -74,14 +74,6 @@ def _compare(left: Any, right: Any, *, is_exact: bool = False) -> Any:
         require = functools.partial(_require_identity, other, is_exact=is_exact)
         output.guards.add(Guard(one, require))
     return result
-
-
-def _found(output: Any, source: Any) -> Any:
-    """What a source of a program gives; something unknown where that is no object of the program's."""
-    try:
-        return output.resolve_source_value(source)
-    except (NameError, *MISSING, NotImplementedError):
-        return UNKNOWN
 
 
 def _is_ours() -> bool:

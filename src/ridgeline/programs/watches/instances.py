@@ -6,6 +6,7 @@ abstract one later, and an object may get the method that a protocol asks for.
 
 import abc
 import copy
+import dataclasses
 import enum
 import functools
 import types
@@ -13,16 +14,33 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch._dynamo import variables
+from torch._dynamo.source import NumpyTensorSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import LazyVariableTracker
+from torch._dynamo.variables import builder as builders
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 from torch._guards import Guard
 
-from ridgeline.programs.watches.comparing import compare, content_of, value_of
+from ridgeline.programs.watches.comparing import (
+    compare,
+    compare_by_name,
+    content_of,
+    resolved,
+    value_of,
+)
+from ridgeline.programs.watches.left_to_python import is_marked
 from ridgeline.reach.owners import is_users_class
 
 _OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
 _OF_MEMBERS = ("_member_map_", "_value2member_map_", "_member_names_")
 """Where an enumeration keeps its members."""
+_is_instance_in_torch: Any = BuiltinVariable.call_isinstance
+_fields_in_torch: Any = builders._dataclasses_fields_lambda  # noqa: SLF001
 _PLAIN = (bool, int, float, complex, str, bytes)
 _NO_OBJECTS = (type, types.ModuleType, types.FunctionType, torch.Tensor)
 
@@ -167,3 +185,48 @@ def ask_for_slots_anew() -> None:
     protocol: Any = getattr(variables, "object_protocol", None)
     if hasattr(protocol, "_get_cached_slots"):
         protocol._get_cached_slots = protocol.get_type_slots  # noqa: SLF001 - it has no setting for that
+
+
+def follow_instances() -> None:
+    """Have the compiler of this process say what numbers of NumPy's are, and compare which fields there are.
+
+    To torch's compiler (2.11 to 2.13) such a number is an array, and a data class has the fields that it had.
+    """
+    BuiltinVariable.call_isinstance = _is_instance  # type: ignore[method-assign]
+    builders._dataclasses_fields_lambda = _fields  # noqa: SLF001 - it has no hook
+
+
+def _is_instance(builtin: Any, tx: Any, arg: Any, kinds: Any) -> Any:
+    """In place of torch's `isinstance`."""
+    # Others need not be looked at for their class.
+    if type.__instancecheck__(LazyVariableTracker, arg) and (
+        arg.is_realized() or isinstance(arg.original_value(), numpy.generic)
+    ):
+        arg = arg.realize()
+    is_array = type.__instancecheck__(NumpyNdarrayVariable, arg)
+    if not (is_array and is_marked(tx.output.compiler_fn)):
+        return _is_instance_in_torch(builtin, tx, arg, kinds)
+    source = arg.source.base if isinstance(arg.source, NumpyTensorSource) else arg.source
+    value = None if source is None else resolved(tx.output, source)
+    if isinstance(value, numpy.generic):
+        tx.output.guards.add(Guard(source, _require_class))
+        return ConstantVariable.create(isinstance(value, kinds.as_python_constant()))
+    return _is_instance_in_torch(builtin, tx, arg, kinds)
+
+
+def _require_class(builder: Any, guard: Guard) -> None:
+    # By name, since to the compiler it is an array made of the number.
+    compare_by_name(builder, guard.name, type, "the class of ")
+
+
+def _fields(obj: Any) -> Any:
+    """In place of torch's: the fields of a data class's object."""
+    output = InstructionTranslator.current_tx().output
+    if obj.source is not None and is_marked(output.compiler_fn):
+        output.guards.add(Guard(obj.source, _require_fields))
+    return _fields_in_torch(obj)
+
+
+def _require_fields(builder: Any, guard: Guard) -> None:
+    if dataclasses.is_dataclass(value_of(builder, guard)):
+        compare_by_name(builder, guard.name, dataclasses.fields, "the fields of ")

@@ -24,8 +24,8 @@ _time_guards = _compiler.profile_guard_manager
 def leave_untimed() -> None:
     """Have torch's compiler not time the guards that it builds next, which it does for its log alone.
 
-    It empties all caches of the processor before: 25 ms of each piece, where reading a small one takes 50, and
-    other processes wait for their memory. What others compile in this process is timed as ever.
+    It empties all caches of the processor before: 25 ms of each piece, where reading a small one takes 50,
+    and other processes wait for their memory. What others compile in this process is timed as ever.
     """
     _compiler.profile_guard_manager = _untimed
 

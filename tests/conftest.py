@@ -5,9 +5,11 @@ is about the CPU, as the processes that it starts are, also where the host has G
 """
 
 import contextlib
+import functools
 import gc
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,8 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What only calls the kernels of a package takes longer to optimise than they take to compile.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+# Nor does anybody look for its lines in a debugger.
+os.environ.setdefault("AOT_INDUCTOR_ENABLE_LINE_TABLES", "0")
 
 VECTORS = ("avx512f", "avx512vnni", "avx512bf16", "amx-tile", "amx-bf16", "amx-int8")
 """Instructions for which torch's compiler may make programs on a processor that has them."""
@@ -76,7 +80,10 @@ LONG = (
 """Folders with files that take minutes come first: at the end no process then waits long for another one's."""
 
 MOST_OBJECTS = 50_000
-"""At the begin of a file, beside those set aside. Those of torch and its compiler are eight times as many."""
+"""Beside those set aside, when these are looked at again. Those of torch and its compiler are eight times as many."""
+
+MANY_MODULES = 100
+"""Of torch's compiler there are more than a thousand."""
 
 # pytest writes the current test; scikit-learn and torch's compiler set defaults when first imported.
 SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_")
@@ -192,20 +199,35 @@ def _show_gpus() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep machine profiles measured by tests out of the user's cache, and what the user has set out of tests."""
+    """Keep machine profiles measured by tests out of the user's cache, and what the user has set out of tests.
+
+    Programs are linked by gold where there is one: GNU's other linker takes twice as long to find names in torch's
+    libraries, and a quarter of what the compiler takes for a small program.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        if (gold := shutil.which("ld.gold")) and "COMPILER_PATH" not in os.environ:
+            linkers = tmp_path_factory.mktemp("linkers")
+            (linkers / "ld").symlink_to(gold)
+            patch.setenv("COMPILER_PATH", str(linkers))  # where g++ looks first for what it calls
         for name in OF_THE_USER:
             patch.delenv(name, raising=False)
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def lasting_objects_set_aside() -> None:
+@pytest.fixture(autouse=True)
+def lasting_objects_set_aside(request: pytest.FixtureRequest) -> None:
     """Garbage collections then look at what tests make, and not at what was imported, for 0.3 s each.
 
-    Steps of graphs collect when they are closed, so that this was half of what some files took.
+    Steps of graphs collect when they are closed, and traces of steps when they end, so that this was half of what
+    some files took.
     """
+    _set_aside(request.path, len(sys.modules) // MANY_MODULES)
+
+
+@functools.lru_cache(maxsize=1)
+def _set_aside(_file: Path, _hundreds: int) -> None:
+    """Once a file, and again where many modules were imported meanwhile, as by its first test that compiles."""
     if len(gc.get_objects()) > MOST_OBJECTS:
         gc.collect()
         gc.freeze()

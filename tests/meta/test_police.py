@@ -193,12 +193,15 @@ def test_folders_with_long_files_come_first(pytester: pytest.Pytester) -> None:
 
 
 def test_lasting_objects_are_set_aside(pytester: pytest.Pytester) -> None:
-    """Where there are many, so that garbage collections do not look at them; what a test makes is collected."""
+    """Where there are many, so that garbage collections do not look at them; what a test makes is collected.
+
+    Also what is imported while a test runs, before the next one.
+    """
     source = CONFTEST.read_text().replace("MOST_OBJECTS = 50_000", "MOST_OBJECTS = 0")
     pytester.makeconftest(source)
     pytester.makepyfile(
         """
-        import gc, weakref
+        import gc, sys, weakref
 
         class Node: ...
         lasting = Node()
@@ -211,6 +214,12 @@ def test_lasting_objects_are_set_aside(pytester: pytest.Pytester) -> None:
             del node
             gc.collect()
             assert gone() is None
+
+        def test_an_import():
+            sys.modules |= {f"imported {number}": Node() for number in range(200)}
+
+        def test_what_was_imported():
+            assert not any(found is sys.modules["imported 7"] for found in gc.get_objects())
         """
     )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=3)

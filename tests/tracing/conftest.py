@@ -9,7 +9,7 @@ import pytest
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def lasting_objects_set_aside() -> None:
     """None here, as in a user's process: a trace sets them aside for its own time, if nobody else has."""
     gc.unfreeze()

@@ -208,10 +208,10 @@ class TrainStep(HasWorkerState):
         return self._ready().plan
 
     def wait(self) -> None:
-        """Update all parameters whose update is due, so that the optimizer's state can be read directly.
+        """Update all parameters whose update is due.
 
         Only a plan that holds buckets (`sync.options["held"]`) leaves any; else, and before the first batch,
-        nothing happens. Whoever reads a parameter, saves or evaluates does so without calling this.
+        nothing happens. Whoever reads a parameter or the optimizer's state does so without calling this.
 
         Raises:
             AbsentWorkerError, EngineError: a collective failed; see `__call__`.

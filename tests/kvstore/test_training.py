@@ -34,14 +34,12 @@ WHOLE = (
     "WorkloadError: wanted an optimizer of the parameters that it had when the step was made, got one more, "
     "of shape (), of which the store has no value; make the step again after adding parameters"
 )
+IN_STORE = (
+    "WorkloadError: wanted what SGD remembers of its parameters, got an optimizer whose state is in a store: "
+    "read it by step.optimizer_state(), write it by load_state_dict() on all workers, and train by one step "
+    "with this optimizer, which may add up losses"
+)
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "two steps": (
-        {},
-        (
-            "WorkloadError: wanted one step with this SGD, which does not remember itself what it did under "
-            "this sync.algorithm, got a second one; add up the losses in one step, or use another algorithm"
-        ),
-    ),
     "class": (
         {},
         (
@@ -82,6 +80,16 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         ),
     ),
     "added": ({"left_out": "scale"}, WHOLE),
+    "removed": (
+        {},
+        (
+            "WorkloadError: wanted an optimizer of the parameters that it had when the step was made, got one "
+            "without scale, which the store would still update; make the step again after removing "
+            "parameters, or freeze them"
+        ),
+    ),
+    **{name: ({}, IN_STORE) for name in ("two steps", "looked into", "cleared", "set")},
+    "beside another step": ({"settings": {"momentum": 0.9}}, IN_STORE),
     "unfrozen": (
         {},
         (

@@ -275,6 +275,17 @@ def hooked(optimizer: Optimizer, *_: Any) -> None:
     """Stands for what looks at gradients before a step."""
 
 
+BETWEEN: dict[str, Callable[[Optimizer, Any], object]] = {
+    "state_dict": lambda optimizer, _: optimizer.state_dict(),
+    "added": lambda optimizer, model: optimizer.add_param_group({"params": [model.scale]}),
+    "removed": lambda optimizer, _: optimizer.param_groups[0]["params"].pop(0),
+    "looked into": lambda optimizer, model: optimizer.state[model.scale],
+    "cleared": lambda optimizer, _: optimizer.state.clear(),
+    "set": lambda optimizer, model: optimizer.state.update({model.scale: {}}),
+}
+"""What a script does to an optimizer between two steps."""
+
+
 def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
     """What is said to what a store does not do."""
     setup = Setup({"optimizer": "SGD", **case}, world.rank, world.size)
@@ -288,9 +299,9 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
     if what == "hook":
         optimizer.register_step_pre_hook(hooked)
     clip = 1.0 if what == "clip" else None
-    plan = plan_of(world.size, STORE, case)
 
-    def make() -> PlannedStep:
+    def make(algorithm: str = STORE) -> PlannedStep:
+        plan = plan_of(world.size, algorithm, case)
         group = world.process_group
         arguments: Any = {"clip_norm": clip, "device": "cpu", "process_group": group}
         return PlannedStep(model, setup.loss_fn, optimizer, plan, **arguments)
@@ -301,10 +312,11 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
             step(batches[0])
             if other is not None:
                 other(batches[1])
-            if what == "state_dict":
-                optimizer.state_dict()
-            if what == "added":
-                optimizer.add_param_group({"params": [model.scale]})
+            if what == "beside another step":
+                with make(PLAIN) as plain:
+                    plain(batches[1])
+            if what in BETWEEN:
+                BETWEEN[what](optimizer, model)
             if what == "unfrozen":
                 model.frozen.requires_grad_(requires_grad=True)  # type: ignore[union-attr]
             step(batches[1])

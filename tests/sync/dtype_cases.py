@@ -1,15 +1,17 @@
-"""Worker script: parameters of unusual types, and steps that are refused, on two workers over gloo.
+"""Worker script: parameters of unusual types, or changed between steps, and steps that are refused, on two workers over gloo.
 
 torchrun --nproc-per-node 2 dtype_cases.py OUTPUT
 """
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan, Sync
@@ -97,6 +99,47 @@ def refused(
     return {"told": "", "num_hooks": 0}
 
 
+def changed(
+    world: World, change: Callable[[nn.Module], object], algorithm: str = "all_reduce"
+) -> dict[str, Any]:
+    """How far parameters are from those of one process with all samples, where a script changes a module."""
+    torch.manual_seed(0)
+    batches = torch.randn(4, 4, 3)
+    model, alone = (nn.Sequential(nn.Linear(3, 2)) for _ in range(2))
+    alone.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+
+    def loss(net: nn.Module, batch: Tensor) -> Tensor:
+        return net(batch.to(net[0].bias.dtype)).square().mean()  # type: ignore[index]
+
+    with PlannedStep(model, loss, optimizer, planned(algorithm=algorithm), world=world) as step:
+        for number, batch in enumerate(batches):
+            if number == 2:
+                change(model)
+                change(alone)
+            try:
+                step(batch[world.rank :: 2])
+            except RidgelineError as error:
+                return {"told": f"{type(error).__name__}: {error}"}
+            plain.zero_grad()
+            loss(alone, batch).backward()
+            plain.step()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return {"error": max(float((one - other).abs().max()) for one, other in pairs)}
+
+
+class Halved(nn.Module):
+    """A parametrization."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+def parametrize(model: nn.Module) -> None:
+    register_parametrization(model[0], "weight", Halved())  # type: ignore[index]
+
+
 def cases(world: World) -> dict[str, Any]:
     return {
         "complex, all_reduce": complex_parameters(world, "all_reduce"),
@@ -105,6 +148,10 @@ def cases(world: World) -> dict[str, Any]:
         "float8": frozen(world, torch.float8_e4m3fn, every=1),
         "int16, written": frozen(world, torch.int16, every=2),
         "float8, written": frozen(world, torch.float8_e4m3fn, every=2),
+        "changed, all_reduce": changed(world, parametrize),
+        "changed, sharded": changed(world, parametrize, "sharded"),
+        "changed, kvstore": changed(world, parametrize, "kvstore"),
+        "changed, type": changed(world, nn.Module.double),
         "clipped bfloat16": clipped(world, torch.bfloat16, 16.0),
         "clipped float16": clipped(world, torch.float16, 1024.0),
         "clipped float64": clipped(world, torch.float64, 16.0),

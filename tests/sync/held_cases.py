@@ -8,6 +8,8 @@ import importlib
 import json
 import sys
 import threading
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,19 @@ class Tied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.second(self.first(x.mean((2, 3)).repeat(1, 3)[:, :8]).relu())
         return nn.functional.linear(hidden.relu(), self.first.weight.t())
+
+
+STATE_WRITES: dict[str, Callable[[torch.optim.Optimizer], object]] = {
+    "state cleared": lambda optimizer: optimizer.state.clear(),
+    "state zeroed": lambda optimizer: [one["exp_avg"].zero_() for one in optimizer.state.values()],
+    "state replaced": lambda optimizer: setattr(optimizer, "state", defaultdict(dict)),
+    "parameter removed": lambda optimizer: optimizer.param_groups[0]["params"].pop(),
+    "parameter moved": lambda optimizer: optimizer.param_groups[1]["params"].append(
+        optimizer.param_groups[0]["params"].pop()
+    ),
+    "group removed": lambda optimizer: optimizer.param_groups.pop(0),
+}
+"""What scripts do to an optimizer between two steps."""
 
 
 def planned(held: int, **knobs: Any) -> Plan:
@@ -84,6 +99,8 @@ def trained(world: World, held: int, case: str) -> dict[str, Any]:
             losses.append(float(step(batch)))
             num_unread += sum(type(p) is UnreadParameter for p in model.parameters())
             scheduler.step()
+            if case in STATE_WRITES and number == 4:
+                STATE_WRITES[case](optimizer)
             if case == "read" and number % 3 == 1:
                 model.eval()
                 with torch.inference_mode():
@@ -234,6 +251,7 @@ def main() -> None:
         "skipped by one",
         "added",
         "by two steps",
+        *STATE_WRITES,
     )
     found: dict[str, Any] = {
         case: {str(held): trained(world, held, case) for held in (0, 1, 2, 99)} for case in cases

@@ -321,16 +321,6 @@ def messages(world: World) -> dict[str, str]:
                 model.last.weight.data.mul_(1.5)
             step(data[1])
 
-    def twice() -> None:
-        model, optimizer = fresh("Adam")
-        made = [
-            PlannedStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu")
-            for _ in range(2)
-        ]
-        with made[0], made[1]:
-            for step in made:
-                step(data[0])
-
     guarded = fresh("SGD")
     guarded[1].step = lambda closure=None: None  # type: ignore[method-assign,misc]
     hooked_before = fresh("SGD")
@@ -346,12 +336,23 @@ def messages(world: World) -> dict[str, str]:
         "hook before": said(lambda: make(*hooked_before)),
         "another step": said(lambda: make(*guarded)),
         "written by one": said(written),
-        "two steps": said(twice),
         "state_dict, open": while_open,
         "state_dict, closed": said(optimizer.state_dict),
         "step, closed": said(optimizer.step),
         "in parts already": said(lambda: make(model, optimizer)),
     }
+
+
+def looks(world: World, algorithm: str) -> list[str]:
+    """What is said to steps with one optimizer, and to who looks into it behind them."""
+    model, optimizer = fresh("Adam")
+    plans = (planned(algorithm), planned(SHARDED))
+    one, other = (PlannedStep(model, loss_of(), optimizer, p, device="cpu") for p in plans)
+    with one, other:
+        batch = batches(world, 1)[0]
+        told = said(lambda: [step(batch) for step in (one, other, one)])
+    state, key = optimizer.state, model.scale
+    return [told, *map(said, (lambda: state[key], lambda: state.get(key), lambda: key in state))]
 
 
 def said(call: Callable[[], object]) -> str:
@@ -383,6 +384,7 @@ def main() -> None:
         "without elements": same(*(without_elements(world, planned(a)) for a in (SHARDED, PLAIN))),
         "put back": put_back(world),
         "messages": messages(world),
+        "looks": [looks(world, algorithm) for algorithm in (SHARDED, PLAIN)],
         "resumed": resumed(world, output.parent),
     }
     if world.rank == 0:

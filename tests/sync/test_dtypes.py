@@ -35,6 +35,22 @@ def test_frozen_parameters_of_any_type_follow_the_first_worker(
     assert [one[f"{dtype}, written"]["held"] for one in found] == [[4.0] * 3] * 2
 
 
+@pytest.mark.parametrize("algorithm", ["all_reduce", "sharded", "kvstore"])
+def test_parameters_may_get_other_names(found: list[dict[str, Any]], algorithm: str) -> None:
+    """By a parametrization between two steps; training goes on as that of one process."""
+    assert all(one[f"changed, {algorithm}"]["error"] < 1e-6 for one in found)
+
+
+def test_parameters_keep_their_type(found: list[dict[str, Any]]) -> None:
+    """Buckets have that of the first step."""
+    assert [one["changed, type"]["told"] for one in found] == [
+        (
+            "WorkloadError: wanted 0.bias to have its type of when the step was made, float32, got a gradient of "
+            "float64; make the step again after model.to()"
+        )
+    ] * 2
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_parts_are_clipped_by_the_norm_of_all(found: list[dict[str, Any]], dtype: str) -> None:
     """Where one worker has no part, and where the square of the norm is beyond the type."""

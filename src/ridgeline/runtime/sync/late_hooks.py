@@ -83,14 +83,6 @@ def check_step_is_plain(optimizer: Optimizer, algorithm: str, why: str) -> None:
         )
 
 
-def second_step(optimizer: Optimizer) -> WorkloadError:
-    """What is raised where another step has what an optimizer remembers: it would begin anew."""
-    return WorkloadError(
-        f"wanted one step with this {type(optimizer).__name__}, which does not remember itself what it did "
-        "under this sync.algorithm, got a second one; add up the losses in one step, or use another algorithm"
-    )
-
-
 def _module(hook: Any) -> str:
     """Where the code of a hook is from; a bound method has that of its function."""
     return str(getattr(hook, "__module__", None))

@@ -266,8 +266,8 @@ class Reducer(UpdatesAtOnce):
         """Note a gradient, and on the CPU copy it into its place; nanoseconds spent copying."""
         bucket, position = self._layout.places[index]
         gradient = bucket.parameters[position].grad
-        if gradient is None or gradient.is_sparse:
-            raise hooks.sparse_gradient(self._parameters[index][0])
+        if gradient is None or gradient.is_sparse or gradient.dtype is not bucket.flat.dtype:
+            raise hooks.unfit_gradient(self._parameters[index][0], gradient, bucket.flat.dtype)
         if bucket.arrived[position]:
             raise hooks.second_gradient(self._parameters[index][0])
         told = self._departures.arrive(index, gradient, bucket.views[position])

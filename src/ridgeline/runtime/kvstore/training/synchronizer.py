@@ -33,10 +33,11 @@ from ridgeline.runtime.kvstore.updaters import (
 )
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.coverage import Coverage
-from ridgeline.runtime.sync.late_hooks import LateHooks, second_step
+from ridgeline.runtime.sync.late_hooks import LateHooks
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.refused_copies import allow_copies, refuse_copies
 from ridgeline.runtime.sync.synchronizer import STATE_PHASE
+from ridgeline.runtime.sync.watched_state import state_elsewhere, unwatch_state, watch_state
 from ridgeline.workers import attendance
 from ridgeline.workers.local_writes import LocalWrites
 from ridgeline.workers.world import World
@@ -90,6 +91,7 @@ class StoreUpdate(AroundReducer):
         self._settings: SetOptimizer | None = None
         self._late = LateHooks(optimizer)
         self._is_filled = self._has_states = self._is_shown = self._is_told = False
+        self._is_stepping = False
         self.when_exchanged: Callable[[], None] = lambda: None
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(self._refuse)
         refuse_copies(optimizer, self._refuse)
@@ -127,6 +129,7 @@ class StoreUpdate(AroundReducer):
             self._take_writes()
         else:
             self._follow_settings()
+        self._is_stepping = True
         # The last step may have failed in its update.
         self._updated.clear()
         self._late.drop()
@@ -170,6 +173,8 @@ class StoreUpdate(AroundReducer):
             self._known, self._updated = self._updated, list[tuple[Tensor, Tensor]]()
             with attendance.meeting("the exchange of sparse rows", self._world):
                 self._sparse.exchange()
+        watch_state(self._optimizer, self._look)
+        self._is_stepping = False
         self._writes.note()
         if not self._is_told:  # which parameters anybody uses is known then
             self._store.say_it_trains()
@@ -188,6 +193,14 @@ class StoreUpdate(AroundReducer):
         """
         self._coverage.check_frozen()
         self._coverage.check_groups(groups)
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        for name, parameter in self._parameters.items():
+            if id(parameter) not in held:
+                raise WorkloadError(
+                    "wanted an optimizer of the parameters that it had when the step was made, got one "
+                    f"without {name}, which the store would still update; make the step again after removing "
+                    "parameters, or freeze them"
+                )
         for group in groups:
             for parameter in group["params"]:
                 if parameter.requires_grad and parameter not in self._names:
@@ -265,9 +278,11 @@ class StoreUpdate(AroundReducer):
     def close(self) -> None:
         """Release what is held. What the store remembers is lost, and the optimizer refuses to continue."""
         self._late.drop()
+        self._is_stepping = False
         if self._hook is not None and not self._has_states:
             self._hook.remove()
             allow_copies(self._optimizer)
+            unwatch_state(self._optimizer, self._look)
         elif self._hook is not None:
             # A later step would begin again without momenta, and nobody would be told.
             self._optimizer.register_step_pre_hook(self._refuse)
@@ -275,15 +290,7 @@ class StoreUpdate(AroundReducer):
         super().close()
 
     def _fill(self) -> None:
-        """Give the store its first values, and what the optimizer remembers.
-
-        Raises:
-            WorkloadError: the store of another step remembers it.
-        """
-        try:
-            self._optimizer.state_dict()  # asks the other one
-        except WorkloadError as error:
-            raise second_step(self._optimizer) from error
+        """Give the store its first values, and what the optimizer remembers."""
         with attendance.meeting("the first values of the store", self._world):
             self._follow_settings()
             self._store.init([*self._parameters], [*self._parameters.values()])
@@ -311,7 +318,8 @@ class StoreUpdate(AroundReducer):
     def _load_states(self) -> None:
         """Move what the optimizer remembers of the store's parameters into the store."""
         held = self._optimizer.state
-        found = {name: held.pop(p) for p, name in self._names.items() if p in held}
+        mine = [(p, name) for p, name in self._names.items() if dict.__contains__(held, p)]
+        found = {name: dict.pop(held, p) for p, name in mine}
         told = {name: _tensors(state) for name, state in found.items()}
         states: dict[Key, dict[str, Any]] = {name: state for name, state in told.items() if state}
         if states:
@@ -341,6 +349,12 @@ class StoreUpdate(AroundReducer):
         self._store.barrier()  # none pushes before all have pulled
         self._known.clear()
         self._writes.note()
+
+    def _look(self, key: Any, *, writes: bool = False) -> None:
+        """Refuse to show, or to have set, what the store remembers."""
+        may_look = self._is_stepping or self._is_shown or not self._has_states
+        if not may_look and (key is None or key in self._names):
+            raise state_elsewhere(self._optimizer, "in a store")
 
     def _refuse(self, optimizer: Optimizer, *_: Any) -> None:
         """Refuse to take what the optimizer itself remembers for what the store does."""

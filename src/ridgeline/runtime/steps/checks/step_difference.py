@@ -12,7 +12,7 @@ gradients as they are, so that nothing else can hide behind them.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ def outcome(
 ) -> Outcome:
     """Copies of what there is after a step."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    kept = [optimizer.state.get(p, {}) for p in trained]
+    kept: list[dict[str, Any]] = [dict.get(optimizer.state, p, {}) for p in trained]
     state = [
         [v.detach().clone() for v in values.values() if isinstance(v, Tensor) and v.dim()]
         for values in kept

@@ -7,6 +7,7 @@ of a bucket reports all in it.
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -103,8 +104,14 @@ def unfinished_backward() -> WorkloadError:
     )
 
 
-def sparse_gradient(name: str) -> WorkloadError:
-    """What is raised where a gradient came sparse that has a place among dense ones."""
+def unfit_gradient(name: str, gradient: Tensor | None, dtype: torch.dtype) -> WorkloadError:
+    """What is raised where a gradient came sparse, or of another type, that has a place among dense ones."""
+    if gradient is not None and not gradient.is_sparse:
+        was, now = (str(one).removeprefix("torch.") for one in (dtype, gradient.dtype))
+        return WorkloadError(
+            f"wanted {name} to have its type of when the step was made, {was}, got a gradient of {now}; make "
+            "the step again after model.to()"
+        )
     return WorkloadError(
         f"wanted a dense gradient for {name}, got a sparse one, which workers exchange of nn.Embedding and "
         "nn.EmbeddingBag that had sparse=True when the step was made; use one of these, make the gradient "

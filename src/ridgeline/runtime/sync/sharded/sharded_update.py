@@ -27,16 +27,18 @@ from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import WorkloadError
 from ridgeline.optimizers.groups import parameters_of
+from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.sync.around_reducer import AroundReducer
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.collectives import exchange_frame
-from ridgeline.runtime.sync.late_hooks import LateHooks, check_step_is_plain, second_step
+from ridgeline.runtime.sync.late_hooks import LateHooks, check_step_is_plain
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.refused_copies import allow_copies, refuse_copies
 from ridgeline.runtime.sync.sharded.sharded_state import cut_state, refuse_shards, whole_state
 from ridgeline.runtime.sync.sharded.shards import ParameterShard, check_dense, is_shard, make_shards
 from ridgeline.runtime.sync.synchronizer import STATE_PHASE
 from ridgeline.runtime.sync.transports.sharded import Sharded
+from ridgeline.runtime.sync.watched_state import state_elsewhere, unwatch_state, watch_state
 from ridgeline.synchronisation import GATHERING
 from ridgeline.workers import attendance
 from ridgeline.workers.world import World
@@ -78,6 +80,7 @@ class ShardedUpdate(AroundReducer):
         self._algorithm = algorithm
         self._shards: dict[nn.Parameter, ParameterShard] = {}
         self._whole: list[list[Any]] = []
+        self._is_stepping = False
         self._late = LateHooks(optimizer)
         self.when_exchanged: Callable[[], None] = lambda: None
         # Its state is whole again, and is to be cut to the parts of this step.
@@ -86,6 +89,11 @@ class ShardedUpdate(AroundReducer):
         # A script's own `optimizer.state_dict()` would save this worker's part as if it were all.
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(refuse_shards)
         refuse_copies(optimizer, refuse_shards)
+
+    def arm(self, recorder: Recorder) -> None:
+        """See `Reducer`; this step may look for what the optimizer remembers."""
+        self._is_stepping = True
+        super().arm(recorder)
 
     def finish(self) -> None:
         """Wait for the means, and have the optimizer find this worker's parts and their gradients.
@@ -104,6 +112,7 @@ class ShardedUpdate(AroundReducer):
         for shard in self._shards.values():
             _take_gradient(shard)
         cut_state(self._optimizer, self._shards)
+        watch_state(self._optimizer, self._look)
         self._show_parts()
         self._late.hold()
         self.overhead_ns = self._reducer.overhead_ns + time.perf_counter_ns() - begin
@@ -122,6 +131,7 @@ class ShardedUpdate(AroundReducer):
         with exchange_frame(self._recorder, GATHERING), torch.no_grad(), together:
             for bucket in self.buckets:
                 self._gather(bucket)
+        self._is_stepping = False
         self._late.call()
 
     def forget_order(self) -> None:
@@ -131,15 +141,13 @@ class ShardedUpdate(AroundReducer):
         """See `Synchronizer`.
 
         Raises:
-            WorkloadError: the optimizer has hooks before its step, another method in place of it, or state in
-                the parts of another step; see also `Reducer.check_covers`.
+            WorkloadError: the optimizer has hooks before its step, or another method in place of it; see also
+                `Reducer.check_covers`.
         """
         # The last step may have failed in its update.
         self._show_whole()
         self._late.drop()
         check_step_is_plain(self._optimizer, self._algorithm, _PARTS)
-        if not self._shards and any(map(is_shard, self._optimizer.state)):
-            raise second_step(self._optimizer)
         super().check_covers(groups)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -160,14 +168,21 @@ class ShardedUpdate(AroundReducer):
         """Release what is held. The optimizer's state stays in parts, and it refuses to show or to use it."""
         self._show_whole()
         self._late.drop()
+        self._is_stepping = False
         if self._hook is not None and not any(map(is_shard, self._optimizer.state)):
             self._hook.remove()
             allow_copies(self._optimizer)
+            unwatch_state(self._optimizer, self._look)
         elif self._hook is not None:
             step_hook = self._optimizer.register_step_pre_hook(_refuse_step)
             _left[self._optimizer] = (self._hook, step_hook)
         self._hook = None
         super().close()
+
+    def _look(self, key: Any, *, writes: bool = False) -> None:
+        """Refuse to show what is remembered of a parameter; what is set is cut to parts in the next step."""
+        if not self._is_stepping and not writes and key in self._shards:
+            raise state_elsewhere(self._optimizer, "in the parts of all workers")
 
     def _show_parts(self) -> None:
         """Have the groups hold this worker's parts; of what it has none, the whole, without a gradient."""

@@ -174,9 +174,16 @@ def _replaced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def cache_directory() -> Path:
-    """Where what can be made again is kept: `ridgeline` below `$XDG_CACHE_HOME`, default `~/.cache`."""
+    """Where what can be made again is kept: `ridgeline` below `$XDG_CACHE_HOME`, default `~/.cache`.
+
+    Below a device, where nothing can be kept, for a user whom the system gives no home.
+    """
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "ridgeline"
+    try:
+        above = Path(root) if root else Path.home() / ".cache"
+    except RuntimeError:
+        above = Path(os.devnull)
+    return above / "ridgeline"
 
 
 def _leaves(value: Any, path: str = "$") -> Iterator[tuple[str, Any]]:

@@ -264,10 +264,12 @@ def _cached(blank: Machine, quick: bool, refresh: bool, hosts: int = 1) -> Machi
     path = identity.cache_path(blank.fingerprint, hosts)
     effort = "quick" if quick else "full"
     blank = msgspec.structs.replace(blank, effort=effort)
-    if refresh or not path.exists():
+    if refresh:
         return blank
     try:
         machine = Machine.load(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return blank
     except (FileFormatError, OSError) as error:
         return msgspec.structs.replace(
             blank, warnings=(f"the cached profile could not be read and was made again: {error}",)

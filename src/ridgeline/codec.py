@@ -8,7 +8,7 @@ import contextlib
 import datetime
 import errno
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self, TypeVar
@@ -109,7 +109,8 @@ def decode(cls: type[N], data: bytes, *, where: str) -> N:
                 f"written by {envelope.made_by}; make the file again with this release"
             )
         return msgspec.json.decode(envelope.value, type=cls)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
+    # ValidationError is a DecodeError; lists within lists without end are refused as a RecursionError.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(
             f"wanted a {cls.kind} file, got content that does not fit in {where}: {error}; "
             "the file is damaged or was edited, make it again"
@@ -155,26 +156,34 @@ def _named(path: Path) -> Iterator[None]:
 def _replaced(path: Path) -> Iterator[IO[bytes]]:
     """The file of `written_atomically`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same directory: a rename across file systems is a copy, which is not atomic.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    # In the same directory: a rename across file systems is a copy, which is not atomic. Made here and not by
+    # `tempfile`, whose files are private: who may read a result is for the user's umask to say.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             # Flushed before the rename, or after a power cut the new name may stand for an empty file.
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)  # mkstemp makes it private; results are meant to be shared
-        Path(temporary).replace(path)
+        temporary.replace(path)
     # Also for Ctrl-C, which is no `Exception`: no temporary file may stay behind.
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def cache_directory() -> Path:
-    """Where what can be made again is kept: `ridgeline` below `$XDG_CACHE_HOME`, default `~/.cache`."""
+    """Where what can be made again is kept: `ridgeline` below `$XDG_CACHE_HOME`, default `~/.cache`.
+
+    Below a device, where nothing can be kept, for a user whom the system gives no home.
+    """
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "ridgeline"
+    try:
+        above = Path(root) if root else Path.home() / ".cache"
+    except RuntimeError:
+        above = Path(os.devnull)
+    return above / "ridgeline"
 
 
 def _leaves(value: Any, path: str = "$") -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,8 @@
 import argparse
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -254,3 +256,48 @@ def test_only_the_used_verb_is_imported(monkeypatch) -> None:
     make_parser("trace")
     make_parser()
     assert loaded == ["trace"]
+
+
+def in_process(*words: str, before: str = "", **how: Any) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, by a shell that does something before."""
+    line = f'{before}exec "$@"'
+    command = ["sh", "-c", line, "sh", sys.executable, "-m", "ridgeline", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
+
+
+def test_a_working_directory_that_was_removed_is_told(tmp_path: Path) -> None:
+    """Before anything is done: libraries would end the process with words of their own."""
+    place = tmp_path / "gone"
+    place.mkdir()
+    # Read from elsewhere, since a path relative to nothing leads nowhere.
+    ran = in_process("report", str(tmp_path), before='rmdir "$PWD"; ', cwd=place)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    # The interpreter may have had words of its own about that before.
+    assert ran.stderr.splitlines()[-1] == (
+        "ridgeline: wanted a working directory, got one that was removed since this shell went there; change "
+        "to one that is there, and try again"
+    )
+
+
+def test_streams_that_are_closed_lead_nowhere(run_dir) -> None:
+    """A result is not shown in another stream's place, and no file is opened as one of them."""
+    ran = in_process("report", str(run_dir), "--json", before="exec <&- >&-; ")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    code = (
+        "import os; from ridgeline.cli.main import main; main(['--version']); "
+        "os._exit(os.open(os.devnull, os.O_RDONLY))"
+    )
+    line = f'exec "{sys.executable}" -c "{code}" <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", line], check=False).returncode > 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="wants a device that is always full")
+def test_a_result_that_has_no_room_is_told(run_dir) -> None:
+    """By the stream that it was for."""
+    for flags in ((), ("--json",)):
+        ran = in_process("report", str(run_dir), *flags, before="exec >/dev/full; ")
+        assert ran.returncode == 1
+        assert ran.stderr == (
+            "ridgeline: wanted to read or write a file, got: No space left on device (standard output); "
+            "check path and room\n"
+        )

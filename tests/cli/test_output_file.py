@@ -4,6 +4,7 @@ import argparse
 import errno
 import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,16 @@ def test_errors_name_the_file_that_was_wanted(
     with pytest.raises(OSError, match=re.escape(f"No space left on device: '{place}'")):
         write_atomically(place, b"{}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_who_may_read_a_result_is_said_by_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    """As of any file, also where it replaces one."""
+    place = tmp_path / "new.json"
+    place.write_bytes(b"old")
+    before = os.umask(umask)
+    try:
+        write_atomically(place, b"{}")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(place.stat().st_mode) == mode

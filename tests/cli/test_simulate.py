@@ -239,6 +239,14 @@ def test_simulate_what_if(run, task_file, machine_file) -> None:
         part["steps_ns"][0] for part in (value["timeline"], value["what_if"]["timeline"])
     )
     assert after < before
+    nothing = "compute=free,memory=free,launch=free,communication=free,links=free"
+    for devices in ("2", "1,2"):
+        none = run(*words, "--devices", devices, "--what-if", nothing)
+        assert (none.status, none.out) == (1, "")
+        assert none.err.endswith(
+            f"ridgeline: wanted a what-if that leaves something of the step, got {nothing}, with which it takes "
+            "no time; leave out a part\n"
+        )
     wrong = run(*words, "--what-if", "luck=2x")
     assert wrong.status == 1
     assert "got 'luck=2x' in the what-if" in wrong.err

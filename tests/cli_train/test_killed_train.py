@@ -1,13 +1,16 @@
 """`ridgeline train` whose worker dies by SIGKILL while it saves, and again at the very end."""
 
+import errno
 from pathlib import Path
 
 import pytest
 import torch
 
+from ridgeline.cli import report as pages
 from ridgeline.cli.main import main
 from ridgeline.history import History
 from ridgeline.plan import Plan
+from ridgeline.reporting.report import report
 from ridgeline.runtime.checkpoints import checkpoint
 
 TASK = str(Path(__file__).with_name("killed_task.py"))
@@ -40,6 +43,17 @@ def test_killed_twice_and_resumed(
         assert "a death by signal 9 (SIGKILL" in capsys.readouterr().err
     monkeypatch.delenv("KILL_AT")
     assert (saves / ".step-0000002.old").is_dir()
+
+    def full(page: Path, **_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device", str(page))
+
+    monkeypatch.setattr(pages, "report", full)
+    assert main([*words, str(run), "--resume"]) == 1
+    assert capsys.readouterr().err.endswith(
+        f"ridgeline: wanted to write the pages of the run in {run}, which is trained to its end, got No space "
+        f"left on device ({run / 'report.html'}); make room, and run `ridgeline report {run}`\n"
+    )
+    monkeypatch.setattr(pages, "report", report)
     assert main([*words, str(run), "--resume"]) == 0
     told = capsys.readouterr()
     assert f"going on from {saves / 'step-0000008'}" in told.err.replace("\n", "")

@@ -104,7 +104,13 @@ def assert_refusals(run_dir: Path, machine_file: Path, capsys: pytest.CaptureFix
         f"ridgeline: wanted epochs left to train, got all 2 done in {last}; raise --epochs if the "
         f"schedule of the learning rate allows it, or run `ridgeline report {run_dir}` to see how it went\n"
     )
-    request = (run_dir / "request.json").read_bytes()
+    file = run_dir / "request.json"
+    assert main(arguments(file, machine_file)) == 1
+    assert capsys.readouterr().err == (
+        f"ridgeline: wanted a new or empty run directory, got {file}, which is no directory; name another "
+        "with -o\n"
+    )
+    request = file.read_bytes()
     for option, value, own in (
         ("--seed", "5", "0"),
         ("--batch-size", "32", "8"),

@@ -1,13 +1,15 @@
 """The parts of a full measurement: announced with what is left, and counted once they are known."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
-from answered_requests import ONE
+from answered_requests import ONE, cache_file
 
 from ridgeline.machine import Machine
 from ridgeline.machine.microarchitecture import Microarchitecture, Nodes
 from ridgeline.machine.storage import Storage
-from ridgeline.probe import full_parts
+from ridgeline.probe import attempts, full_parts
 from ridgeline.probe import measure as probe
 from ridgeline.probe.findings import Request
 from strategies import make_machine
@@ -83,3 +85,31 @@ def test_settings_of_a_full_measurement_come_first(asked: list[Request]) -> None
     probe.measure(False, settings=[ONE], progress=lines.append)
     assert " left" not in lines[0]
     assert lines[1].endswith(" s); about 3 min left")
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+def test_an_interrupt_says_what_is_kept(
+    asked: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refresh: bool
+) -> None:
+    """Nothing within the first part; later the file that the next measurement begins with."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    answer = attempts.run_in_group
+    monkeypatch.setattr(attempts, "run_in_group", interrupt)
+    with pytest.raises(KeyboardInterrupt) as told:
+        probe.measure(False, settings=[ONE], refresh=refresh)
+    assert str(told.value) == (
+        "no part of the profile was measured whole: the next measurement begins anew"
+    )
+    monkeypatch.setattr(attempts, "run_in_group", answer)
+    monkeypatch.setattr(probe, "completed", interrupt)
+    with pytest.raises(KeyboardInterrupt) as told:
+        probe.measure(False, settings=[ONE], refresh=refresh)
+    condition = ", unless it is to refresh it" if refresh else ""
+    assert str(told.value) == (
+        "the part that was being measured is lost, what was known by then is kept in "
+        f"{cache_file(tmp_path)}, and the next measurement goes on there{condition}"
+    )
+    assert len(asked) == 1

@@ -83,6 +83,28 @@ def test_damaged_cache_is_measured_again_and_told(asked: list[Request], tmp_path
     assert Machine.load(cache_file(tmp_path)) == machine
 
 
+@pytest.mark.parametrize("folder", [None, "a" * 300])
+def test_a_cache_that_cannot_be_is_told(
+    asked: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None
+) -> None:
+    """A user without a home, or a name that the system refuses: all is measured, and what to do is said."""
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    if folder is None:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", homeless)
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
+    machine = probe.measure(settings=[ONE])
+    assert len(asked) == 1
+    assert machine.ceilings
+    assert machine.warnings[-1].endswith(
+        "and will be measured again; let XDG_CACHE_HOME name a directory that can be written"
+    )
+
+
 def test_foreign_profile_is_not_used(asked: list[Request], tmp_path: Path) -> None:
     """A file whose content names another fingerprint is not this machine's, whatever its name."""
     machine = probe.measure(settings=[ONE])

@@ -1,6 +1,7 @@
 """Walks through memory, the caches that the system describes, and the loops that are compiled for them."""
 
 import ctypes
+import os
 import stat
 from pathlib import Path
 
@@ -121,3 +122,28 @@ def test_it_is_compiled_once(cold: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     native.library.__wrapped__()
     assert len(made) == 1
     assert made[0].is_file()
+    # One that is damaged is no reason to stop, nor is a cache that cannot be written.
+    damaged = cold / "ridgeline" / "native" / made[0].name
+    damaged.parent.mkdir(parents=True)
+    damaged.touch()
+    monkeypatch.setattr(native.tempfile, "tempdir", str(cold))
+    for cache in (str(cold), os.devnull):
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        native.library.__wrapped__()
+    assert [path.parent.parent for path in made if path.name == "once.so"] == [cold, cold]
+    assert not list(cold.glob("ridgeline-native-*"))
+
+
+def test_no_place_for_the_compiled_loops(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the cache nor elsewhere: what to do about either."""
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    monkeypatch.setattr(native.tempfile, "tempdir", str(cold / "none"))
+    with pytest.raises(MachineError) as refused:
+        native.library.__wrapped__()
+    told = str(refused.value)
+    assert told.startswith(
+        "wanted a place for the loops that time memory, got [Errno 2] No such file or"
+    )
+    assert told.endswith(
+        " also outside the cache; let XDG_CACHE_HOME or TMPDIR name a directory that can be written and run from"
+    )

@@ -173,3 +173,9 @@ def test_a_folder_is_shown_without_the_user(monkeypatch: pytest.MonkeyPatch) -> 
     assert shown(Path("/home/somebody/runs")) == "~/runs"
     assert shown(Path("/scratch/runs")) == "/scratch/runs"
     assert storage.shown(Path("/home/somebody")) == "~/."
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert shown(Path("/home/somebody/runs")) == "/home/somebody/runs"

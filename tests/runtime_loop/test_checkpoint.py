@@ -124,8 +124,8 @@ def test_full_disk_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     target = tmp_path / "step-0000002"
     assert re.fullmatch(
         rf"wanted to write the checkpoint {target} \(1.00 MiB\), got File too large with \S+ \S+ free; the "
-        r"previous checkpoint is untouched: make room there, or choose another disk with -o, and continue "
-        r"with --resume\n",
+        r"previous checkpoint is untouched: make room there, or copy the run to another disk and name the "
+        r"copy with -o, and continue with --resume\n",
         done.stdout,
     ), done.stdout + done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000001"]

@@ -257,3 +257,12 @@ def test_an_edited_timeline_is_refused_or_used(path: tuple[Any, ...], value: Any
         return
     assert verdict.passed
     assert verdict.text
+
+
+def test_lists_within_lists_without_end_are_damage() -> None:
+    """Told as any other damage, and not as a limit of the interpreter."""
+    data = encode(TIMELINE).replace(b'"value": {', b'"value": ' + b"[" * 100_000)
+    with pytest.raises(
+        FileFormatError, match="wanted a timeline file, got content that does not fit"
+    ):
+        decode(Timeline, data, where="deep.json")

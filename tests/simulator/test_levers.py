@@ -56,6 +56,19 @@ def test_a_wider_spread_is_a_wider_interval() -> None:
     assert widths[1] > 3 * widths[0]
 
 
+@pytest.mark.parametrize(("low", "high"), [(1e-20, 1e20), (2e9, 5e8)])
+def test_quartiles_that_nobody_measures_are_drawn_by(low: float, high: float) -> None:
+    """An edited profile's: far apart they make no number infinite, in the wrong order none certain."""
+    machine = make_machine(dispatch_s=1e-3)
+    ceilings = tuple(
+        msgspec.structs.replace(each, rate=msgspec.structs.replace(each.rate, low=low, high=high))
+        for each in machine.ceilings
+    )
+    edited = msgspec.structs.replace(machine, ceilings=ceilings)
+    (found,) = levers(edited, make_workload(), Plan(), [{"compute": 2.0}])
+    assert found.low < found.gain < found.high
+
+
 def test_what_slows_both_says_nothing_of_the_gain() -> None:
     """Of a step that only computes, twice the computing is twice as fast, however fast that is."""
     machine = spread(make_machine(dispatch_s=0.0), 0.2)

@@ -61,6 +61,14 @@ class Output:
             value: What `--json` prints.
             shown: What people see instead.
         """
+        try:
+            self._show(value, shown)
+        except OSError as error:
+            # A full disk names no file; a reader that has gone is told by the kind of the error.
+            error.filename = error.filename or "standard output"
+            raise
+
+    def _show(self, value: Noun | dict[str, Any], shown: tuple["RenderableType", ...]) -> None:
         if self.is_json:
             # `sys.stdout` leads to stderr meanwhile (see `main`), so what it was before is kept.
             target = self.stdout or sys.stdout

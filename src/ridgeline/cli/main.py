@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ridgeline.cli.command import NOT_VERIFIED, USER_ERROR, Output, Verb, add_output_flags
 from ridgeline.codec import VERSION
@@ -33,11 +34,18 @@ _INTERRUPTED = 130
 """Exit status after Ctrl-C, by the custom of shells: 128 plus the number of the signal."""
 _UNREAD = 141
 """Exit status when the reader of the output went away; likewise."""
+_NOWHERE = (
+    "wanted a working directory, got one that was removed since this shell went there; change to one that is "
+    "there, and try again"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: that of the process) and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
+    if not _is_somewhere():
+        return _fail(_NOWHERE, USER_ERROR)
     try:
         # Only the module of the verb is imported, so that help and mistakes are answered at once.
         args = _parsed(words)
@@ -91,6 +99,26 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
             # A line in the list; whoever asks for its help gets the parser above.
             verbs.add_parser(name, help=line, add_help=False)
     return parser
+
+
+def _open_streams() -> None:
+    """Let standard streams that the caller has closed lead nowhere.
+
+    Else the next files would be opened in their places, and get what libraries print.
+    """
+    # In this order, since the system gives the lowest number that is free.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - open to the end
+
+
+def _is_somewhere() -> bool:
+    """Whether there is a working directory: without one, libraries that torch loads end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:

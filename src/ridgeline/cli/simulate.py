@@ -145,6 +145,7 @@ class SimulateCommand:
                 if other is None
                 else elsewhere(machine, other, workload, plan)
             )
+            _check_left(question, then.step_ns)
             value["what_if"] = {"factors": factors, "timeline": then, "lever": lever}
             headings = ("Predicted", f"Predicted with {question}")
             others[question] = scaling_curve(faster, workloads, plan, list(workloads))
@@ -172,6 +173,7 @@ def _show_curve(
     shown = [plan_text(found.plan), _scaling(points, f"predicted; {REGIMES[regime]}")]
     if then is not None:
         value["what_if"] = found.points(then)
+        _check_left(question, min(point.step_s for point in value["what_if"]))
         shown.append(_scaling(value["what_if"], f"predicted; {question}"))
     shared: Intensities | None = None
     if args.intensity:
@@ -189,6 +191,19 @@ def _show_curve(
     shown += warnings([*superlinear(points), *notes])
     output.result(value, *shown)
     return FINE
+
+
+def _check_left(question: str, step: float) -> None:
+    """Refuse a what-if that leaves a step of 0: it has no speed that could be compared.
+
+    Raises:
+        MachineError: it takes no time.
+    """
+    if not step:
+        raise MachineError(
+            f"wanted a what-if that leaves something of the step, got {question}, with which it takes no "
+            "time; leave out a part"
+        )
 
 
 def _scaling(points: Sequence[ScalingPoint], line: str) -> RenderableType:

@@ -113,16 +113,19 @@ def measure(
     _check(blank, all_settings)
     end, over = (time.monotonic() + share * limit_s for share in (1.0, MOST_OVER_ESTIMATE))
     missing = wanted.missing(machine, all_settings)
-    for number, asked in enumerate(missing):
-        request, left_out = fitted(asked, end - time.monotonic())
-        say(_describe(request) + ("" if quick else f"; {_left(missing[number:], machine)}"))
-        # A bound also without a limit: a group that hangs must not keep a script for ever.
-        deadline_s = min(300.0 if quick else 1800.0, max(1.0, over - time.monotonic()))
-        findings, load = _surveyed(request, deadline_s, here, group)
-        machine = merge(machine, Findings(warnings=left_out) + findings)
-        # After each request: an interrupt costs one of them, not all.
-        machine = _kept(_loaded(machine, load))
-    return machine if quick else completed(machine, _kept, say)
+    try:
+        for number, asked in enumerate(missing):
+            request, left_out = fitted(asked, end - time.monotonic())
+            say(_describe(request) + ("" if quick else f"; {_left(missing[number:], machine)}"))
+            # A bound also without a limit: a group that hangs must not keep a script for ever.
+            deadline_s = min(300.0 if quick else 1800.0, max(1.0, over - time.monotonic()))
+            findings, load = _surveyed(request, deadline_s, here, group)
+            machine = merge(machine, Findings(warnings=left_out) + findings)
+            # After each request: an interrupt costs one of them, not all.
+            machine = _kept(_loaded(machine, load))
+        return machine if quick else completed(machine, _kept, say)
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(_interrupted(blank, quick, refresh)) from interrupt
 
 
 def stand_by(setting: Setting) -> Group:
@@ -261,10 +264,12 @@ def _cached(blank: Machine, quick: bool, refresh: bool, hosts: int = 1) -> Machi
     path = identity.cache_path(blank.fingerprint, hosts)
     effort = "quick" if quick else "full"
     blank = msgspec.structs.replace(blank, effort=effort)
-    if refresh or not path.exists():
+    if refresh:
         return blank
     try:
         machine = Machine.load(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return blank
     except (FileFormatError, OSError) as error:
         return msgspec.structs.replace(
             blank, warnings=(f"the cached profile could not be read and was made again: {error}",)
@@ -367,6 +372,17 @@ def _describe(request: Request) -> str:
     settings = ", ".join(str(setting) for setting in request.settings)
     return (
         f"measuring {', '.join(parts)} at {settings} (about {units.seconds(expected_s(request))})"
+    )
+
+
+def _interrupted(blank: Machine, quick: bool, refresh: bool) -> str:
+    """What an interrupt leaves of a measurement that began so."""
+    if not _cached(blank, quick, refresh=False).ceilings:
+        return "no part of the profile was measured whole: the next measurement begins anew"
+    condition = ", unless it is to refresh it" if refresh else ""
+    return (
+        "the part that was being measured is lost, what was known by then is kept in "
+        f"{identity.cache_path(blank.fingerprint)}, and the next measurement goes on there{condition}"
     )
 
 

@@ -39,7 +39,10 @@ def _claim(task: str, given: Path | None, stack: contextlib.ExitStack, *, resume
         path = run_directory.of_run(task, given)
     elif given is not None:
         if given.exists() and not given.is_dir():
-            raise _taken(given)
+            raise RidgelineError(
+                f"wanted a new or empty run directory, got {given}, which is no directory; name another with "
+                "-o"
+            )
         path = given
         _make(path, stack, exist_ok=True)
     else:

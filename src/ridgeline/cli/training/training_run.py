@@ -14,6 +14,7 @@ from ridgeline.cli.report import PAGE_NAME, write_report
 from ridgeline.cli.training.decision import Decision
 from ridgeline.cli.training.order import Order
 from ridgeline.cli.training.worker import TrainRequest
+from ridgeline.errors import RidgelineError
 from ridgeline.history import History, metric_text
 from ridgeline.planner.labels import label
 from ridgeline.reporting.terminal.text import ranking_text, title, warnings
@@ -101,8 +102,7 @@ def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> in
         workload=decision.workload,
     )
     verdict.save(run_dir / run_directory.VERDICT)
-    write_report(run_dir)
-    page = run_dir / PAGE_NAME
+    page = _write_pages(run_dir)
     overhead_ns = measured.counters.get("overhead_ns")
     output.result(
         {
@@ -125,8 +125,7 @@ def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> in
 def _conclude_unmeasured(run_dir: Path, task: str, output: Output) -> int:
     """Report a run that was killed after its last step, with what was measured of its steps."""
     history = History.load(run_dir / run_directory.HISTORY)
-    write_report(run_dir)
-    page = run_dir / PAGE_NAME
+    page = _write_pages(run_dir)
     metric = history.epochs[-1].metric
     output.result(
         {"run_dir": str(run_dir), "task": task, "metric": metric, "report": str(page)},
@@ -138,6 +137,22 @@ def _conclude_unmeasured(run_dir: Path, task: str, output: Output) -> int:
         Text(f"report: {page}"),
     )
     return FINE
+
+
+def _write_pages(run_dir: Path) -> Path:
+    """Write the trace and the page of a run that is over, and return the page's path.
+
+    Raises:
+        RidgelineError: they cannot be written; the run lacks nothing else.
+    """
+    try:
+        write_report(run_dir)
+    except OSError as error:
+        raise RidgelineError(
+            f"wanted to write the pages of the run in {run_dir}, which is trained to its end, got "
+            f"{error.strerror or error} ({error.filename}); make room, and run `ridgeline report {run_dir}`"
+        ) from error
+    return run_dir / PAGE_NAME
 
 
 # A trial and the run execute the same plan on the same machine. What they differ by is no error of the model:

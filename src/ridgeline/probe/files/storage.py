@@ -194,5 +194,8 @@ def _direct(name: str) -> int | None:
 
 def shown(folder: Path) -> str:
     """A folder below the user's own without the user's name: results are shared."""
-    home = Path.home()
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user whom the system gives none
+        return str(folder)
     return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)

@@ -95,9 +95,27 @@ def _loaded(stem: str, sources: Sequence[str]) -> ctypes.CDLL:
     # All that the program depends on, as homes are shared between hosts.
     key = b"\0".join([source, version, " ".join(FLAGS).encode(), _processor()])
     path = cache_directory() / "native" / f"{stem}-{hashlib.sha256(key).hexdigest()[:16]}.so"
-    if not path.is_file():
-        _compile(compiler, source, path)
-    return ctypes.CDLL(str(path))
+    try:
+        if not path.is_file():
+            _compile(compiler, source, path)
+        return ctypes.CDLL(str(path))
+    # A cache that cannot be written, or whose programs may not run or are damaged, costs a compilation.
+    except OSError:
+        return _loaded_once(compiler, source)
+
+
+def _loaded_once(compiler: str, source: bytes) -> ctypes.CDLL:
+    """Compiled for this process alone."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="ridgeline-native-") as folder:
+            path = Path(folder) / "once.so"
+            _compile(compiler, source, path)
+            return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise MachineError(
+            f"wanted a place for the loops that time memory, got {error} also outside the cache; let "
+            "XDG_CACHE_HOME or TMPDIR name a directory that can be written and run from"
+        ) from error
 
 
 def _joined(sources: Sequence[str]) -> bytes:

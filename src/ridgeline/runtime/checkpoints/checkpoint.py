@@ -230,7 +230,8 @@ def _refused(target: Path, needed: int, error: OSError) -> str:
     parent = next(path for path in (target, *target.parents) if path.exists())
     free = units.num_bytes(shutil.disk_usage(parent).free)
     advice = (
-        "make room there, or choose another disk with -o, and continue with --resume"
+        "make room there, or copy the run to another disk and name the copy with -o, and continue with "
+        "--resume"
         if error.errno in _FULL
         else "fix it and continue with --resume"
     )

@@ -11,6 +11,8 @@ from ridgeline.machine import Ceiling, Machine, Quantity
 
 DRAWS = 20
 """Machines that are drawn for an interval."""
+MOST_RATIO = 1e3
+"""Of quartiles that numbers are drawn by: wider ones, which nobody measures, would make numbers infinite."""
 
 
 def drawn_machines(machine: Machine, seed: int) -> list[Machine]:
@@ -48,8 +50,10 @@ def _drawn(value: Any, noise: random.Random) -> Any:
 
 def _factor(quantity: Quantity, noise: random.Random) -> float:
     """What a number is multiplied by; 1 where it has no spread."""
-    if not 0.0 < quantity.low < quantity.high:
+    # In their order, as an edited profile may not have them.
+    low, high = sorted((quantity.low, quantity.high))
+    if not 0.0 < low < high:
         return 1.0
     # In logarithms, as rates and seconds cannot fall below zero.
-    width = math.log(quantity.high / quantity.low) / QUARTILES_IN_DEVIATIONS
+    width = math.log(min(high / low, MOST_RATIO)) / QUARTILES_IN_DEVIATIONS
     return math.exp(noise.gauss(0.0, width))

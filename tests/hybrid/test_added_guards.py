@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import guards
 
 from ridgeline.callables.hybridize import hybridize
 from ridgeline.guards.reading import read_program
 from ridgeline.plan import Plan
 from ridgeline.programs.compiling import many_variants
+from ridgeline.programs.watches import comparing
 from ridgeline.programs.watches.added import with_guards
 from ridgeline.runtime.steps.step import PlannedStep
 
@@ -376,3 +378,18 @@ def test_says_what_changed() -> None:
     assert [str(part) for part in found.verbose_code_parts] == [
         "what is held by L['held'].tuple changed"
     ]
+
+
+def test_guards_are_timed_for_others_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler does so for its log, and empties all caches before."""
+    timed: list[Any] = []
+    monkeypatch.setattr(comparing, "_time_guards", lambda *_: timed.append(_) or 0.0)
+    monkeypatch.setattr(guards, "profile_guard_manager", comparing._time_guards)
+    x = torch.ones(2)
+    read_program(_doubled, {"_": None, "x": x})
+    assert (
+        torch.compile(_doubled, backend=with_guards(lambda graph, _: graph))(None, x).sum() == 4.0
+    )
+    assert not timed
+    assert torch.compile(_tripled, backend="eager")(None, x).sum() == 6.0
+    assert len(timed) == 1

@@ -34,6 +34,7 @@ from ridgeline.programs.watches.comparing import (
     compare,
     compare_by_name,
     content_of,
+    leave_untimed,
     of_name,
     value_of,
 )
@@ -130,7 +131,9 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
         of_process.append(functools.partial(_require_identities, sources, code))
         # For what is about the process and no object, one guard is enough, at whichever object.
         guards.update({Guard(source, kind) for source in sources[:1] for kind in of_process})
-        return compile_piece(graph, inputs)
+        compiled = compile_piece(graph, inputs)
+        leave_untimed()
+        return compiled
 
     leave_to_python(backend)
     follow_imports()

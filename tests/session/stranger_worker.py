@@ -38,12 +38,14 @@ def writing(model: nn.Module, batch: Any) -> Tensor:
     return loss
 
 
-def trained(loss: Any, plan: Any) -> dict[str, Any]:
+def trained(loss: Any, plan: Any, machine: rl.Machine | None = None) -> dict[str, Any]:
     """Five steps under a plan: losses, notes, and what became of plans in another memory format."""
     torch.manual_seed(0)
     model = Viewing()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with rl.TrainStep(model, loss, optimizer, plan, device="cpu", progress=print) as step:
+    with rl.TrainStep(
+        model, loss, optimizer, plan, machine=machine, device="cpu", progress=print
+    ) as step:
         generator = torch.Generator().manual_seed(step.world.rank)
         losses = [float(step(torch.randn(8, 3, 8, 8, generator=generator))) for _ in range(5)]
         candidates = step.ranking.candidates if step.ranking else ()
@@ -56,10 +58,11 @@ def main() -> None:
     # Whether the other memory format could win would rest on this machine's rates and what else it does.
     trials.could_win = lambda *_, **__: True
     by_hand = trained(loss_fn, rl.Plan(workers=2))
+    machine = rl.Machine.load(DIRECTORY / "machine.json")
     result = {
         "by hand": by_hand,
-        "viewing": trained(loss_fn, "auto"),
-        "writing": trained(writing, "auto"),
+        "viewing": trained(loss_fn, "auto", machine),
+        "writing": trained(writing, "auto", machine),
     }
     rank = torch.distributed.get_rank()
     (DIRECTORY / f"{rank}.json").write_text(json.dumps(result))

@@ -20,6 +20,7 @@ from torchrun import torchrun
 from warm import WARM
 
 SCRIPT = Path(__file__).parent / "auto_worker.py"
+ONE_THREAD = [rl.machine.Setting(device="cpu", workers=n, threads=1) for n in (1, 2)]
 
 
 def run_script(*prefixes: list[str], directory: Path) -> list[dict[str, Any]]:
@@ -121,8 +122,7 @@ def test_workers_train_alone_where_that_is_allowed_and_pays(tmp_path: Path) -> N
 
     At the end of a period's exchanges nothing but the outer parameters is common, so that workers differ.
     """
-    settings = [rl.machine.Setting(device="cpu", workers=n, threads=1) for n in (1, 2)]
-    slow = make_machine(settings=settings, bandwidth=1e2, rate=1e12)
+    slow = make_machine(settings=ONE_THREAD, bandwidth=1e2, rate=1e12)
     slow.save(tmp_path / "machine.json")
     first, second = run_workers(2, "rhythm_worker.py", tmp_path)
     alone, other = first["allowed"], second["allowed"]
@@ -143,6 +143,7 @@ def test_workers_train_alone_where_that_is_allowed_and_pays(tmp_path: Path) -> N
 
 def test_what_one_of_two_workers_does_not_bear_all_leave_out(tmp_path: Path) -> None:
     """A memory format that the code does not allow fails its plans; a log that one worker writes ends all trials."""
+    make_machine(settings=ONE_THREAD).save(tmp_path / "machine.json")
     results = run_workers(2, "stranger_worker.py", tmp_path)
     assert (tmp_path / "log").read_text() == "x" * 5
     for result in results:

@@ -234,13 +234,15 @@ class Ambient(NamedTuple):
     def draw(self) -> dict[str, Any]:
         """Leaves to compare."""
         on_gpu = self.cuda_random
+        numpy = {**self.numpy_random, **self.numpy_random["state"]}
+        del numpy["state"]
         return {
             "torch.get_rng_state()": hash(self.torch_random.numpy().tobytes()),
             "torch.cuda.get_rng_state()": None
             if on_gpu is None
             else hash(on_gpu.numpy().tobytes()),
             "random.getstate()": hash(self.python_random),
-            "numpy.random.get_state()": repr(self.numpy_random),
+            "numpy.random.get_state()": hash((numpy.pop("key").tobytes(), *numpy.items())),
             "torch.get_default_dtype()": self.dtype,
             "modes of torch": self.modes,
         }

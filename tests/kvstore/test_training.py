@@ -63,7 +63,23 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
             "algorithm"
         ),
     ),
+    "hook later": (
+        {},
+        (
+            "WorkloadError: wanted an optimizer without hooks before its step for sync.algorithm='kvstore', "
+            "whose updates are made while gradients come, got SGD with some; remove them, or use another "
+            "algorithm"
+        ),
+    ),
     "replaced": (
+        {},
+        (
+            "WorkloadError: wanted an optimizer with the step of its class for sync.algorithm='kvstore', whose "
+            "updates are made while gradients come, got SGD with another method in its place; leave it as it "
+            "is, or use another algorithm"
+        ),
+    ),
+    "replaced later": (
         {},
         (
             "WorkloadError: wanted an optimizer with the step of its class for sync.algorithm='kvstore', whose "

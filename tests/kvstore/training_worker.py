@@ -281,6 +281,8 @@ BETWEEN: dict[str, Callable[[Optimizer, Any], object]] = {
     "removed": lambda optimizer, _: optimizer.param_groups[0]["params"].pop(0),
     "looked into": lambda optimizer, model: optimizer.state[model.scale],
     "cleared": lambda optimizer, _: optimizer.state.clear(),
+    "hook later": lambda optimizer, _: optimizer.register_step_pre_hook(hooked),
+    "replaced later": lambda optimizer, _: setattr(optimizer, "step", print),
     "set": lambda optimizer, model: optimizer.state.update({model.scale: {}}),
 }
 """What a script does to an optimizer between two steps."""

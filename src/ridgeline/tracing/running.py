@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import OutOfTimeError, SideEffectError
 from ridgeline.optimizer_forms import differentiates_gradients
-from ridgeline.optimizers.groups import parameters_of
+from ridgeline.optimizers.groups import parameters_of, plain_state
 from ridgeline.reach.loss import EarlierGraphs, have_gradients, scalar_loss, start_backward
 from ridgeline.reach.undo import undone
 from ridgeline.tracing.described import recorded_workload
@@ -40,7 +40,10 @@ def real_workload(step: Step, name: str, why: str) -> Workload:
     subject = itself(step.model, step.optimizer, step.batch)
     workload, reason = None, ""
     note = f"recorded from a real step, which was taken back: {why}"
-    with undone(step.model, step.loss_fn, step.optimizer, step.batch, subject.batch) as undo:
+    with (
+        undone(step.model, step.loss_fn, step.optimizer, step.batch, subject.batch) as undo,
+        plain_state(step.optimizer),
+    ):
         earlier = EarlierGraphs(step.model, step.loss_fn, step.optimizer, subject.batch)
         # Makes what is made once, and shows the user's own errors.
         _plain_step(subject, step, earlier)

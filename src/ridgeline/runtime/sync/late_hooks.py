@@ -70,7 +70,9 @@ def check_step_is_plain(optimizer: Optimizer, algorithm: str, why: str) -> None:
         WorkloadError: there are some.
     """
     own = __name__.partition(".")[0]  # ours refuse to continue from what a closed step took along
-    if any(_module(hook).partition(".")[0] != own for hook in step_hooks(optimizer)[0].values()):
+    before, _, before_all, _ = step_hooks(optimizer)
+    hooks = (*before.values(), *before_all.values())
+    if any(_module(hook).partition(".")[0] != own for hook in hooks):
         raise WorkloadError(
             f"wanted an optimizer without hooks before its step for sync.algorithm={algorithm!r}, {why}, got "
             f"{type(optimizer).__name__} with some; remove them, or use another algorithm"

@@ -50,7 +50,8 @@ def join_store(
             training to join.
     """
     optimizer.state_dict()  # raises where a store has it
-    check_step_is_plain(optimizer, plan.sync.algorithm, _WHILE)
+    check_plain = partial(check_step_is_plain, optimizer, plan.sync.algorithm, _WHILE)
+    check_plain()
     # All that may refuse comes before a store is started, and before hooks that would stay on parameters.
     Coverage([*model.named_parameters()]).check_groups(optimizer.param_groups)
     trained = {p for p in parameters_of(optimizer) if p.requires_grad}
@@ -78,6 +79,7 @@ def join_store(
         parameters=parameters,
         sparse=sparse,
         world=world,
+        check_plain=check_plain,
     )
     if notes is not None:
         notes.append(NO_GRADIENTS)

@@ -59,6 +59,7 @@ class StoreUpdate(AroundReducer):
         parameters: Those that the store updates, by key.
         sparse: Those of them whose gradients are rows.
         world: This worker's place; size at least 2.
+        check_plain: Refuses an optimizer whose step is not that of its class.
 
     Attributes:
         overhead_ns: Host time spent since `arm`, without copies and collective calls.
@@ -75,8 +76,10 @@ class StoreUpdate(AroundReducer):
         parameters: Mapping[str, nn.Parameter],
         sparse: Mapping[str, nn.Parameter],
         world: World,
+        check_plain: Callable[[], object],
     ) -> None:
         super().__init__(reducer)
+        self._check_plain = check_plain
         self._optimizer, self._transport = optimizer, transport
         self._store, self._world = transport.store, world
         self._parameters = dict(parameters)
@@ -188,9 +191,10 @@ class StoreUpdate(AroundReducer):
             groups: Its `param_groups`.
 
         Raises:
-            WorkloadError: one is not among those that it was made for, or a parameter requires a gradient now
-                that did not then.
+            WorkloadError: one is not among those that it was made for or is missing, a parameter requires a
+                gradient now that did not then, or the optimizer has hooks or another method since.
         """
+        self._check_plain()
         self._coverage.check_frozen()
         self._coverage.check_groups(groups)
         held = {id(parameter) for group in groups for parameter in group["params"]}

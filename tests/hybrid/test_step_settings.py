@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step.rates import ScaledByTensors
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -193,7 +194,22 @@ UPDATES = {
     "addcdiv": lambda p, m, lr: p.copy_(
         torch.addcdiv(p, tensor1=m, tensor2=m.abs() + 1.0, value=-lr)
     ),
+    # As Muon does, whose updates are computed in bf16.
+    "add_ of bf16": lambda p, m, lr: p.add_(m.bfloat16(), alpha=-lr),
+    "addcmul_ of bf16": lambda p, m, lr: p.addcmul_(m.bfloat16(), m.bfloat16(), value=-lr),
+    "_foreach_add_ of bf16": lambda p, m, lr: torch._foreach_add_([p], [m.bfloat16()], alpha=-lr),
 }
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_tensor_in_place_of_a_number_rounds_as_it(name: str) -> None:
+    """Also where a term has fewer bits than what it is added to: its product is not rounded to these."""
+    mean = torch.linspace(-1.0, 1.0, 33)
+    by_number, by_tensor = torch.zeros(33), torch.zeros(33)
+    UPDATES[name](by_number, mean, 0.0123)
+    with ScaledByTensors():
+        UPDATES[name](by_tensor, mean, torch.tensor(0.0123))
+    torch.testing.assert_close(by_tensor, by_number)
 
 
 @pytest.mark.parametrize("name", UPDATES)

@@ -113,11 +113,20 @@ _SUMS: dict[tuple[bool, bool], Callable[..., Any]] = {
 
 
 def _operand(args: Sequence[Any], given: dict[str, Any]) -> Any:
-    return args[1] if len(args) > 1 else given.pop("other")
+    operand = args[1] if len(args) > 1 else given.pop("other")
+    return _by_element(_widened, operand, args[0])
 
 
 def _factors(args: Sequence[Any], given: dict[str, Any]) -> list[Any]:
-    return [*args[1:], *(given.pop(key) for key in ("tensor1", "tensor2") if key in given)]
+    factors = [*args[1:], *(given.pop(key) for key in ("tensor1", "tensor2") if key in given)]
+    return [_by_element(_widened, factor, args[0]) for factor in factors]
+
+
+def _widened(term: Any, into: Any) -> Any:
+    """A term in the type in which it is added: the operator rounds no product to the term's own, say bf16."""
+    if isinstance(term, Tensor) and isinstance(into, Tensor):
+        return term.to(torch.promote_types(term.dtype, into.dtype))
+    return term
 
 
 def _product(args: Sequence[Any], given: dict[str, Any]) -> Any:
@@ -129,7 +138,7 @@ def _quotient(args: Sequence[Any], given: dict[str, Any]) -> Any:
 
 
 def _by_element(function: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    if isinstance(first, Tensor):
+    if isinstance(first, Tensor) or not isinstance(first, Sequence):
         return function(first, second)
     return [function(one, other) for one, other in zip(first, second, strict=True)]
 

@@ -4,18 +4,17 @@ The parts live apart (probing, tracing, planning, running); this is where they m
 has a model, a loss, an optimizer and batches, and wants the loop closed around them.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ridgeline.decision import neighbours
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.given import check_choice, given_plan
 from ridgeline.decision.heartbeat import to_stderr
-from ridgeline.decision.profiling import measured_here
+from ridgeline.decision.profiling import foreseen, measured_here
 from ridgeline.decision.revisions import Revisions, without_best
 from ridgeline.decision.shared_trace import shared_trace
 from ridgeline.decision.trial import Script
@@ -32,12 +31,13 @@ from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.steps.body import requirements
 from ridgeline.runtime.steps.step import CLOSED, PlannedStep, move
 from ridgeline.runtime.steps.worker_state import HasWorkerState
-from ridgeline.simulator.step import simulate
+from ridgeline.synchronisation.serving import goes_ahead
 from ridgeline.tensors.batch import rebuilt
 from ridgeline.timeline import Timeline
 from ridgeline.tracing.capture import trace
 from ridgeline.verdict import Verdict, verify
 from ridgeline.workers import attendance
+from ridgeline.workers.rendezvous import rendezvous
 from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 
@@ -228,37 +228,38 @@ class TrainStep(HasWorkerState):
     def predicted(self) -> Timeline:
         """What the simulator says of the plan in force, before any trial.
 
-        Cost: Measures and traces, if that has not happened yet.
+        Cost: Measures and traces, if that has not happened yet. All workers have to call this then; one
+            that is alone gets an AbsentWorkerError.
         """
         plan = self._ready().plan
         if self.ranking is not None:
             return self.ranking.best.timeline
-        workload = self._describe()
-        self.machine = self.machine or measured_here(workload, plan, self.world)
-        if not plan.threads:  # those that torch has here, not a share of the cores
-            plan = msgspec.structs.replace(plan, threads=self.world.threads)
-        return simulate(self.machine, workload, plan, world_size=self.world.size)
+        with self._together("step.predicted()"):
+            workload = self._describe()
+            self.machine = self.machine or measured_here(workload, plan, self.world)
+        return foreseen(self.machine, workload, plan, self.world)
 
     def expected(self) -> Timeline:
-        """What was expected when training began: the prediction, corrected by the trial of the plan in force.
-
-        Cost: See `predicted`.
-        """
+        """What was expected when training began: the prediction, corrected by the plan's trial."""
         trial = None if self.ranking is None else self.ranking.best.measured
         return expected(self.predicted(), trial)
 
     def verdict(self) -> Verdict:
         """What was expected when training began, and before any trial, against what happened.
 
-        Cost: See `predicted`; traces the step for the causes.
+        Raises and cost: See `predicted`; traces the step for the causes.
         """
-        predicted, expected = self.predicted(), self.expected()
-        return verify(
-            predicted,
-            self.timeline(),
-            expected=expected,
-            machine=self.machine,
-            workload=self._describe(),
+        with self._together("step.verdict()"):
+            workload, predicted, expected = self._describe(), self.predicted(), self.expected()
+        machine, measured = self.machine, self.timeline()
+        return verify(predicted, measured, expected=expected, machine=machine, workload=workload)
+
+    def _together(self, call: str) -> contextlib.AbstractContextManager[None]:
+        """All workers are in a call, where something is left to trace or to measure."""
+        is_known = self.workload is not None and (self.machine or self.ranking) is not None
+        apart = goes_ahead(self._ready().plan.sync.options)
+        return (
+            contextlib.nullcontext() if is_known else rendezvous(call, self.world, are_apart=apart)
         )
 
     def optimizer_state(self) -> dict[str, Any]:

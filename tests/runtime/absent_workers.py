@@ -113,6 +113,14 @@ def saves_alone(rank: int, wait: Callable[[], None]) -> None:
         wait()
 
 
+def reports_alone(rank: int, wait: Callable[[], None]) -> None:
+    """What the plan was predicted to take is measured and traced by all workers, and asked for by one."""
+    with make() as step:
+        for _ in range(3):
+            step(batch())
+        wait() if rank else step.verdict()
+
+
 def hangs(rank: int, wait: Callable[[], None]) -> None:
     """In the forward pass of the third step."""
     calls = []
@@ -198,6 +206,7 @@ CASES = (
     raises,
     skips,
     saves_alone,
+    reports_alone,
     hangs,
     two_steps,
     chooses_alone,

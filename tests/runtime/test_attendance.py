@@ -53,6 +53,10 @@ WANTED = {
         f"{RUNS}in step 4, wait. Completed: 3 steps on ranks 0 and 1. Make the same calls in the same order "
         "on all workers: this one is in optimizer_state()"
     ),
+    "reports_alone": (
+        f"wanted all 2 workers in step.verdict(), got none from rank 1: {RUNS}between two steps. Completed: "
+        "3 steps on ranks 0 and 1. Call step.verdict() on all workers, and print what it gives on one"
+    ),
     "hangs": (
         f"wanted all 2 workers in all_reduce/0 of step 3, got none from rank 1: {RUNS}in step 3, forward. "
         "Completed: 2 steps on ranks 0 and 1. See where it hangs: py-spy dump --pid PID"
@@ -310,7 +314,7 @@ def test_who_gave_up_is_told_by_those_that_come_later(
     if is_seen_to_leave:
         monkeypatch.setattr(attendance.time, "sleep", lambda seconds: other.close())
     else:
-        monkeypatch.setattr(mine, "_is_gone", lambda row: row.rank == 1)
+        monkeypatch.setattr(mine, "is_gone", lambda row: row.rank == 1)
     with (
         pytest.raises(AbsentWorkerError, match="rank 1: it had waited for other workers until"),
         mine.meeting("a sum"),

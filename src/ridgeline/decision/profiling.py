@@ -26,6 +26,8 @@ from ridgeline.probe.host.load import listen
 from ridgeline.probe.measure import known_machine, marked, measure, missing_seconds, stand_by
 from ridgeline.probe.rates_here import rates_here, seconds_here
 from ridgeline.programs.compiler_import import importing_compiler
+from ridgeline.simulator.step import simulate
+from ridgeline.timeline import Timeline
 from ridgeline.tracing.opaque import is_opaque
 from ridgeline.workers.agree import share_text
 from ridgeline.workers.world import World
@@ -35,6 +37,13 @@ MOST_MEASURING_SHARE = 0.35
 """Of the seconds that were given; where the least takes more there are general rates, and trials decide."""
 MOST_CHECKING_SHARE = 0.1
 """Of the seconds that are left, for the step that the timings of operators are held against."""
+
+
+def foreseen(machine: Machine, workload: Workload, plan: Plan, world: World) -> Timeline:
+    """What the simulator says of a plan that is given."""
+    if not plan.threads:  # those that torch has here, not a share of the cores
+        plan = msgspec.structs.replace(plan, threads=world.threads)
+    return simulate(machine, workload, plan, world_size=world.size)
 
 
 def measured_here(workload: Workload, plan: Plan, world: World) -> Machine:

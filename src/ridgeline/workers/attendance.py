@@ -44,7 +44,7 @@ TOLD_AFTER_S = 30.0
 """Seconds without progress after which those that are behind are named on stderr; then twice as long."""
 _POLL_S = 0.02
 _IN_STEP = "in a step"
-_GONE = "its process is gone"
+GONE = "its process is gone"
 _STORE = "the store"
 _OF_GLOO = ("gloo", "Application timeout caused pair closure")
 """In its errors: the first to time out has the file where it did, what waited behind it only these words."""
@@ -66,8 +66,8 @@ class Attendance:
         self, store: dist.Store, rank: int, ranks: Collection[int], group: str = ""
     ) -> None:
         self._store = store
-        self._rank, self._ranks, self._group = rank, ranks, group
-        self._rounds = self._calls = self._serial = 0
+        self._rank, self.ranks, self._group = rank, ranks, group
+        self._rounds = self._calls = self._serial = self.rendezvous = 0
         self._completed: dict[str, int] = {}
         self._doing, self._step = "before its first step", ""
         self._recorder: Recorder | None = None
@@ -188,7 +188,7 @@ class Attendance:
         if not absences:
             self._lost_in = ""
             raise error
-        text = absence_text(f"{what} of {self._where()}", mine, absences, rows, len(self._ranks))
+        text = absence_text(f"{what} of {self._where()}", mine, absences, rows, len(self.ranks))
         raise AbsentWorkerError(text) from error
 
     def row(self) -> Row:
@@ -201,6 +201,7 @@ class Attendance:
             rank=self._rank,
             rounds=self._rounds,
             calls=self._calls,
+            rendezvous=self.rendezvous,  # read behind the rounds, which it is counted before
             completed=dict(self._completed),
             doing=doing,
             end=self._end,
@@ -265,13 +266,13 @@ class Attendance:
         """Say on stderr who is behind; of all that wait, the first worker does."""
         mine = self.row()
         with contextlib.suppress(RuntimeError):
-            rows = self._read()
-            silent = {rank: _GONE for rank, row in rows.items() if self._is_gone(row)}
-            absences = absent(mine, rows, self._ranks, silent)
+            rows = self.others()
+            silent = {rank: GONE for rank, row in rows.items() if self.is_gone(row)}
+            absences = absent(mine, rows, self.ranks, silent)
             missing = {absence.rank for absence in absences}
-            if absences and missing.issuperset(r for r in self._ranks if r < self._rank):
+            if absences and missing.issuperset(r for r in self.ranks if r < self._rank):
                 where = mine.doing.removeprefix("in ")
-                text = absence_text(where, mine, absences, rows, len(self._ranks))
+                text = absence_text(where, mine, absences, rows, len(self.ranks))
                 sys.stderr.write(f"ridgeline: no progress for {units.seconds(waited_s)}: {text}\n")
                 sys.stderr.flush()
 
@@ -282,33 +283,33 @@ class Attendance:
         end_s, first = time.monotonic() + PATIENCE_S, None
         while True:
             try:
-                rows = within(PATIENCE_S, self._read, _STORE)
+                rows = within(PATIENCE_S, self.others, _STORE)
             except RuntimeError as error:
                 return {}, [_without_store(error)]
             first = rows if first is None else first
             # A larger serial shows that its thread still runs, whatever its step does.
             fresh = {r for r, row in rows.items() if row.serial > first.get(r, row).serial}
             told = {r for r, row in rows.items() if row.end or row.is_waiting}
-            pending = set(self._ranks) - fresh - told - {self._rank}
+            pending = set(self.ranks) - fresh - told - {self._rank}
             # Sure at once on this host; of other hosts only silence tells.
             asked = pending | {r for r, row in rows.items() if row.is_waiting and not row.end}
-            silent = {r: _GONE for r in asked if r in rows and self._is_gone(rows[r])}
+            silent = {r: GONE for r in asked if r in rows and self.is_gone(rows[r])}
             is_clear = not pending.isdisjoint(silent) or any(r.has_raised for r in rows.values())
             is_over = time.monotonic() > end_s
             if is_clear or not pending:
-                absences = absent(mine, rows, self._ranks, silent, named)
+                absences = absent(mine, rows, self.ranks, silent, named)
                 # Who gave up closes its connections at once, and says only later that it leaves.
                 gave_up = not asked - pending <= silent.keys()
                 if absences or is_over or not gave_up:
                     return rows, absences
             elif is_over:
                 silent = {r: f"no sign of life for {units.seconds(PATIENCE_S)}" for r in pending}
-                return rows, absent(mine, rows, self._ranks, silent, named)
+                return rows, absent(mine, rows, self.ranks, silent, named)
             time.sleep(_POLL_S)
 
-    def _read(self) -> dict[int, Row]:
+    def others(self) -> dict[int, Row]:
         """The last word of each other worker that ever gave one."""
-        keys = {rank: self._key(rank) for rank in self._ranks if rank != self._rank}
+        keys = {rank: self._key(rank) for rank in self.ranks if rank != self._rank}
         # `get` blocks until a key exists, so keys of workers that never came are looked up first.
         there = {rank: key for rank, key in keys.items() if self._store.check([key])}
         return {
@@ -326,7 +327,7 @@ class Attendance:
         # alive.
         self._on_end = weakref.ref(group, lambda _: over.set())
 
-    def _is_gone(self, row: Row) -> bool:
+    def is_gone(self, row: Row) -> bool:
         """Whether a process of this host has ended."""
         if row.host != self._host:
             return False

@@ -14,7 +14,8 @@ from ridgeline.codec import Value
 class Row(Value, frozen=True, kw_only=True):
     """What a worker says of itself.
 
-    `rounds` and `calls` are its place: rounds begun, and collectives begun in the present round. `completed`
+    `rounds` and `calls` are its place: rounds begun, and collectives begun in the present round; `rendezvous`
+    are those begun. `completed`
     are the steps that ended, by the name of their `TrainStep`. `end` says how it stopped, empty until
     then. `is_waiting` says that it lost others itself. `serial` grows with every word.
     """
@@ -22,6 +23,7 @@ class Row(Value, frozen=True, kw_only=True):
     rank: int
     rounds: int = 0
     calls: int = 0
+    rendezvous: int = 0
     completed: dict[str, int] = {}
     doing: str = ""
     end: str = ""
@@ -68,10 +70,10 @@ def absent(
     others = [rank for rank in ranks if rank != mine.rank]
     raised = [r for r in others if r in rows and rows[r].has_raised]
     if raised:
-        return [_absence(rank, rows[rank], "") for rank in raised]
+        return [absence_of(rank, rows[rank], "") for rank in raised]
     if named is not None:
         missing = [r for r in others if r in (named or silent)]
-        return [_absence(rank, rows.get(rank), silent.get(rank, "")) for rank in missing]
+        return [absence_of(rank, rows.get(rank), silent.get(rank, "")) for rank in missing]
     waiting = [r for r in others if r in rows and rows[r].is_waiting]
     # One that ended ahead of this worker had come to all that it waits for.
     gone = [
@@ -81,17 +83,17 @@ def absent(
         and (r not in rows or r in silent or (rows[r].end and _place(rows[r]) <= _place(mine)))
     ]
     if gone:
-        return [_absence(rank, rows.get(rank), silent.get(rank, "")) for rank in gone]
+        return [absence_of(rank, rows.get(rank), silent.get(rank, "")) for rank in gone]
     places = {r: _place(rows[r]) for r in others if r not in waiting}
     least = min(places.values(), default=_place(mine))
     behind = [r for r, place in places.items() if place == least < _place(mine)]
     # As many rounds, and of something else: each waits for the other, and both may have given up.
     elsewhere = [r for r in others if r in rows and _is_elsewhere(rows[r], mine)]
     if elsewhere and not behind:
-        return [_absence(rank, rows[rank], "", others_are=mine.doing) for rank in elsewhere]
+        return [absence_of(rank, rows[rank], "", others_are=mine.doing) for rank in elsewhere]
     # Those that gave up come last: whatever they had waited for is the cause, if it is known.
     behind = behind or [r for r in waiting if rows[r].end or r in silent]
-    return [_absence(rank, rows[rank], "") for rank in behind]
+    return [absence_of(rank, rows[rank], "") for rank in behind]
 
 
 def absence_text(
@@ -139,7 +141,8 @@ def _is_elsewhere(row: Row, mine: Row) -> bool:
     return _STEP.sub("step", row.doing.split(",")[0]) != _STEP.sub("step", mine.doing.split(",")[0])
 
 
-def _absence(rank: int, row: Row | None, silence: str, others_are: str = "") -> Absence:
+def absence_of(rank: int, row: Row | None, silence: str, others_are: str = "") -> Absence:
+    """What is known of a worker that did not come, by its last word, and of its silence, if it is."""
     if row is None:
         what = "it made no TrainStep"
         return Absence(rank=rank, what=what, advice="make the same steps on all workers")

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import UserDict
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from ridgeline.optimizers.groups import plain_state
 from ridgeline.state.snapshot import Snapshot
 
 
@@ -48,6 +50,37 @@ def test_training_after_restore_repeats_itself(
     assert "surprise" not in optimizer.param_groups[0]
     assert all(p.grad is None for p in model.parameters())
     assert train(model, optimizer, 4) == first
+
+
+class Pair(torch.optim.Optimizer):
+    """One around two others, whose state it shows together; it cannot be assigned."""
+
+    def __init__(self, *members: torch.optim.Optimizer) -> None:
+        self.members = members
+        self.kind: Callable[..., object] = dict
+
+    @property
+    def param_groups(self) -> list[dict[str, object]]:  # type: ignore[override]
+        return [group for member in self.members for group in member.param_groups]
+
+    @property
+    def state(self) -> object:  # type: ignore[override]
+        return self.kind({p: s for member in self.members for p, s in member.state.items()})
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_a_state_that_cannot_be_assigned_is_read(kind: Callable[..., object]) -> None:
+    """Whatever mapping it is."""
+    parts = nn.Linear(4, 4), nn.Linear(4, 4)
+    pair = Pair(*(torch.optim.SGD(part.parameters(), 0.1, momentum=0.9) for part in parts))
+    pair.kind = kind
+    for member in pair.members:
+        train(parts[0], member, 1)
+    assert (
+        len([*Snapshot(nn.Sequential(*parts), pair).tensors()]) > len([*parts[0].parameters()]) * 2
+    )
+    with plain_state(pair):
+        assert type(pair.state) is kind
 
 
 class Remembering(nn.Module):

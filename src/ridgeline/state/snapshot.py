@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
-from ridgeline.optimizers.groups import parameters_of
+from ridgeline.optimizers.groups import parameters_of, state_methods
 from ridgeline.reach.generators import Generators
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import StateChange, has_changed
@@ -65,8 +65,9 @@ class Snapshot:
         self._optimizer = optimizer
         self._tensors = {name: tensor.detach().clone() for name, tensor in self._named()}
         self._gradients = [(p, _copy(p.grad)) for p in self._parameters_outside()]
-        # As they are: looking at what somebody watches may be refused (see `watched_state`).
-        self._state = {p: _copy(state) for p, state in dict.items(optimizer.state)}
+        self._state = {
+            p: _copy(state) for p, state in state_methods(optimizer).items(optimizer.state)
+        }
         self._groups = [
             {key: _copy(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
@@ -78,7 +79,7 @@ class Snapshot:
     def tensors(self) -> Iterator[Tensor]:
         """The tensors whose values are kept, as they are now."""
         yield from (tensor for _, tensor in self._named())
-        for state in dict.values(self._optimizer.state):
+        for state in state_methods(self._optimizer).values(self._optimizer.state):
             yield from tensors_in(state)
 
     def changes_beside(self) -> Iterator[StateChange]:
@@ -161,16 +162,16 @@ class Snapshot:
                     yield (number, f"{prefix}.{name}" if prefix else name), module, name, buffer
 
     def _restore_state(self) -> None:
-        state = self._optimizer.state
-        for parameter in [*dict.keys(state)]:
+        state, kind = self._optimizer.state, state_methods(self._optimizer)
+        for parameter in [*kind.keys(state)]:
             if parameter not in self._state:
                 # A step that ran since made this state; the next step makes it again as the first one
                 # would.
-                dict.pop(state, parameter)
+                kind.pop(state, parameter)
         for parameter, saved in self._state.items():
-            now: dict[str, Any] = dict.get(state, parameter, {})
+            now: dict[str, Any] = kind.get(state, parameter, {})
             before = {key: _put_back(now.get(key), v) for key, v in saved.items()}
-            dict.update(state, {parameter: before})
+            kind.update(state, {parameter: before})
 
     def _restore_groups(self) -> None:
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):

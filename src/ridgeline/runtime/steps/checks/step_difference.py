@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ridgeline.optimizers.groups import state_methods
 from ridgeline.runtime.steps.checks.relative_gaps import (
     RESOLUTION,
     Compared,
@@ -95,7 +96,8 @@ def outcome(
 ) -> Outcome:
     """Copies of what there is after a step."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    kept: list[dict[str, Any]] = [dict.get(optimizer.state, p, {}) for p in trained]
+    read = state_methods(optimizer).get
+    kept: list[dict[str, Any]] = [read(optimizer.state, p, {}) for p in trained]
     state = [
         [v.detach().clone() for v in values.values() if isinstance(v, Tensor) and v.dim()]
         for values in kept

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 from unittest import mock
 
-CALLS = ("mkdir", "rename", "replace", "unlink", "remove", "rmdir", "chmod", "fsync")
+CALLS = ("mkdir", "rename", "replace", "unlink", "remove", "rmdir", "fsync")
 
 
 class KilledError(BaseException):

@@ -19,7 +19,7 @@ def assert_all_end_well(endings: list[Ending]) -> None:
     assert [ending for ending in endings if ending.wrong or not ending.was_killed] == []
     assert len(endings) > LEAST
     calls = {ending.call.split()[0] for ending in endings}
-    assert calls == {"mkdir", "create", "write", "close", "fsync", "chmod", "replace", "rename", "unlink", "rmdir"}  # fmt: skip
+    assert calls == {"mkdir", "create", "write", "close", "fsync", "replace", "rename", "unlink", "rmdir"}  # fmt: skip
 
 
 def test_one_worker(tmp_path: Path) -> None:

@@ -161,8 +161,8 @@ def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
         trained(tmp_path)
     assert re.fullmatch(
         rf"wanted to write the checkpoint {tmp_path}/checkpoints/step-0000004 \(\S+ KiB\), got No space left on "
-        r"device with \S+ \S+ free; the previous checkpoint is untouched: make room there, or choose another "
-        r"disk with -o, and continue with --resume",
+        r"device with \S+ \S+ free; the previous checkpoint is untouched: make room there, or copy the run to "
+        r"another disk and name the copy with -o, and continue with --resume",
         str(caught.value),
     ), str(caught.value)
     assert not hasattr(caught.value, "__notes__")

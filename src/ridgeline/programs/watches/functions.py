@@ -69,7 +69,8 @@ def _call(module: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """In place of the call of a module, of which torch compares its own `forward` only."""
     if is_marked(tx.output.compiler_fn):
         compiled = vars(module.value).get(_COMPILED)
-        if not (compiled is None or _is_of_torch(compiled)):
+        is_standing = _is_ours(compiled)
+        if not (compiled is None or is_standing or _is_of_torch(compiled)):
             kind = type(module.value).__qualname__
             refuse(
                 kind,
@@ -79,11 +80,18 @@ def _call(module: Any, tx: Any, args: Any, kwargs: Any) -> Any:
             )
         if module.source is not None:
             own = vars(module.value)
-            for name in (_CALLED, _COMPILED):
+            # What stands there for a step is another object in the next one.
+            for name in (_CALLED,) if is_standing else (_CALLED, _COMPILED):
                 held = AttrSource(module.source, name).make_guard(GuardBuilder.ID_MATCH)
                 missing = module.source.make_guard(is_missing(name))
                 tx.output.guards.add(held if name in own else missing)
     return _call_in_torch(module, tx, args, kwargs)
+
+
+def _is_ours(call: Any) -> bool:
+    """Whether it stands there while a step runs (see `called_by`), for a model that may call itself."""
+    function = getattr(call, "__func__", call)
+    return str(getattr(function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
 def _is_of_torch(call: Any) -> bool:

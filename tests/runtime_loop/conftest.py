@@ -1,19 +1,9 @@
 """Makes the tests' own modules importable, here and in the worker processes that tests start."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-import torch
+# Runs are compared bitwise.
+from one_thread import one_thread as one_thread
 
 sys.path.append(str(Path(__file__).parent))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """All runs compared bitwise use one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -232,7 +232,7 @@ def _reads(scratch: Scratch, beside: Path, threads: int, *, at_random: bool) -> 
     read = scratch.read_at_random if at_random else scratch.read
     options = {
         "filename": beside / "file", "size": FILE_BYTES, "bs": block, "numjobs": threads,
-        "direct": int(scratch.is_direct), "iodepth": 8,  # so many buffers, which then fill a large page
+        "direct": int(scratch.is_direct),
     }  # fmt: skip
     return Pair(
         "storage",

@@ -14,7 +14,7 @@ from ridgeline.decision import neighbours
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.given import check_choice, given_plan
 from ridgeline.decision.heartbeat import to_stderr
-from ridgeline.decision.profiling import foreseen, measured_here
+from ridgeline.decision.profiling import measured_here, timeline_of
 from ridgeline.decision.revisions import Revisions, without_best
 from ridgeline.decision.shared_trace import shared_trace
 from ridgeline.decision.trial import Script
@@ -237,7 +237,7 @@ class TrainStep(HasWorkerState):
         with self._together("step.predicted()"):
             workload = self._describe()
             self.machine = self.machine or measured_here(workload, plan, self.world)
-        return foreseen(self.machine, workload, plan, self.world)
+        return timeline_of(self.machine, workload, plan, self.world)
 
     def expected(self) -> Timeline:
         """What was expected when training began: the prediction, corrected by the plan's trial."""
@@ -247,7 +247,7 @@ class TrainStep(HasWorkerState):
     def verdict(self) -> Verdict:
         """What was expected when training began, and before any trial, against what happened.
 
-        Raises and cost: See `predicted`; traces the step for the causes.
+        Cost: See `predicted`; traces the step for the causes.
         """
         with self._together("step.verdict()"):
             workload, predicted, expected = self._describe(), self.predicted(), self.expected()
@@ -256,11 +256,11 @@ class TrainStep(HasWorkerState):
 
     def _together(self, call: str) -> contextlib.AbstractContextManager[None]:
         """All workers are in a call, where something is left to trace or to measure."""
-        is_known = self.workload is not None and (self.machine or self.ranking) is not None
-        apart = goes_ahead(self._ready().plan.sync.options)
-        return (
-            contextlib.nullcontext() if is_known else rendezvous(call, self.world, are_apart=apart)
-        )
+        is_predicted = self.machine is not None or self.ranking is not None
+        if self.workload is not None and is_predicted:
+            return contextlib.nullcontext()
+        are_apart = goes_ahead(self._ready().plan.sync.options)
+        return rendezvous(call, self.world, are_apart=are_apart)
 
     def optimizer_state(self) -> dict[str, Any]:
         """The optimizer's `state_dict()`, whole on the first worker whatever the plan; all must call this."""

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,6 +95,16 @@ def test_program_runs(block: Block, tmp_path: Path) -> None:
     assert result.stdout.strip()
 
 
+@contextlib.contextmanager
+def example_file(words: str, path: Path) -> Iterator[Path]:
+    """The one Python block with these words as a file; what reading it adds to `sys.path` goes again."""
+    (example,) = (block for block in blocks("python") if words in block.text)
+    path.write_text(example.text)
+    before = list(sys.path)
+    yield path
+    sys.path[:] = before
+
+
 def test_plan_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guide's plan written by hand is saved and read back as it says."""
     monkeypatch.chdir(tmp_path)
@@ -109,13 +120,8 @@ def test_task_example(tmp_path: Path) -> None:
 
     from ridgeline.tasks import load_task
 
-    examples = [block for block in blocks("python") if "def task(" in block.text]
-    assert len(examples) == 1
-    path = tmp_path / "my_task.py"
-    path.write_text(examples[0].text)
-    before = list(sys.path)
-    task = load_task(path, data_dir=tmp_path)
-    sys.path[:] = before
+    with example_file("def task(", tmp_path / "my_task.py") as path:
+        task = load_task(path, data_dir=tmp_path)
     batch = default_collate([task.train_data[index] for index in range(4)])
     model = task.model()
     assert task.loss_fn(model, batch).dim() == 0
@@ -126,13 +132,8 @@ def test_networks_example(tmp_path: Path) -> None:
     """The guide's file of networks goes into the catalog, and its network trains."""
     from ridgeline.experiments.networks.catalog import networks_in
 
-    examples = [block for block in blocks("python") if "NETWORKS = (" in block.text]
-    assert len(examples) == 1
-    path = tmp_path / "mine.py"
-    path.write_text(examples[0].text)
-    before = list(sys.path)
-    (network,) = networks_in(str(path))
-    sys.path[:] = before
+    with example_file("NETWORKS = (", tmp_path / "mine.py") as path:
+        (network,) = networks_in(str(path))
     setup = network.build("cpu", "cpu")
     first = setup.loss_fn(setup.model, setup.batch)
     first.backward()

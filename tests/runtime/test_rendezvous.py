@@ -43,7 +43,7 @@ def world(timeout_s: float = 60.0) -> Any:
 
 
 def come(worker: Attendance) -> None:
-    worker.rendezvous += 1
+    worker.num_rendezvous += 1
     worker.publish()
 
 
@@ -58,7 +58,7 @@ def test_who_comes_later_is_waited_for(
     step(other)
     other.publish()
     with rendezvous.rendezvous(CALL, world(), are_apart=True):
-        assert both[0].row().rendezvous == other.row().rendezvous == 2
+        assert both[0].row().num_rendezvous == other.row().num_rendezvous == 2
 
 
 def test_who_went_on_is_named(both: tuple[Attendance, Attendance]) -> None:

@@ -39,7 +39,7 @@ MOST_CHECKING_SHARE = 0.1
 """Of the seconds that are left, for the step that the timings of operators are held against."""
 
 
-def foreseen(machine: Machine, workload: Workload, plan: Plan, world: World) -> Timeline:
+def timeline_of(machine: Machine, workload: Workload, plan: Plan, world: World) -> Timeline:
     """What the simulator says of a plan that is given."""
     if not plan.threads:  # those that torch has here, not a share of the cores
         plan = msgspec.structs.replace(plan, threads=world.threads)

@@ -67,7 +67,7 @@ class Attendance:
     ) -> None:
         self._store = store
         self._rank, self.ranks, self._group = rank, ranks, group
-        self._rounds = self._calls = self._serial = self.rendezvous = 0
+        self._rounds = self._calls = self._serial = self.num_rendezvous = 0
         self._completed: dict[str, int] = {}
         self._doing, self._step = "before its first step", ""
         self._recorder: Recorder | None = None
@@ -201,7 +201,7 @@ class Attendance:
             rank=self._rank,
             rounds=self._rounds,
             calls=self._calls,
-            rendezvous=self.rendezvous,  # read behind the rounds, which it is counted before
+            num_rendezvous=self.num_rendezvous,  # read behind the rounds, which it is counted before
             completed=dict(self._completed),
             doing=doing,
             end=self._end,

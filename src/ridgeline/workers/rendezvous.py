@@ -38,7 +38,7 @@ def rendezvous(call: str, world: World, *, are_apart: bool = False) -> Iterator[
         yield
         return
     # Counted before the round: who has begun that round and not counted this has gone past it.
-    present.rendezvous += 1
+    present.num_rendezvous += 1
     with present.phase(call):
         _wait(present, call, world.timeout_s, are_apart=are_apart)
         yield
@@ -52,26 +52,32 @@ def _wait(present: Attendance, call: str, limit_s: float, *, are_apart: bool) ->
             mine, rows = present.row(), present.others()
         except RuntimeError:
             return  # the store is gone, of which the collectives inside say more
-        behind = {rank: rows.get(rank) for rank in present.ranks if rank != mine.rank}
         missing = {
-            rank: row
-            for rank, row in behind.items()
-            if row is None or row.rendezvous < mine.rendezvous
+            rank: rows.get(rank)
+            for rank in present.ranks
+            if rank != mine.rank and not _has_come(rows.get(rank), mine)
         }
         if not missing:
             return
         silent = {r: GONE for r, row in missing.items() if row and present.is_gone(row)}
+        is_over = time.monotonic() > end_s
         lost = {
             rank: row
             for rank, row in missing.items()
-            if rank in silent
-            or (row and (row.end or (row.rounds >= mine.rounds and not are_apart)))
+            if is_over or rank in silent or _went_on(row, mine, are_apart=are_apart)
         }
-        if time.monotonic() > end_s:
-            lost = missing
         if lost:
             raise AbsentWorkerError(_text(call, mine, rows, lost, silent, len(present.ranks)))
         time.sleep(POLL_S)
+
+
+def _has_come(row: Row | None, mine: Row) -> bool:
+    return row is not None and row.num_rendezvous >= mine.num_rendezvous
+
+
+def _went_on(row: Row | None, mine: Row, *, are_apart: bool) -> bool:
+    """Whether a worker that has not come will not: it ended, or has begun what is behind this."""
+    return row is not None and (bool(row.end) or (row.rounds >= mine.rounds and not are_apart))
 
 
 def _text(

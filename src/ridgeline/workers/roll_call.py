@@ -14,16 +14,16 @@ from ridgeline.codec import Value
 class Row(Value, frozen=True, kw_only=True):
     """What a worker says of itself.
 
-    `rounds` and `calls` are its place: rounds begun, and collectives begun in the present round; `rendezvous`
-    are those begun. `completed`
-    are the steps that ended, by the name of their `TrainStep`. `end` says how it stopped, empty until
-    then. `is_waiting` says that it lost others itself. `serial` grows with every word.
+    `rounds` and `calls` are its place: rounds begun, and collectives begun in the present round;
+    `num_rendezvous` are those begun. `completed` are the steps that ended, by the name of their `TrainStep`.
+    `end` says how it stopped, empty until then. `is_waiting` says that it lost others itself. `serial` grows
+    with every word.
     """
 
     rank: int
     rounds: int = 0
     calls: int = 0
-    rendezvous: int = 0
+    num_rendezvous: int = 0
     completed: dict[str, int] = {}
     doing: str = ""
     end: str = ""

@@ -138,7 +138,7 @@ def _quotient(args: Sequence[Any], given: dict[str, Any]) -> Any:
 
 
 def _by_element(function: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    if isinstance(first, Tensor) or not isinstance(first, Sequence):
+    if not isinstance(first, Sequence):
         return function(first, second)
     return [function(one, other) for one, other in zip(first, second, strict=True)]
 

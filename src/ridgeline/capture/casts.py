@@ -17,8 +17,22 @@ def autocast_of(precision: Precision, device: str) -> contextlib.AbstractContext
     """The region in which a step computes its loss in a precision of a plan, on a kind of device."""
     if precision not in AUTOCAST:
         return _NOTHING
-    # The cache of cast weights outlives a capture and would be replayed stale.
-    return torch.autocast(device, AUTOCAST[precision], cache_enabled=False)
+    return _casts_of_its_own(device, AUTOCAST[precision])
+
+
+@contextlib.contextmanager
+def _casts_of_its_own(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """Autocast whose cache begins and ends empty, whatever region the caller is in.
+
+    A weight that is used several times is cast once, as in a plain loop. A cast from before would be of old
+    weights in every replay, and one that is made in a capture lies in the memory of the graph.
+    """
+    torch.clear_autocast_cache()
+    try:
+        with torch.autocast(device, dtype):
+            yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 @contextlib.contextmanager

@@ -32,6 +32,9 @@ from ridgeline.timeline import Timeline
 from ridgeline.verdict import verify
 
 Trial = Callable[[Plan], Timeline]
+BRIEF_S = 2.0
+"""What compiles nothing is tried for so long though the time is over, where no seconds were given: a capture
+of a short step, which may be twice as fast as what was compiled."""
 AS_WRITTEN: dict[str, str] = {
     "execution": "eager", "precision": "as-is", "memory_format": "as-is", "optimizer": "as-is",
     "kernels": "default", "random": "as-is",
@@ -88,6 +91,7 @@ class Allowance(NamedTuple):
             compile_s=max(0.0, self.compile_s - sum(compiled)),
             seconds=allowed_s(self.first_compile_s, self.steps, self.seconds) - clock_s,
             plain_s=0.0 if has_won else given_s - clock_s,
+            brief_s=BRIEF_S if self.seconds is None else 0.0,
             overhead_s=overhead_s,
             compile_share=COMPILE_MAY_TAKE if self.device == "cuda" and not compiled else 1.0,
         )

@@ -62,6 +62,9 @@ network on an H100, by region 7 and 10 % slower."""
 ISSUED_ON_GPU = 0.35
 """`precision` of steps that a GPU's host issues: what that takes drifts by a quarter, and in one precision
 the host may be the limit, in the other the device. Source: a mixture of experts on two hosts of an H200."""
+FAR_BEHIND = 1.4
+"""A compiled plan that is expected to take so many times as long as another waits for that one, whatever comes
+first otherwise: more than is in doubt between two such plans, in another form and precision."""
 SMALL_STEP_S = 4e-3
 """On a GPU, combined kernels are tried where a compiled step takes less: others did not gain from them, and
 BERT-base lost a third."""
@@ -86,6 +89,7 @@ class Room(NamedTuple):
         compile_share: Of the expected compiling, with which a trial is worth beginning; it is stopped in
             time.
         plain_s: Seconds in all, if more, for what a user would write, see `is_compiled_plainly`.
+        brief_s: Seconds in all, if more, for what compiles nothing.
     """
 
     tries: int
@@ -94,6 +98,7 @@ class Room(NamedTuple):
     overhead_s: float = 0.0
     compile_share: float = 1.0
     plain_s: float = 0.0
+    brief_s: float = 0.0
 
 
 def next_trial(
@@ -114,7 +119,9 @@ def next_trial(
     due = _due(open_, candidates, room, device=device, steps=steps)
     tried = [c.cost_s(steps) for c in candidates if c.measured is not None]
     fastest = min(tried, default=math.inf)
-    return min(due, key=lambda i: _turn(candidates[i], steps, fastest, device), default=None)
+    compiled = [candidates[i].cost_s(steps) for i in due if is_compiled(candidates[i].plan)]
+    far_s = FAR_BEHIND * min(compiled, default=math.inf)
+    return min(due, key=lambda i: _turn(candidates[i], steps, fastest, far_s, device), default=None)
 
 
 def _due(
@@ -327,16 +334,18 @@ def _fits(candidate: Candidate, room: Room) -> bool:
     compile_s = room.compile_share * candidate.compile_s
     seconds = compile_s + least_steps(candidate.plan) * candidate.step_s
     plain_s = room.plain_s if is_compiled_plainly(candidate.plan) else 0.0
-    return room.overhead_s + seconds <= max(room.seconds, plain_s)
+    brief_s = 0.0 if is_compiled(candidate.plan) else room.brief_s
+    return room.overhead_s + seconds <= max(room.seconds, plain_s, brief_s)
 
 
 def _turn(
-    candidate: Candidate, steps: int | None, fastest: float, device: str
-) -> tuple[bool, bool, bool, bool, bool, bool, float, int]:
+    candidate: Candidate, steps: int | None, fastest: float, far_s: float, device: str
+) -> tuple[bool, bool, bool, bool, bool, bool, bool, float, int]:
     """What compiles nothing first; then the compiler's defaults, then one program, then variants.
 
     Of what compiles, plans that are expected to win come before those that would only if what is expected of
-    them is wrong: a program takes minutes, and trials may not have them twice.
+    them is wrong, or are expected to take `far_s` or longer: a program takes minutes, and trials may not have
+    them twice.
     Whole comes before by region, as `torch.compile` has it: what is chosen was timed against that.
     Of what compiles, the form that a GPU replays comes before the same program called by the host: it has the
     same kernels, and what the host adds only hides what they take. Random numbers of their own, where they
@@ -346,6 +355,7 @@ def _turn(
     return (
         is_compiled(plan),
         is_compiled(plan) and candidate.cost_s(steps) >= fastest,
+        is_compiled(plan) and candidate.cost_s(steps) >= far_s,
         plan.kernels == "combined",
         MODES[plan.execution].form == "regional",
         MODES[plan.execution].is_one_program and plan.workers == 1,

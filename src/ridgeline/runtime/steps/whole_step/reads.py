@@ -33,7 +33,7 @@ def loss_program(loss_fn: LossFunction, model: nn.Module, batch: Any) -> Tensor:
 
 def cast_loss_program(loss_fn: LossFunction, model: nn.Module, batch: Any, kind: str) -> Tensor:
     """The same in bf16, as `StepBody` calls it."""
-    with torch.autocast(kind, torch.bfloat16, cache_enabled=False):
+    with torch.autocast(kind, torch.bfloat16):
         return loss_fn(model, batch)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from compiled_trials import never_chosen
-from ridgeline.errors import TaskError
+from ridgeline.errors import CaptureError, TaskError
 from ridgeline.experiments.networks import process
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.experiment import WITHOUT_BYTECODE, run
@@ -121,6 +121,12 @@ def test_contest_has_a_row_for_every_form(name: str, profile: Path, tmp_path: Pa
     assert told.before_s is not None
     assert [plan.execution for plan in answers[-1].tried] == ["eager"]
     assert answers[-1].first_s is not None
+
+
+def test_a_form_that_trains_otherwise_is_left_out() -> None:
+    subject = subject_of("heat_equation")
+    with pytest.raises(CaptureError, match="computes no gradients of gradients: heat_loss"):
+        plain_forms(subject)[-1].make(subject)
 
 
 @pytest.mark.usefixtures("without_compiler")

@@ -139,11 +139,30 @@ def test_one_parameter_in_twenty_may_be_further(
     got = Outcome(1.0, [torch.full((SIZE,), 1.0 + move) for move in moves], [[]] * count)
     runs.body.model = nn.ModuleList(nn.Linear(SIZE, 1, bias=False) for _ in moves)
     rounded = runs.rounded
-    monkeypatch.setattr(runs, "rounded", lambda *at: tuple(all_moved(one) for one in rounded(*at)))
+    monkeypatch.setattr(runs, "rounded", lambda *at: Ends(*map(all_moved, rounded(*at))))
     monkeypatch.setattr(runs, "exact", lambda shift: exact)
     monkeypatch.setattr(runs, "again", lambda shift: eager)
     monkeypatch.setattr(runs, "nudged", lambda before, shift: [eager])
     gap = _Trial(runs, [], 0, Ends(before, eager, got)).update_gap()
+    assert (gap.size <= gap.allowed) is passes
+
+
+@pytest.mark.parametrize(
+    ("by", "passes"), [(0.0116, True), (0.02, True), (0.0205, False), (math.nan, False)]
+)
+def test_the_loss_is_one_number(monkeypatch: pytest.MonkeyPatch, by: float, passes: bool) -> None:
+    """Of which five runs say little: a SIREN was refused for 1.7 times as far as the furthest of them."""
+    runs: Any = Runs(0.001, [0.001] * MOST_ROUNDINGS)
+    rounded = runs.rounded
+
+    def with_loss(*at: int) -> Ends:
+        ends = rounded(*at)
+        return ends._replace(got=ends.got._replace(loss=1.0067))
+
+    monkeypatch.setattr(runs, "rounded", with_loss)
+    before = Outcome(0.0, [torch.zeros(SIZE)], [[]])
+    got = moved(0.001)._replace(loss=1.0 + by)
+    gap = _Trial(runs, [], 0, Ends(before, runs.eager(0), got)).update_gap()
     assert (gap.size <= gap.allowed) is passes
 
 

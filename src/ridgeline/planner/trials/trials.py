@@ -63,8 +63,8 @@ ISSUED_ON_GPU = 0.35
 """`precision` of steps that a GPU's host issues: what that takes drifts by a quarter, and in one precision
 the host may be the limit, in the other the device. Source: a mixture of experts on two hosts of an H200."""
 FAR_BEHIND = 1.4
-"""A compiled plan that is expected to take so many times as long as another waits for that one, whatever comes
-first otherwise: more than is in doubt between two such plans, in another form and precision."""
+"""A compiled plan that is expected to take so many times as long as another waits for that one, whatever
+comes first otherwise: more than is in doubt between two such plans, in another form and precision."""
 SMALL_STEP_S = 4e-3
 """On a GPU, combined kernels are tried where a compiled step takes less: others did not gain from them, and
 BERT-base lost a third."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from ridgeline.errors import CaptureError
 from ridgeline.experiments.networks.network import Network, Scale
 from ridgeline.experiments.networks.result import COMPILE, FormKind
 from ridgeline.experiments.networks.sides.by_hand import whole_step_graph
@@ -18,6 +19,7 @@ from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.experiments.ways.case import WayRunner
 from ridgeline.optimizer_forms import takes_fused_form
 from ridgeline.plan import Precision
+from ridgeline.reach.second_gradients import second_gradients
 from ridgeline.tensors.memory_format import in_channels_last
 from ridgeline.workers.world import World
 
@@ -121,11 +123,18 @@ def optimizer_options(
 def plain_step(
     subject: NetworkSubject, *, is_compiled: bool, is_channels_last: bool, is_captured: bool = False
 ) -> tuple[PlainStep, Any]:
-    """The plain loop's step, and the batch it is for."""
+    """The plain loop's step, and the batch it is for.
+
+    Raises:
+        CaptureError: `torch.compile` would not compute its gradients.
+    """
     network, world = subject.network, subject.world
     options = optimizer_options(network, world.device, is_captured=is_captured)
     setup = network.build(world.device, subject.scale, rank=world.rank, **options)
     model, batch = setup.model, setup.batch
+    # Under autocast torch 2.11 leaves them out without a word, and would be compared by what it did not do.
+    if is_compiled and (place := second_gradients(model, setup.loss_fn)):
+        raise CaptureError(f"{COMPILE} computes no gradients of gradients: {place}")
     if is_channels_last:
         convert: Any = model.to  # its stubs lack the overload for layouts alone
         convert(memory_format=torch.channels_last)

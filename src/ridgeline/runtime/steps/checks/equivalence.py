@@ -191,16 +191,18 @@ class _Trial(NamedTuple):
         if size <= REORDERED or not self._may_round_elsewhere():
             return Gap(size, allowed, "the eager step")
         exact = runs.exact(shift)
-        rounding = self._apart(Ends(before, exact, eager), noise)
-        size = self._apart(Ends(before, exact, got), noise)
+        ends = Ends(before, exact, got)
+        rounding, loss = self._apart(ends._replace(got=eager), noise), loss_gap(exact, eager)
+        size = self._apart(ends, noise)
         for number in range(MOST_ROUNDINGS):
             if size <= max(allowed, ROUNDING_FACTOR * rounding):
                 break
-            rounding = max(rounding, self._apart(runs.rounded(shift, number), noise))
+            other = runs.rounded(shift, number)
+            rounding = max(rounding, self._apart(other, noise))
+            loss = max(loss, loss_gap(other.wanted, other.got))
         else:
-            ends = Ends(before, exact, got)
             turned = without_turned(ends, noise)
-            size = self._largest(difference(ends, turned, TOLERANCE, spares=True))
+            size = self._largest(difference(ends, turned, TOLERANCE, moved_loss=loss))
         name = f"the float32 step (from which the eager one is {rounding:.1e} away)"
         return Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
 

@@ -17,13 +17,15 @@ def _narrow(execution: Execution, step_s: float, compile_s: float = 0.0) -> Cand
     return msgspec.structs.replace(made, plan=msgspec.structs.replace(made.plan, precision="bf16"))
 
 
-@pytest.mark.parametrize(("program_s", "first"), [(0.6, 2), (2.0, 1)])
-def test_what_is_far_faster_comes_before_the_compilers_defaults(
-    program_s: float, first: int
+@pytest.mark.parametrize(
+    ("program_s", "failure", "first"), [(0.6, "refused", 2), (2.0, "refused", 1), (0.2, "", 0)]
+)
+def test_what_is_far_faster_comes_before_the_compilers_defaults_in_another_precision(
+    program_s: float, failure: str, first: int
 ) -> None:
     """Of a SIREN whose compiled bf16 form was refused, float32 took the time of one program four times faster."""
     candidates = [
-        msgspec.structs.replace(_narrow("compiled+graph", 0.6, 9.0), failure="refused"),
+        msgspec.structs.replace(_narrow("compiled+graph", 0.6, 9.0), failure=failure),
         make_candidate("compiled+graph", 2.5, 9.0),
         _narrow("step-graph", program_s, 12.0),
         make_candidate("eager", 2.6, is_measured=True),

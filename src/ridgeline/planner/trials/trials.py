@@ -63,13 +63,11 @@ ISSUED_ON_GPU = 0.35
 """`precision` of steps that a GPU's host issues: what that takes drifts by a quarter, and in one precision
 the host may be the limit, in the other the device. Source: a mixture of experts on two hosts of an H200."""
 FAR_BEHIND = 1.4
-"""A compiled plan that is expected to take so many times as long as another waits for that one, whatever
-comes first otherwise: more than is in doubt between two such plans, in another form and precision."""
+"""Once the compiler's defaults were tried, a compiled plan that is expected to take so many times as long as
+another waits for that one: more than is in doubt between two such plans, in another form and precision."""
 SMALL_STEP_S = 4e-3
 """On a GPU, combined kernels are tried where a compiled step takes less: others did not gain from them, and
 BERT-base lost a third."""
-
-
 COMPILE_MAY_TAKE = 0.4
 """Share of what is expected that compiling takes at the least, where this choice has compiled nothing yet.
 
@@ -119,8 +117,11 @@ def next_trial(
     due = _due(open_, candidates, room, device=device, steps=steps)
     tried = [c.cost_s(steps) for c in candidates if c.measured is not None]
     fastest = min(tried, default=math.inf)
-    compiled = [candidates[i].cost_s(steps) for i in due if is_compiled(candidates[i].plan)]
-    far_s = FAR_BEHIND * min(compiled, default=math.inf)
+    far_s = math.inf
+    # Not before: what those take says how long another program may take.
+    if any(MODES[c.plan.execution].form == "compiled" and not _is_open(c) for c in candidates):
+        compiled = [candidates[i].cost_s(steps) for i in due if is_compiled(candidates[i].plan)]
+        far_s = FAR_BEHIND * min(compiled, default=math.inf)
     return min(due, key=lambda i: _turn(candidates[i], steps, fastest, far_s, device), default=None)
 
 
@@ -344,8 +345,7 @@ def _turn(
     """What compiles nothing first; then the compiler's defaults, then one program, then variants.
 
     Of what compiles, plans that are expected to win come before those that would only if what is expected of
-    them is wrong, or are expected to take `far_s` or longer: a program takes minutes, and trials may not have
-    them twice.
+    them is wrong, or take `far_s` or longer: a program takes minutes, and trials may not have them twice.
     Whole comes before by region, as `torch.compile` has it: what is chosen was timed against that.
     Of what compiles, the form that a GPU replays comes before the same program called by the host: it has the
     same kernels, and what the host adds only hides what they take. Random numbers of their own, where they

@@ -151,7 +151,7 @@ def test_one_parameter_in_twenty_may_be_further(
     ("by", "passes"), [(0.0116, True), (0.02, True), (0.0205, False), (math.nan, False)]
 )
 def test_the_loss_is_one_number(monkeypatch: pytest.MonkeyPatch, by: float, passes: bool) -> None:
-    """Of which five runs say little: a SIREN was refused for 1.7 times as far as the furthest of them."""
+    """Of which five runs say little."""
     runs: Any = Runs(0.001, [0.001] * MOST_ROUNDINGS)
     rounded = runs.rounded
 
@@ -163,6 +163,17 @@ def test_the_loss_is_one_number(monkeypatch: pytest.MonkeyPatch, by: float, pass
     before = Outcome(0.0, [torch.zeros(SIZE)], [[]])
     got = moved(0.001)._replace(loss=1.0 + by)
     gap = _Trial(runs, [], 0, Ends(before, runs.eager(0), got)).update_gap()
+    assert (gap.size <= gap.allowed) is passes
+
+
+@pytest.mark.parametrize(
+    ("size", "by", "passes"), [(3, 0.012, True), (3, 0.021, False), (32, 0.012, False)]
+)
+def test_few_elements_may_be_further(size: int, by: float, passes: bool) -> None:
+    """A bias of three was 1.7 times as far as the furthest of five runs, and a right step was refused."""
+    runs: Any = Runs(0.0067, [0.0067] * MOST_ROUNDINGS, size)
+    before = Outcome(0.0, [torch.zeros(size)], [[]])
+    gap = _Trial(runs, [], 0, Ends(before, runs.eager(0), moved(by, size=size))).update_gap()
     assert (gap.size <= gap.allowed) is passes
 
 

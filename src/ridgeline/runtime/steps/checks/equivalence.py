@@ -32,6 +32,8 @@ from ridgeline.runtime.steps.checks.perturbed_runs import (
     Step,
 )
 from ridgeline.runtime.steps.checks.step_difference import (
+    FEW,
+    FEW_FACTOR,
     MOST_MOVED,
     SENSITIVITY_FACTOR,
     Ends,
@@ -39,6 +41,7 @@ from ridgeline.runtime.steps.checks.step_difference import (
     Outcome,
     difference,
     differences,
+    in_units,
     is_directed,
     joined,
     loss_gap,
@@ -66,9 +69,6 @@ DRAWS_FACTOR = 1.5
 with different draws are from each other: a baked-in constant adds to that distance, other draws do not."""
 MOST_DRAWS = 8
 """Other draws of the eager step, at most, beside which a mode that draws its own may be no further away."""
-FEW, FEW_FACTOR = 32, 3.0
-"""A tensor of fewer elements may be this much further. Source: of ten normal numbers, the second is beyond
-three times as far from the first as each of the others in 1 of 1,800 cases, beyond 1.5 times in 1 of 42."""
 DRAWN = 1e-3
 """Two eager steps that differ by less have drawn nothing: what is between them is the order of additions."""
 NARROW_FACTOR = 3.0
@@ -192,17 +192,17 @@ class _Trial(NamedTuple):
             return Gap(size, allowed, "the eager step")
         exact = runs.exact(shift)
         ends = Ends(before, exact, got)
-        rounding, loss = self._apart(ends._replace(got=eager), noise), loss_gap(exact, eager)
-        size = self._apart(ends, noise)
+        moves = in_units(ends._replace(got=eager), noise, TOLERANCE)
+        size, rounding = self._apart(ends, noise), self._largest(max(moves))
         for number in range(MOST_ROUNDINGS):
             if size <= max(allowed, ROUNDING_FACTOR * rounding):
                 break
-            other = runs.rounded(shift, number)
-            rounding = max(rounding, self._apart(other, noise))
-            loss = max(loss, loss_gap(other.wanted, other.got))
+            other = in_units(runs.rounded(shift, number), noise, TOLERANCE)
+            moves = [*map(max, moves, other)]
+            rounding = max(rounding, self._largest(max(other)))
         else:
             turned = without_turned(ends, noise)
-            size = self._largest(difference(ends, turned, TOLERANCE, moved_loss=loss))
+            size = self._largest(difference(ends, turned, TOLERANCE, moves=moves))
         name = f"the float32 step (from which the eager one is {rounding:.1e} away)"
         return Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
 

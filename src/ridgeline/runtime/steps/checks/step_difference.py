@@ -48,9 +48,9 @@ OUTLIERS, OUTLIER_FACTOR = 20, 2.0
 Source: a U-Net of 4 levels in bfloat16 on an H200, whose compiled step, which is right, is 1.67 times as far
 from the float32 step as the eager one in the worst of its parameters.
 """
-LOSS_FACTOR = 3.0
-"""One number may be so many times as far as a few runs have it. Source: of ten normal numbers, the second is
-beyond three times as far from the first as each of the others in 1 of 1,800 cases."""
+FEW, FEW_FACTOR = 32, 3.0
+"""A tensor of fewer elements may be this much further. Source: of ten normal numbers, the second is beyond
+three times as far from the first as each of the others in 1 of 1,800 cases, beyond 1.5 times in 1 of 42."""
 MOST_TURNED, TURNED_SHARE = 4, 0.01
 """Elements of a parameter, and their part of it, whose sign one run may have by chance."""
 
@@ -277,7 +277,7 @@ def _are_finite(tensors: Sequence[Tensor]) -> list[bool]:
 
 
 def difference(
-    ends: Ends, noise: Noise | None, tolerance: float, *, moved_loss: float | None = None
+    ends: Ends, noise: Noise | None, tolerance: float, *, moves: Sequence[float] | None = None
 ) -> float:
     """The largest difference, as it is or in units in which `tolerance` is what rounding allows.
 
@@ -285,25 +285,32 @@ def difference(
         ends: Of both ways.
         noise: Elements to leave out.
         tolerance: The unit, where there is noise.
-        moved_loss: How far some runs show that rounding moves the loss. Where it is given, one parameter in
-            `OUTLIERS` counts less by `OUTLIER_FACTOR`, and the loss does up to `LOSS_FACTOR` times as far.
+        moves: What some runs that are rounded otherwise have of `in_units`, the largest of them. Where they
+            are given, one parameter in `OUTLIERS` counts less by `OUTLIER_FACTOR`, and so do the loss and
+            parameters of few elements, up to `FEW_FACTOR` times their move.
 
     Returns:
         Infinity where something is no number.
     """
-    found = differences(ends, noise)
-    if any(map(math.isnan, found)):
-        return math.inf
-    if noise is not None:
-        found = [
-            v * tolerance / limit for v, limit in zip(found, _limits(noise, tolerance), strict=True)
-        ]
-    loss, *others = found
+    found = in_units(ends, noise, tolerance)
+    if moves is None:
+        return max(found)
+    sizes = [1, *(parameter.numel() for parameter in ends.wanted.parameters)]
+    loss, *others = (
+        one / OUTLIER_FACTOR if size < FEW and one <= FEW_FACTOR * move else one
+        for one, size, move in zip(found, sizes, moves, strict=True)
+    )
     others.sort(reverse=True)
-    spared = len(others) // OUTLIERS if moved_loss is not None else 0
-    if moved_loss is not None and loss_gap(ends.wanted, ends.got) <= LOSS_FACTOR * moved_loss:
-        loss /= OUTLIER_FACTOR
+    spared = len(others) // OUTLIERS
     return max(loss, *others[spared:], *(one / OUTLIER_FACTOR for one in others[:spared]))
+
+
+def in_units(ends: Ends, noise: Noise | None, tolerance: float) -> list[float]:
+    """`differences` in units in which `tolerance` is what rounding allows; infinity for what is no number."""
+    found = [math.inf if math.isnan(value) else value for value in differences(ends, noise)]
+    if noise is None:
+        return found
+    return [v * tolerance / most for v, most in zip(found, _limits(noise, tolerance), strict=True)]
 
 
 def _limits(noise: Noise, tolerance: float) -> list[float]:

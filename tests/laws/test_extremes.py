@@ -4,6 +4,8 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -67,14 +69,31 @@ def test_a_number_that_no_float_holds_is_refused_by_its_size() -> None:
         laws.amdahl(0.9, 10**400)
 
 
-@pytest.mark.parametrize("wrong", ["3", None, 1j, [1.0], measured(2.0, "B/s")])
+@pytest.mark.parametrize("wrong", ["3", None, 1j, [1.0], Decimal(2), measured(2.0, "B/s")])
 def test_what_is_no_number_is_named(wrong: Any) -> None:
-    """Texts, lists and a machine's quantities: with the argument that they were given as."""
+    """Texts, lists, decimals and a machine's quantities: with the argument that they were given as."""
     told = rf" got a {type(wrong).__name__}; give a float, such as the value of a Quantity$"
     with pytest.raises(LawError, match=f"^wanted one number as peak_flops_per_s,{told}"):
         laws.roofline(2.0, wrong, 1e9)
     with pytest.raises(LawError, match=f"^wanted one number as workers,{told}"):
         laws.ring_all_reduce_seconds(1e6, wrong, 1e9)
+
+
+def test_fractions_are_numbers_and_refused_as_such() -> None:
+    """They count as floats do, also where they are out of range."""
+    assert laws.gustafson(Fraction(1, 4), 5) == 4.0
+    with pytest.raises(LawError, match=r"^wanted a finite workers >= 1, got 0\.25; give a number"):
+        laws.gustafson(0.5, Fraction(1, 4))
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1e-5, 0.1, 1.0])
+@pytest.mark.parametrize("kappa", [0.0, 1e-10, 1e-3])
+def test_a_fit_to_many_workers_finds_the_law(sigma: float, kappa: float) -> None:
+    """From ten to a million, and none of few: where it begins, all terms weigh alike."""
+    for least in (10, 10_000):
+        workers = [least * times for times in (1, 3, 6, 9, 20, 60, 100)]
+        points = [laws.usl(n, sigma=sigma, kappa=kappa) for n in workers]
+        assert laws.fit_usl(workers, points).max_error < 0.02
 
 
 def test_quotients_too_small_for_a_float_are_no_division_by_zero() -> None:

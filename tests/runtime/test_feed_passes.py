@@ -37,11 +37,30 @@ class Loader:
             self.open -= 1
 
 
+class Returning:
+    """A loader that is its own iterator, and goes back to its first batch whenever it is iterated."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.begun, self.open, self._index = length, 0, 0, 0
+
+    def __iter__(self) -> "Returning":
+        self.begun += 1
+        self._index = 0
+        return self
+
+    def __next__(self) -> Tensor:
+        if self._index == self.length:
+            raise StopIteration
+        self._index += 1
+        return torch.full((4,), float(self._index - 1))
+
+
 def numbers(batches: Any) -> list[int]:
     return [int(batch[0]) for batch in batches]
 
 
 @given(
+    kind=st.sampled_from([Loader, Returning]),
     length=st.integers(1, 8),
     depth=st.integers(0, 3),
     fixed=st.booleans(),
@@ -49,11 +68,16 @@ def numbers(batches: Any) -> list[int]:
     shares=st.booleans(),
 )
 def test_every_loop_begins_at_the_first_batch(
-    length: int, depth: int, fixed: bool, taken: list[int], shares: bool
+    kind: type[Loader | Returning],
+    length: int,
+    depth: int,
+    fixed: bool,
+    taken: list[int],
+    shares: bool,
 ) -> None:
     """As over the loader itself, wherever loops before were broken off; one iterator is open at most."""
     before = {*threading.enumerate()}
-    loader = Loader(length)
+    loader = kind(length)
     handover = Handover() if shares else None
     batches = feed(loader, "cpu", max(depth, fixed), fixed_addresses=fixed, handover=handover)
     for count in taken:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -166,8 +167,20 @@ def test_failed_save_is_told_at_the_next_question(tmp_path: Path) -> None:
     assert saver.last is None
 
 
+numbers = (
+    st.floats().map(np.float64)
+    | st.floats(width=32).map(np.float32)
+    | st.floats(width=16).map(np.float16)
+    | st.integers(0, 255).map(np.uint8)
+    | st.booleans().map(np.bool_)
+)
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | st.text(max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats()
+    | st.text(max_size=3)
+    | numbers,
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.tuples(inner, inner)
@@ -178,8 +191,8 @@ plain = st.recursive(
 
 
 def same(a: Any, b: Any) -> bool:
-    if isinstance(a, float) and isinstance(b, float):
-        return a == b or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, float | np.floating) and type(a) is type(b):
+        return bool(a == b or (math.isnan(a) and math.isnan(b)))
     if isinstance(a, dict) and isinstance(b, dict):
         return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple) and type(a) is type(b):
@@ -189,7 +202,7 @@ def same(a: Any, b: Any) -> bool:
 
 @given(plain)
 def test_state_survives_json(state: Any) -> None:
-    """Any nest of plain values is restored to equal values of equal types."""
+    """Any nest of plain values and numbers of NumPy's is restored to equal values of equal types."""
     import msgspec
 
     tensors: dict[str, torch.Tensor] = {}

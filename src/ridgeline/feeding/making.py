@@ -22,7 +22,8 @@ def feed(
     """The batches of `loader` on `device`, in order, prepared ahead; each `for` over it is a new pass.
 
     A pass asks the loader for a new iterator, as a `for` over a DataLoader does, and ends the pass before. A
-    generator (what is its own iterator) gives one: after a `break` the next `for` continues with it.
+    generator (what is its own iterator, and does not begin again when it is iterated) gives one: after a
+    `break` the next `for` continues with it. Batches ahead are lost with the feed: keep it, or use `depth=0`.
 
     A batch is ready for work on the stream that is current where it is asked for, and its memory is
     used again only after what that stream had been given when a later batch was asked for; work on

@@ -32,8 +32,8 @@ class Source:
         self.is_over = False
         self.thread = None
         self._iterator = iter(self.loader)
-        # An iterator gives itself: there is no second pass over it.
-        self.is_one_shot = self._iterator is self.loader
+        # An iterator gives itself: there is no second pass over it, unless to ask it anew begins again.
+        self.is_one_shot = self._iterator is self.loader and not _begins_again(self.loader)
 
     def load(self, slot: Slot) -> None:
         """Fill a slot with the next batch, or with what the loader raised."""
@@ -78,6 +78,15 @@ class Source:
         # Closed here, in order, and not whenever it is collected; the user's own generator is left alone.
         if isinstance(iterator, GeneratorType) and iterator is not self.loader:
             iterator.close()
+
+
+def _begins_again(iterator: Iterable[Any]) -> bool:
+    """Whether what gives itself may go back to its first batch for that, as the `__iter__` of many loaders does.
+
+    Code that uses no name returns what it is given, and changes nothing.
+    """
+    code = getattr(type(iterator).__iter__, "__code__", None)
+    return code is not None and bool(code.co_names)
 
 
 def end_loading(

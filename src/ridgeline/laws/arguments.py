@@ -52,7 +52,7 @@ def check(
             if bound is not None
         ]
         kind = "finite " if is_finite or is_countless else ""
-        got = f"a whole number of {int(value).bit_length()} bits" if is_countless else f"{value:g}"
+        got = f"a whole number of {int(value).bit_length()} bits" if is_countless else f"{float(value):g}"
         ends = f" {' and '.join(wanted)}" if wanted else ""
         raise LawError(f"wanted a {kind}{name}{ends}, got {got}; give a number in that range")
     return value
@@ -60,7 +60,7 @@ def check(
 
 def _is_nan(name: str, value: float) -> bool:
     try:
-        return math.isnan(value)
+        return math.isnan(value + 0.0)  # as what laws count with: decimals are numbers, but do not
     # Scripts give what no type checker has read: texts, arrays, quantities of a machine.
     except (TypeError, ValueError) as error:
         raise LawError(

@@ -201,7 +201,8 @@ def _least_squares(
     """
     others = counts - 1.0
     terms = np.stack([others, counts * others])[: 2 if has_kappa else 1]
-    parameters = np.array([0.05, 1e-3])[: len(terms)]
+    # Where each term weighs as much as the work itself: far from there the misses hardly change.
+    parameters = 1.0 / terms.max(axis=1)
     upper = np.array([1.0, np.inf])[: len(terms)]
     logs = np.log(values) - np.log(counts)
 

@@ -2,9 +2,9 @@
 
 Everything that is not a tensor becomes plain JSON, tensors become named entries of a safetensors
 file. What JSON lacks is written as an object with one key that starts with `$`: `$tensor`, `$tuple`,
-`$items` (a dict whose keys are not all text), `$float` (nan and infinities) and `$sparse` (a COO tensor by
-indices and values, as momenta of sparse gradients are). Nothing is pickled, so that loading a checkpoint
-executes nothing.
+`$items` (a dict whose keys are not all text), `$float` (nan and infinities), `$numpy` (a number of NumPy's, as
+schedules that count with it have) and `$sparse` (a COO tensor by indices and values, as momenta of sparse
+gradients are). Nothing is pickled, so that loading a checkpoint executes nothing.
 """
 
 import itertools
@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,9 @@ from ridgeline.errors import CheckpointError
 from ridgeline.reach.sparse import is_sparse, parts
 
 _SEQUENCES: tuple[type, ...] = (list, tuple)
-_MARKS = ("$tensor", "$tuple", "$items", "$float", "$sparse")
+_MARKS = ("$tensor", "$tuple", "$items", "$float", "$numpy", "$sparse")
+_NUMBERS = (np.bool_, np.integer, np.float64, np.float32, np.float16)
+"""Of NumPy's that have an exact counterpart among Python's."""
 
 
 def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -40,6 +43,8 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         free = _free(name, tensors)
         tensors[free] = value.detach().resolve_conj().resolve_neg()
         return {"$tensor": free}
+    if isinstance(value, _NUMBERS):  # its precision is that of what is computed with it
+        return {"$numpy": [value.dtype.name, flatten(value.item(), name, tensors)]}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -91,6 +96,8 @@ def restore(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         )
     if mark == "$float":
         return float(content)
+    if mark == "$numpy":
+        return np.dtype(content[0]).type(restore(content[1], tensors))
     raise CheckpointError(
         f"wanted one of {', '.join(_MARKS)} with its content, got {mark}: {content!r} in a checkpoint; "
         "it is damaged, resume from the one before"

@@ -31,13 +31,13 @@ from ridgeline.runtime.layout.same_state import check_same_state
 from ridgeline.runtime.steps.body import requirements
 from ridgeline.runtime.steps.step import CLOSED, PlannedStep, move
 from ridgeline.runtime.steps.worker_state import HasWorkerState
-from ridgeline.synchronisation.serving import goes_ahead
 from ridgeline.tensors.batch import rebuilt
 from ridgeline.timeline import Timeline
 from ridgeline.tracing.capture import trace
 from ridgeline.verdict import Verdict, verify
 from ridgeline.workers import attendance
 from ridgeline.workers.rendezvous import rendezvous
+from ridgeline.workers.roll_call import SAME_STEPS
 from ridgeline.workers.world import World
 from ridgeline.workload import Workload
 
@@ -198,7 +198,7 @@ class TrainStep(HasWorkerState):
         self.world.check_open()
         self._example = rebuilt(batch)
         if self._step is None:
-            with attendance.phase("the choice of a plan", self.world):
+            with rendezvous("the choice of a plan", SAME_STEPS, self.world):
                 # Parameters and buffers will be rank 0's; the optimizer's state is not sent.
                 check_same_state(None, self.optimizer, self.world, when="before a plan is chosen")
                 choice = self._choose()
@@ -259,8 +259,8 @@ class TrainStep(HasWorkerState):
         is_predicted = self.machine is not None or self.ranking is not None
         if self.workload is not None and is_predicted:
             return contextlib.nullcontext()
-        are_apart = goes_ahead(self._ready().plan.sync.options)
-        return rendezvous(call, self.world, are_apart=are_apart)
+        advice = f"call {call} on all workers, and print what it gives on one"
+        return rendezvous(call, advice, self._ready().world)
 
     def optimizer_state(self) -> dict[str, Any]:
         """The optimizer's `state_dict()`, whole on the first worker whatever the plan; all must call this."""

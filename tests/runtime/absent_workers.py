@@ -64,6 +64,15 @@ def ends_a_round_early(rank: int, wait: Callable[[], None]) -> None:
         wait()
 
 
+def misses_what_travels(rank: int, wait: Callable[[], None]) -> None:
+    """An exchange that began in the last step is on its way when the step is closed."""
+    sync = rl.Sync(every=2, compression="int8", options={"delay": 1})
+    step = make(plan=rl.Plan(workers=2, sync=sync))
+    for _ in range(3 if rank else 4):
+        step(batch())
+    wait() if rank else step.close()
+
+
 def closes_early(rank: int, wait: Callable[[], None]) -> None:
     """Where a step is several micro-batches."""
     with make(plan=rl.Plan(workers=2, accumulate=2)) as step:
@@ -119,6 +128,14 @@ def reports_alone(rank: int, wait: Callable[[], None]) -> None:
         for _ in range(3):
             step(batch())
         wait() if rank else step.verdict()
+
+
+def makes_one_alone(rank: int, wait: Callable[[], None]) -> None:
+    """A second step, while the other is in the next of the first."""
+    with make() as step, contextlib.suppress(AbsentWorkerError if rank else ()):
+        step(batch())
+        step(batch()) if rank else make()
+    wait() if rank else None
 
 
 def hangs(rank: int, wait: Callable[[], None]) -> None:
@@ -202,11 +219,13 @@ def is_killed(rank: int, wait: Callable[[], None]) -> None:
 CASES = (
     ends_early,
     ends_a_round_early,
+    misses_what_travels,
     closes_early,
     raises,
     skips,
     saves_alone,
     reports_alone,
+    makes_one_alone,
     hangs,
     two_steps,
     chooses_alone,

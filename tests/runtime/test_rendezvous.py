@@ -1,5 +1,8 @@
 """Workers meet at the store before they do together what one might be alone with."""
 
+import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,7 @@ from ridgeline.workers import attendance, rendezvous
 from ridgeline.workers.attendance import Attendance
 
 CALL = "step.verdict()"
-ADVICE = f"Call {CALL} on all workers, and print what it gives on one"
+ADVICE = f"call {CALL} on all workers, and print what it gives on one"
 
 
 @pytest.fixture
@@ -45,6 +48,11 @@ def world(timeout_s: float = 60.0) -> Any:
 def come(worker: Attendance) -> None:
     worker.num_rendezvous += 1
     worker.publish()
+    rendezvous._come(worker, 1)
+
+
+def met() -> contextlib.AbstractContextManager[None]:
+    return rendezvous.rendezvous(CALL, ADVICE, world())
 
 
 def test_who_comes_later_is_waited_for(
@@ -53,16 +61,19 @@ def test_who_comes_later_is_waited_for(
     """Also one that may be steps ahead; then both go on."""
     _, other = both
     monkeypatch.setattr(rendezvous.time, "sleep", lambda seconds: come(other))
-    with rendezvous.rendezvous(CALL, world()):
+    with met():
         assert both[0].phases == [CALL]
+        with met():  # all are in something already
+            assert both[0].row().num_rendezvous == 1
     step(other)
     other.publish()
-    with rendezvous.rendezvous(CALL, world(), are_apart=True):
+    both[0].are_apart = True
+    with met():
         assert both[0].row().num_rendezvous == other.row().num_rendezvous == 2
 
 
 def test_who_went_on_is_named(both: tuple[Attendance, Attendance]) -> None:
-    """At once, as a collective would meet that of its step."""
+    """Once it is seen to wait, as a collective would meet that of its step."""
     _, other = both
     step(other)
     other.publish()
@@ -70,25 +81,70 @@ def test_who_went_on_is_named(both: tuple[Attendance, Attendance]) -> None:
         pytest.raises(
             AbsentWorkerError, match=r"none from rank 1: it runs .*, in step 2\b"
         ) as told,
-        rendezvous.rendezvous(CALL, world()),
+        met(),
     ):
         raise AssertionError("alone inside")
-    assert str(told.value).endswith(ADVICE)
+    assert str(told.value).endswith(f"{ADVICE[0].upper()}{ADVICE[1:]}")
+    # Who comes later does not take this worker's vain wait for its presence.
+    come(other)
+    assert rendezvous._come(other, 0) == 1
+    assert not both[0].num_rendezvous
 
 
-def test_who_left_or_does_not_come_is_named(both: tuple[Attendance, Attendance]) -> None:
-    """One that left at once, one that runs when the time-out of the group is over; what ended it stays the cause."""
+def test_who_does_not_come_is_named(both: tuple[Attendance, Attendance]) -> None:
+    """When the time-out of the group is over, or its process gone; what ended it stays the cause."""
     _, other = both
     with (
-        pytest.raises(AbsentWorkerError, match=f"between two steps.*{ADVICE[:8]}"),
-        rendezvous.rendezvous(CALL, world(timeout_s=0.0)),
+        pytest.raises(AbsentWorkerError, match=r"between two steps.*Call step"),
+        rendezvous.rendezvous(CALL, ADVICE, world(timeout_s=0.0)),
     ):
         raise AssertionError("alone inside")
     other.stopped(ValueError("boom"))
+    other._pid = ended_process()
     other.publish()
     with (
         pytest.raises(AbsentWorkerError, match=r"it raised ValueError: boom.*See the traceback"),
-        rendezvous.rendezvous(CALL, world()),
+        met(),
     ):
         raise AssertionError("alone inside")
-    other.close()
+
+
+def test_who_caught_an_error_may_come_yet(
+    both: tuple[Attendance, Attendance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As scripts that begin again with a smaller batch, on some workers from another place of the step."""
+    mine, other = both
+    step(mine)
+    mine.stopped(ValueError("boom"))
+    step(other)
+    other.call()
+    other.stopped(ValueError("boom"))
+    assert mine.row().rounds < other.row().rounds
+    looks = iter([lambda: None, lambda: come(other)])
+    monkeypatch.setattr(rendezvous.time, "sleep", lambda seconds: next(looks)())
+    monkeypatch.setattr(rendezvous, "EVERY_S", 0.0)
+    with met():
+        other.count_alike()
+        assert mine.row().rounds == other.row().rounds
+
+
+def ended_process() -> int:
+    """Its number."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_job_that_is_joined_again_hears_nothing_of_before() -> None:
+    """Torch gives its groups the same names again, in a store that may be the same."""
+    store, found = dist.HashStore(), []
+    for _ in range(2):
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        group = dist.group.WORLD
+        found.append(
+            attendance.of(
+                SimpleNamespace(size=2, process_group=group, rank=0, ranks=lambda: (0, 1))  # type: ignore[arg-type]
+            )
+        )
+        dist.destroy_process_group()
+    assert found[0].group != found[1].group

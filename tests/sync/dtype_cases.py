@@ -99,9 +99,7 @@ def refused(
     return {"told": "", "num_hooks": 0}
 
 
-def changed(
-    world: World, change: Callable[[nn.Module], object], algorithm: str = "all_reduce"
-) -> dict[str, Any]:
+def changed(world: World, change: Callable[[nn.Module], object], **knobs: Any) -> dict[str, Any]:
     """How far parameters are from those of one process with all samples, where a script changes a module."""
     torch.manual_seed(0)
     batches = torch.randn(4, 4, 3)
@@ -113,7 +111,7 @@ def changed(
     def loss(net: nn.Module, batch: Tensor) -> Tensor:
         return net(batch.to(net[0].bias.dtype)).square().mean()  # type: ignore[index]
 
-    with PlannedStep(model, loss, optimizer, planned(algorithm=algorithm), world=world) as step:
+    with PlannedStep(model, loss, optimizer, planned(**knobs), world=world) as step:
         for number, batch in enumerate(batches):
             if number == 2:
                 change(model)
@@ -140,6 +138,14 @@ def parametrize(model: nn.Module) -> None:
     register_parametrization(model[0], "weight", Halved())  # type: ignore[index]
 
 
+SHAPED: tuple[dict[str, Any], ...] = ({}, {"algorithm": "kvstore"}, {"every": 2})
+
+
+def grow(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = torch.cat([parameter.data, parameter.data])
+
+
 def cases(world: World) -> dict[str, Any]:
     return {
         "complex, all_reduce": complex_parameters(world, "all_reduce"),
@@ -149,9 +155,10 @@ def cases(world: World) -> dict[str, Any]:
         "int16, written": frozen(world, torch.int16, every=2),
         "float8, written": frozen(world, torch.float8_e4m3fn, every=2),
         "changed, all_reduce": changed(world, parametrize),
-        "changed, sharded": changed(world, parametrize, "sharded"),
-        "changed, kvstore": changed(world, parametrize, "kvstore"),
+        "changed, sharded": changed(world, parametrize, algorithm="sharded"),
+        "changed, kvstore": changed(world, parametrize, algorithm="kvstore"),
         "changed, type": changed(world, nn.Module.double),
+        "changed, shape": [changed(world, grow, **knobs) for knobs in SHAPED],
         "clipped bfloat16": clipped(world, torch.bfloat16, 16.0),
         "clipped float16": clipped(world, torch.float16, 1024.0),
         "clipped float64": clipped(world, torch.float64, 16.0),

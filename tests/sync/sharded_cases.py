@@ -153,7 +153,7 @@ def state_bytes(optimizer: Optimizer, model: Net) -> int:
     frozen = set(model.frozen.parameters())
     return sum(
         value.numel() * value.element_size()
-        for parameter, state in optimizer.state.items()
+        for parameter, state in dict.items(optimizer.state)
         for key, value in state.items()
         if parameter not in frozen
         and key != "step"
@@ -352,7 +352,8 @@ def looks(world: World, algorithm: str) -> list[str]:
         batch = batches(world, 1)[0]
         told = said(lambda: [step(batch) for step in (one, other, one)])
     state, key = optimizer.state, model.scale
-    return [told, *map(said, (lambda: state[key], lambda: state.get(key), lambda: key in state))]
+    looks = (lambda: state[key], lambda: state.get(key), lambda: key in state, state.values)
+    return [told, *map(said, looks)]
 
 
 def said(call: Callable[[], object]) -> str:

@@ -1,6 +1,7 @@
 """Parameters of types that not every collective takes, and refusals that leave nothing behind."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,17 @@ def test_parameters_keep_their_type(found: list[dict[str, Any]]) -> None:
             "float64; make the step again after model.to()"
         )
     ] * 2
+
+
+def test_parameters_keep_their_shape(found: list[dict[str, Any]]) -> None:
+    """Places in buckets, in a store and among common parameters have that of the first step."""
+    for told in found:
+        for one in told["changed, shape"]:
+            assert re.fullmatch(
+                r"WorkloadError: wanted 0\.(weight of shape \(2, 3\)|bias of shape \(2,\)), as when the step was "
+                r"made, got \(4,( 3)?\); make the step again after changing shapes",
+                one["told"],
+            )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])

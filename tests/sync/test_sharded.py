@@ -189,7 +189,7 @@ def test_refusals(found: dict[str, Any], what: str) -> None:
 
 def test_state_in_parts_is_not_looked_for(found: dict[str, Any]) -> None:
     """By another step with the optimizer, by this algorithm or another, or by a script."""
-    assert found["looks"] == [[ELSEWHERE] * 4] * 2
+    assert found["looks"] == [[ELSEWHERE] * 5] * 2
 
 
 @given(

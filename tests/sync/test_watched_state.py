@@ -12,8 +12,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import ridgeline as rl
 from ridgeline.errors import WorkloadError
+from ridgeline.optimizers.capturable import make_capturable
 from ridgeline.runtime.sync.late_hooks import check_step_is_plain
 from ridgeline.runtime.sync.watched_state import WatchedState, unwatch_state, watch_state
+from ridgeline.tensors.memory_format import ChannelsLast
+from ridgeline.tensors.sameness import Sameness
 
 
 def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -61,6 +64,27 @@ def test_steps_that_are_undone_look_at_a_plain_state() -> None:
     assert not dict.__len__(watched)
     unwatch_state(optimizer, look)
     assert type(optimizer.state) is defaultdict
+
+
+def test_what_lays_out_memory_and_watches_graphs_is_not_told_of() -> None:
+    """Reading the state of parts, or what a store left, is then no look of a script."""
+    model = nn.Conv2d(2, 3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    loss_fn(model, torch.ones(1, 2, 4, 4)).backward()
+    optimizer.step()
+
+    def look(key: Any, *, writes: bool = False) -> None:
+        raise AssertionError((key, writes))
+
+    watch_state(optimizer, look)
+    ChannelsLast(model, optimizer).close()
+    make_capturable(optimizer, torch.device("cpu"))
+    same = Sameness()
+    same.entries(optimizer.state)
+    is_same = same.compiled()
+    assert is_same()
+    dict.__delitem__(optimizer.state, model.bias)
+    assert not is_same()
 
 
 def test_hooks_of_all_optimizers_are_refused() -> None:

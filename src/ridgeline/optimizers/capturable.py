@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ridgeline.errors import PlanError
 from ridgeline.optimizer_forms import cycled_setting, has_double, takes_fused_form
 from ridgeline.optimizers.fused_limits import why_not_fused
+from ridgeline.optimizers.groups import state_methods
 
 Settings = tuple[tuple[str, Any], ...]
 INEXACT = {
@@ -55,7 +56,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ..
                 f"optimizer group {number} trains float64 parameters with a learning rate rounded to "
                 "float32, which is what its fused form takes"
             )
-    for state in optimizer.state.values():
+    for state in state_methods(optimizer).values(optimizer.state):
         _move(state, device)
     return tuple(changed)
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from ridgeline.optimizer_forms import is_dense
 from ridgeline.optimizers.fused_limits import has_memory, why_not_fused
+from ridgeline.optimizers.groups import state_methods
 
 _Place = tuple[int, int, tuple[int, ...]]
 """Where a parameter lies: its address, its number of elements, its strides."""
@@ -89,7 +90,7 @@ def _lay_out_state(optimizer: Optimizer) -> None:
     kept = {
         id(p) for group in optimizer.param_groups if not group.get("fused") for p in group["params"]
     }
-    for parameter, state in optimizer.state.items():
+    for parameter, state in state_methods(optimizer).items(optimizer.state):
         if not isinstance(parameter, Tensor):
             continue
         strides = parameter.stride()

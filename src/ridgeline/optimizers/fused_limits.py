@@ -14,6 +14,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ridgeline.optimizers.groups import state_methods
+
 
 def why_not_fused(optimizer: Optimizer, group: dict[str, Any]) -> str | None:
     """What keeps a group from its fused form, in words; None if nothing does.
@@ -25,7 +27,7 @@ def why_not_fused(optimizer: Optimizer, group: dict[str, Any]) -> str | None:
     for number, parameter in enumerate(group["params"]):
         if parameter.is_neg():
             return f"parameter {number} is a view of its negative"
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in state_methods(optimizer).get(optimizer.state, parameter, {}).items():
             if _is_of_another_type(value, parameter):
                 return (
                     f"{key} of parameter {number} is {value.dtype}, the parameter {parameter.dtype}"

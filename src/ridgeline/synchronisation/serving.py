@@ -31,7 +31,8 @@ def is_synchronous(options: Mapping[str, OptionValue]) -> bool:
 
 def goes_ahead(options: Mapping[str, OptionValue]) -> bool:
     """Whether a worker may take any number of steps without the others; False without such options."""
-    return options.get(KIND.name) == ASYNCHRONOUS and options[STALENESS.name] == STALENESS.default
+    staleness = options.get(STALENESS.name, STALENESS.default)
+    return options.get(KIND.name) == ASYNCHRONOUS and staleness == STALENESS.default
 
 
 def busiest(workers: int, options: Mapping[str, OptionValue]) -> float:

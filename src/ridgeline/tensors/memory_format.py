@@ -80,7 +80,9 @@ def _is_image(tensor: Tensor) -> bool:
 
 def _state_like_parameters(optimizer: Optimizer, *, unlike: bool = False) -> Iterator[Tensor]:
     """State of the shape of its parameter; with `unlike` that in another order of memory."""
-    for parameter, state in optimizer.state.items():
+    kept = optimizer.state
+    # As it is, also where looks at it are refused.
+    for parameter, state in dict.items(kept) if isinstance(kept, dict) else kept.items():
         for value in state.values() if isinstance(state, dict) else ():
             if not isinstance(value, Tensor) or value.shape != parameter.shape:
                 continue

@@ -39,14 +39,16 @@ class Sameness:
 
     def entries(self, store: dict[Any, Any] | Sequence[Any]) -> None:
         """All that a dictionary or a list holds, in order."""
-        values = [*store.values()] if isinstance(store, dict) else [*store]
+        values = [*dict.values(store)] if isinstance(store, dict) else [*store]
         if not values:
             self._empty.append(store)
             return
         found = [f"a{place}" for place in range(len(values))]
-        end = ".values()" if isinstance(store, dict) else ""
+        # Those of `dict` itself, of which a class of a dictionary that tells of looks does not hear.
+        name = self._name(store)
+        held = f"dict.values({name})" if isinstance(store, dict) else name
         # Unpacking checks the length as well: another one raises, and counts as gone.
-        self._lines.append(f"{', '.join(found)}, = {self._name(store)}{end}")
+        self._lines.append(f"{', '.join(found)}, = {held}")
         pairs = zip(found, map(self._name, values), strict=True)
         self._require(" and ".join(f"{name} is {value}" for name, value in pairs))
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import NoReturn
@@ -33,7 +34,7 @@ from ridgeline.errors import (
 from ridgeline.recording.recorder import Recorder
 from ridgeline.workers import leaving
 from ridgeline.workers.bounded import within
-from ridgeline.workers.roll_call import Absence, Row, absence_text, absent
+from ridgeline.workers.roll_call import Absence, Row, absence_text, absent, without_store
 from ridgeline.workers.world import World
 
 EVERY_S = 0.5
@@ -51,13 +52,16 @@ _OF_GLOO = ("gloo", "Application timeout caused pair closure")
 _STORE_TIMEOUT = timedelta(seconds=10)
 
 _present: "weakref.WeakKeyDictionary[dist.ProcessGroup, Attendance]" = weakref.WeakKeyDictionary()
+_num_made = Counter[str]()
+"""By the name of a group. A job that joins again has the same names, and may have the same store."""
 
 
 class Attendance:
     """This worker's word, and the others'.
 
     `rank` and `ranks` are of the job; `group` is a name that these have in common, and no others of the job
-    that this worker trains with. `phases` are those that it is in, the innermost last.
+    that this worker trains with. `phases` are those that it is in, the innermost last. Workers that
+    `are_apart` may be at other steps than this one, and come to it all the same.
 
     Cost: A thread that writes some 200 bytes to the store twice a second.
     """
@@ -65,13 +69,14 @@ class Attendance:
     def __init__(
         self, store: dist.Store, rank: int, ranks: Collection[int], group: str = ""
     ) -> None:
-        self._store = store
-        self._rank, self.ranks, self._group = rank, ranks, group
+        self.store, self.group = store, group
+        self._rank, self.ranks = rank, ranks
         self._rounds = self._calls = self._serial = self.num_rendezvous = 0
         self._completed: dict[str, int] = {}
         self._doing, self._step = "before its first step", ""
         self._recorder: Recorder | None = None
         self.phases: list[str] = []
+        self.are_apart = False
         self._end, self._has_raised = "", False
         # What this worker did when it lost others; empty while it has lost none.
         self._lost_in = ""
@@ -109,6 +114,10 @@ class Attendance:
         self._doing = "between two steps"
         if name:
             self._completed[name] += 1
+
+    def count_alike(self) -> None:
+        """All are at one rendezvous: count alike from here on, whatever errors scripts have caught before."""
+        self._rounds = self.num_rendezvous << 32
 
     def call(self) -> None:
         """A collective begins."""
@@ -224,7 +233,7 @@ class Attendance:
         # Two writers, the thread and `publish`: the word with the larger serial has to be the one that stays.
         with self._lock:
             self._serial += 1
-            self._store.set(self._key(self._rank), msgspec.json.encode(self.row()).decode())
+            self.store.set(self._key(self._rank), msgspec.json.encode(self.row()).decode())
 
     def close(self, *, wait: bool = True) -> None:
         """Say that this worker leaves, and end the thread. Safe to call twice.
@@ -285,7 +294,7 @@ class Attendance:
             try:
                 rows = within(PATIENCE_S, self.others, _STORE)
             except RuntimeError as error:
-                return {}, [_without_store(error)]
+                return {}, [without_store(_kind_and_line(error))]
             first = rows if first is None else first
             # A larger serial shows that its thread still runs, whatever its step does.
             fresh = {r for r, row in rows.items() if row.serial > first.get(r, row).serial}
@@ -311,14 +320,14 @@ class Attendance:
         """The last word of each other worker that ever gave one."""
         keys = {rank: self._key(rank) for rank in self.ranks if rank != self._rank}
         # `get` blocks until a key exists, so keys of workers that never came are looked up first.
-        there = {rank: key for rank, key in keys.items() if self._store.check([key])}
+        there = {rank: key for rank, key in keys.items() if self.store.check([key])}
         return {
-            rank: msgspec.json.decode(self._store.get(key), type=Row) for rank, key in there.items()
+            rank: msgspec.json.decode(self.store.get(key), type=Row) for rank, key in there.items()
         }
 
     def _key(self, rank: int) -> str:
         """Of a worker's word in the store; it may train in several groups, each of which has its rounds."""
-        return f"ridgeline/attendance/{self._group}/{rank}"
+        return f"ridgeline/attendance/{self.group}/{rank}"
 
     def end_with(self, group: dist.ProcessGroup) -> None:
         """End the thread once the group is no more: that of some workers may go long before the job's own."""
@@ -351,7 +360,8 @@ def of(world: World) -> Attendance | None:
             store = getattr(store, "clone")()  # noqa: B009 - which torch's own types do not know of
             store.set_timeout(_STORE_TIMEOUT)
         ranks = world.ranks()
-        found = Attendance(store, ranks[world.rank], ranks, group.group_name)
+        _num_made[name := group.group_name] += 1
+        found = Attendance(store, ranks[world.rank], ranks, f"{name}/{_num_made[name]}")
         _present[group] = found
         leaving.close_before_leaving(found)
         found.end_with(group)
@@ -388,12 +398,3 @@ def _is_of_collective(error: BaseException) -> bool:
     """Whether torch's collectives raised it: gloo's errors have no type of their own."""
     text = str(error)
     return isinstance(error, dist.DistError) or any(words in text for words in _OF_GLOO)
-
-
-def _without_store(error: Exception) -> Absence:
-    return Absence(
-        rank=0,
-        what="the store of the process group, which it or its launcher keeps, is gone "
-        f"({_kind_and_line(error)})",
-        advice="see the log of rank 0 and of the launcher",
-    )

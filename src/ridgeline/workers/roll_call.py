@@ -33,6 +33,11 @@ class Row(Value, frozen=True, kw_only=True):
     pid: int = 0
     host: str = ""
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is in a step, or in a call that all workers make."""
+        return self.doing.startswith(_INSIDE)
+
 
 class Absence(Value, frozen=True, kw_only=True):
     """One worker that is waited for: what is known of it, and what to do; its last word may be old."""
@@ -43,6 +48,7 @@ class Absence(Value, frozen=True, kw_only=True):
     is_silent: bool = False
 
 
+SAME_STEPS = "make the same steps on all workers"
 _INSIDE = "in "
 _STEP = re.compile(r"step \d+")
 _BATCHES = (
@@ -133,9 +139,7 @@ def _place(row: Row) -> tuple[int, int]:
 
 def _is_elsewhere(row: Row, mine: Row) -> bool:
     """Whether both are inside of something in the same round, and not of the same."""
-    if row.rounds != mine.rounds or not (
-        row.doing.startswith(_INSIDE) and mine.doing.startswith(_INSIDE)
-    ):
+    if row.rounds != mine.rounds or not (row.is_inside and mine.is_inside):
         return False
     # Steps by their name: one that skipped a batch has another number in the same round.
     return _STEP.sub("step", row.doing.split(",")[0]) != _STEP.sub("step", mine.doing.split(",")[0])
@@ -145,7 +149,7 @@ def absence_of(rank: int, row: Row | None, silence: str, others_are: str = "") -
     """What is known of a worker that did not come, by its last word, and of its silence, if it is."""
     if row is None:
         what = "it made no TrainStep"
-        return Absence(rank=rank, what=what, advice="make the same steps on all workers")
+        return Absence(rank=rank, what=what, advice=SAME_STEPS)
     where = f"process {row.pid} on {row.host}"
     if row.has_raised:
         return Absence(rank=rank, what=row.end, advice=f"see the traceback of rank {rank}")
@@ -167,9 +171,18 @@ def absence_of(rank: int, row: Row | None, silence: str, others_are: str = "") -
     if row.end:
         return Absence(rank=rank, what=row.end, advice=_BATCHES)
     what, look = f"it runs ({where}), {row.doing}", f"py-spy dump --pid {row.pid}"
-    if row.doing.startswith(_INSIDE):
+    if row.is_inside:
         return Absence(rank=rank, what=what, advice=f"see where it hangs: {look}")
     return Absence(rank=rank, what=what, advice=f"{_BATCHES}, or see what it does: {look}")
+
+
+def without_store(error: str) -> Absence:
+    """What is known where nobody's word can be read; `error` is of the store."""
+    return Absence(
+        rank=0,
+        what=f"the store of the process group, which it or its launcher keeps, is gone ({error})",
+        advice="see the log of rank 0 and of the launcher",
+    )
 
 
 def _counts(rows: Mapping[int, Row], lost: Collection[int]) -> str:

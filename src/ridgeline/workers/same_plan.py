@@ -7,7 +7,11 @@ import msgspec
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Plan
+from ridgeline.synchronisation.serving import goes_ahead
+from ridgeline.workers import attendance
 from ridgeline.workers.agree import gather_bytes
+from ridgeline.workers.rendezvous import rendezvous
+from ridgeline.workers.roll_call import SAME_STEPS
 from ridgeline.workers.world import World
 
 MAY_DIFFER = ("threads", "feed", "choices")
@@ -23,16 +27,19 @@ def check_same_plan(plan: Plan, world: World, *, clip_norm: float | None = None)
 
     Raises:
         PlanError: on all workers, naming what differs from the first one.
+        AbsentWorkerError: others do not come, as they make no step; names them.
 
-    Cost: Two small all-gathers.
+    Cost: Two small all-gathers behind a rendezvous.
     """
     mine = msgspec.to_builtins(plan)
     for name in MAY_DIFFER:
         mine.pop(name, None)
     mine["clip_norm"] = clip_norm
-    everyone = [
-        msgspec.json.decode(told) for told in gather_bytes(msgspec.json.encode(mine), world)
-    ]
+    with rendezvous("TrainStep(...)", SAME_STEPS, world):
+        told = gather_bytes(msgspec.json.encode(mine), world)
+    if (present := attendance.of(world)) is not None:
+        present.are_apart |= goes_ahead(plan.sync.options)
+    everyone = [msgspec.json.decode(theirs) for theirs in told]
     first = dict(_fields(everyone[0]))
     for rank, other in zip(world.ranks(), everyone, strict=True):
         theirs = dict(_fields(other))

@@ -265,12 +265,11 @@ class Reducer(UpdatesAtOnce):
     def _take(self, index: int) -> int:
         """Note a gradient, and on the CPU copy it into its place; nanoseconds spent copying."""
         bucket, position = self._layout.places[index]
-        gradient = bucket.parameters[position].grad
-        if gradient is None or gradient.is_sparse or gradient.dtype is not bucket.flat.dtype:
-            raise hooks.unfit_gradient(self._parameters[index][0], gradient, bucket.flat.dtype)
+        view = bucket.views[position]
+        gradient = hooks.fitting(bucket.parameters[position].grad, view, self._parameters[index][0])
         if bucket.arrived[position]:
             raise hooks.second_gradient(self._parameters[index][0])
-        told = self._departures.arrive(index, gradient, bucket.views[position])
+        told = self._departures.arrive(index, gradient, view)
         if told is not None:
             bucket.ready.append(told)
         if not self.knows_order:

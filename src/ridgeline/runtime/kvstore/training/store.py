@@ -10,6 +10,7 @@ from ridgeline.runtime.kvstore.state_files import States
 from ridgeline.runtime.kvstore.store import KVStore
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
 from ridgeline.runtime.kvstore.values.collective import CollectiveShelf
+from ridgeline.runtime.sync.buckets.coverage import check_shape
 
 
 class TrainingStore(KVStore):
@@ -91,10 +92,15 @@ class TrainingStore(KVStore):
     def put_back(self, values: Mapping[str, Tensor]) -> None:
         """Continue from other values; all workers give the same.
 
+        Raises:
+            WorkloadError: one has another shape.
+
         Cost: A copy of each; nothing is sent.
         """
         self._settle()
         held = self._collective().values
+        for key, value in values.items():
+            check_shape(str(key), value, held[key])
         for key, value in values.items():
             held[key].copy_(value.detach())
 

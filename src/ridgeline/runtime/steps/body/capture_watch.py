@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ridgeline.capture.capturing import SAVED_TENSORS_HOOKS, WATCHING
 from ridgeline.guards.model_guard import ModelGuard
 from ridgeline.optimizers.capturable import WatchedSettings
-from ridgeline.optimizers.groups import parameters_of
+from ridgeline.optimizers.groups import parameters_of, state_methods
 from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.tensors.entries import Entries
@@ -50,7 +50,7 @@ class CaptureWatch:
         self._held = parameters_of(body.optimizer)
         self._settings = WatchedSettings(body.optimizer) if has_optimizer else None
         self._rates = _rates(body.optimizer) if has_optimizer else None
-        self._state = Entries(body.optimizer.state.values()) if has_optimizer else None
+        self._state = Entries(_stores(body.optimizer)) if has_optimizer else None
         self._num_compiled = 0
         self.holds: Callable[[], bool] = never
 
@@ -92,7 +92,7 @@ class CaptureWatch:
         if self._state is not None:
             same.attribute(optimizer, "state")
             same.entries(optimizer.state)
-            for store in optimizer.state.values():
+            for store in _stores(optimizer):
                 same.entries(store)
         return same.compiled()
 
@@ -120,7 +120,7 @@ class CaptureWatch:
             if len(rates) != len(self._rates) or not all(map(is_, rates, self._rates)):
                 why = "a learning rate is in another tensor"
         if why is None and self._state is not None:
-            is_same = self._state.same_stores(self._optimizer.state.values())
+            is_same = self._state.same_stores(_stores(self._optimizer))
             if not (is_same and self._state.hold()):
                 why = "optimizer state was replaced"
         return why
@@ -138,6 +138,11 @@ def module_hooks(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
     """Where hooks of modules are kept: those of each, and those for all modules, which torch keeps."""
     own = [vars(module)[kind] for module in modules for kind in MODULE_HOOKS]
     return own + [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
+
+
+def _stores(optimizer: Optimizer) -> Iterable[dict[Any, Any]]:
+    stores: Iterable[dict[Any, Any]] = state_methods(optimizer).values(optimizer.state)
+    return stores
 
 
 def _rates(optimizer: Optimizer) -> list[Any]:

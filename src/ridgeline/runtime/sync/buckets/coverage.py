@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ridgeline.errors import WorkloadError
 
@@ -46,3 +46,16 @@ class Coverage:
                     f"wanted the parameters to require gradients as when the step was made, got {name} that "
                     "does now; make the step again after unfreezing"
                 )
+
+
+def check_shape(name: str, now: Tensor, place: Tensor) -> None:
+    """See that a parameter, or its gradient, has the shape of its place in what is exchanged.
+
+    Raises:
+        WorkloadError: it has another.
+    """
+    if now.shape != place.shape:
+        raise WorkloadError(
+            f"wanted {name} of shape {tuple(place.shape)}, as when the step was made, got "
+            f"{tuple(now.shape)}; make the step again after changing shapes"
+        )

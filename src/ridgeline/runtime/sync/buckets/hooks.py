@@ -7,12 +7,12 @@ of a bucket reports all in it.
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import WorkloadError
 from ridgeline.runtime.sync.buckets.buckets import Bucket
+from ridgeline.runtime.sync.buckets.coverage import check_shape
 
 
 class GradientHooks:
@@ -104,16 +104,23 @@ def unfinished_backward() -> WorkloadError:
     )
 
 
-def unfit_gradient(name: str, gradient: Tensor | None, dtype: torch.dtype) -> WorkloadError:
-    """What is raised where a gradient came sparse, or of another type, that has a place among dense ones."""
-    if gradient is not None and not gradient.is_sparse:
-        was, now = (str(one).removeprefix("torch.") for one in (dtype, gradient.dtype))
-        return WorkloadError(
+def fitting(gradient: Tensor | None, place: Tensor, name: str) -> Tensor:
+    """A gradient that fits its place among dense ones.
+
+    Raises:
+        WorkloadError: it came sparse, or of another type or shape.
+    """
+    if gradient is None or gradient.is_sparse:
+        raise WorkloadError(
+            f"wanted a dense gradient for {name}, got a sparse one, which workers exchange of nn.Embedding "
+            "and nn.EmbeddingBag that had sparse=True when the step was made; use one of these, make the "
+            "gradient dense, or train on one worker (--workers 1)"
+        )
+    if gradient.dtype is not place.dtype:
+        was, now = (str(one.dtype).removeprefix("torch.") for one in (place, gradient))
+        raise WorkloadError(
             f"wanted {name} to have its type of when the step was made, {was}, got a gradient of {now}; make "
             "the step again after model.to()"
         )
-    return WorkloadError(
-        f"wanted a dense gradient for {name}, got a sparse one, which workers exchange of nn.Embedding and "
-        "nn.EmbeddingBag that had sparse=True when the step was made; use one of these, make the gradient "
-        "dense, or train on one worker (--workers 1)"
-    )
+    check_shape(name, gradient, place)
+    return gradient

@@ -24,7 +24,7 @@ from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.initial_state import take_buffers
 from ridgeline.runtime.sync.buckets.arrangement import Named, expected_order, sizes_of
 from ridgeline.runtime.sync.buckets.buckets import Allocate, Bucket
-from ridgeline.runtime.sync.buckets.coverage import Coverage
+from ridgeline.runtime.sync.buckets.coverage import Coverage, check_shape
 from ridgeline.runtime.sync.collectives import exchange_frame
 from ridgeline.runtime.sync.frozen_writes import FrozenWrites
 from ridgeline.runtime.sync.local.flights import Flights
@@ -107,9 +107,15 @@ class LocalSteps(UpdatesAtOnce):
         """The next backward is that of a step of this worker's own; `recorder` is notified of the frames.
 
         Raises:
-            WorkloadError: a parameter requires a gradient now that did not when this was made.
+            WorkloadError: a parameter requires a gradient now that did not when this was made, or has another
+                shape.
         """
         self._coverage.check_frozen()
+        for bucket in self.buckets:
+            for name, parameter, view in zip(
+                bucket.names, bucket.parameters, bucket.views, strict=True
+            ):
+                check_shape(name, parameter, view)
         if not self.num_steps:  # a script may have loaded parameters since this was made
             self._outer.begin()
             self._frozen.begin()
@@ -184,6 +190,7 @@ class LocalSteps(UpdatesAtOnce):
         Cost: Waits for what is on its way.
         """
         self._count.fill_(self.num_steps)
+        self._await(self._on_their_way())
         # What is on its way belongs to the state: without it a run that continues would miss an exchange.
         flying = self._flights.state_dict(self._on_their_way())
         held = {**self._outer.state_dict(), **self._transport.state_dict()}
@@ -194,7 +201,7 @@ class LocalSteps(UpdatesAtOnce):
 
         Cost: Waits for the device.
         """
-        self._flights.wait(self.buckets)
+        self._await(self.buckets)
         # First, since the count says which fragments are on their way.
         self.num_steps = int(state[COUNT]) if COUNT in state else 0
         self._flights.load_state_dict(state, self._on_their_way())
@@ -203,9 +210,16 @@ class LocalSteps(UpdatesAtOnce):
 
     def close(self) -> None:
         """Release what the transport holds, when nothing is on its way any more."""
-        self._flights.wait(self.buckets)
-        self._flights.close()
-        self._transport.close()
+        try:
+            self._await(self.buckets)
+        finally:
+            self._flights.close()
+            self._transport.close()
+
+    def _await(self, buckets: Sequence[Bucket]) -> None:
+        """Wait for what is on its way, outside of steps."""
+        with attendance.meeting(self._frame, self._world):
+            self._flights.wait(buckets)
 
     def _start(self, buckets: Sequence[Bucket]) -> None:
         """Send how far this worker has come."""

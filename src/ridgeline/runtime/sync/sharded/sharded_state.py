@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
+from ridgeline.optimizers.groups import state_methods
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.sharded.shards import ParameterShard, is_shard
 from ridgeline.workers.agree import gather_bytes, gather_tensor
@@ -71,13 +72,18 @@ def _as(value: Tensor, parameter: nn.Parameter) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
+def has_shards(optimizer: Optimizer) -> bool:
+    """Whether an optimizer remembers something of a part, asked unheard; see `watched_state`."""
+    return any(map(is_shard, state_methods(optimizer).keys(optimizer.state)))
+
+
 def refuse_shards(optimizer: Optimizer) -> None:
     """Refuse to take the state of one worker's parts for the whole.
 
     Raises:
         WorkloadError: the optimizer has some.
     """
-    if any(map(is_shard, optimizer.state)):
+    if has_shards(optimizer):
         raise WorkloadError(
             f"wanted the whole state of {type(optimizer).__name__}, got that of this worker's part of the "
             "parameters; call step.optimizer_state() on all workers before the step is closed: the first one "
@@ -103,7 +109,7 @@ def whole_state(
     if not shards:
         return optimizer.state_dict()
     # Of frozen parameters, and of all where it was loaded since the last step, it is whole on every worker.
-    found = {key: dict(value) for key, value in before.items() if not is_shard(key)}
+    found = {key: dict(value) for key, value in dict.items(before) if not is_shard(key)}
     everyone = _exchanged([_told(one, before) for one in shards.values()], world)
     for parameter, told in zip(shards, everyone, strict=True):
         for key, (kind, value) in told.common.items():

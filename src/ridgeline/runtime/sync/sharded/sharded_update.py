@@ -34,8 +34,13 @@ from ridgeline.runtime.sync.collectives import exchange_frame
 from ridgeline.runtime.sync.late_hooks import LateHooks, check_step_is_plain
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.refused_copies import allow_copies, refuse_copies
-from ridgeline.runtime.sync.sharded.sharded_state import cut_state, refuse_shards, whole_state
-from ridgeline.runtime.sync.sharded.shards import ParameterShard, check_dense, is_shard, make_shards
+from ridgeline.runtime.sync.sharded.sharded_state import (
+    cut_state,
+    has_shards,
+    refuse_shards,
+    whole_state,
+)
+from ridgeline.runtime.sync.sharded.shards import ParameterShard, check_dense, make_shards
 from ridgeline.runtime.sync.synchronizer import STATE_PHASE
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.runtime.sync.watched_state import state_elsewhere, unwatch_state, watch_state
@@ -169,7 +174,7 @@ class ShardedUpdate(AroundReducer):
         self._show_whole()
         self._late.drop()
         self._is_stepping = False
-        if self._hook is not None and not any(map(is_shard, self._optimizer.state)):
+        if self._hook is not None and not has_shards(self._optimizer):
             self._hook.remove()
             allow_copies(self._optimizer)
             unwatch_state(self._optimizer, self._look)
@@ -181,7 +186,9 @@ class ShardedUpdate(AroundReducer):
 
     def _look(self, key: Any, *, writes: bool = False) -> None:
         """Refuse to show what is remembered of a parameter; what is set is cut to parts in the next step."""
-        if not self._is_stepping and not writes and key in self._shards:
+        if self._is_stepping or writes:
+            return
+        if key in self._shards or (key is None and has_shards(self._optimizer)):
             raise state_elsewhere(self._optimizer, "in the parts of all workers")
 
     def _show_parts(self) -> None:

@@ -41,7 +41,7 @@ def sharing(written: Sequence[Tensor], read: Sequence[Tensor] = ()) -> tuple[int
     neighbours, furthest = list[_Span](), 0
     for span in spans:
         if span.begin >= furthest:
-            neighbours = []
+            neighbours.clear()
         neighbours.append(span)
         furthest = max(furthest, span.end)
         if len(neighbours) > 1 and (pair := _meeting(neighbours, tensors, len(written))):

@@ -248,7 +248,9 @@ def attributes_that_a_pattern_takes() -> Case:
         __match_args__: Any = ("first",)
         first, second = 2.0, 3.0
 
-    def ask(held: Any = Kind()) -> Any:
+    held: Any = Kind()
+
+    def ask() -> Any:
         match held:
             case Kind(gain):
                 return gain

@@ -30,7 +30,7 @@ from ridgeline.capture.capturing import told_of_capture
 from ridgeline.execution import MODES, Mode
 from ridgeline.lint import lint
 from ridgeline.model_graphs import inspection
-from ridgeline.optimizers.fused_limits import sharing
+from ridgeline.optimizers.shared_memory import sharing
 from ridgeline.reach.sparse import parts
 
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)

@@ -5,6 +5,7 @@ import numbers
 import sys
 import threading
 import types
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
@@ -229,6 +230,34 @@ def fields_of_a_data_class() -> Case:
     return lambda: 1.0 + len(fields(held)), lambda: known.update(second=known["first"])
 
 
+def slots_of_a_class() -> Case:
+    class Kind:
+        __slots__ = ("first",)
+
+    return lambda: 1.0 + len(Kind.__slots__), lambda: setattr(Kind, "__slots__", ("a", "b"))
+
+
+def fields_of_a_named_tuple() -> Case:
+    kind: Any = namedtuple("kind", "a b")  # noqa: PYI024 - its fields are to change
+    held, first = kind(1.0, 2.0), {"a": 2.0, "b": 3.0}
+    return lambda: first[held._fields[0]], lambda: setattr(kind, "_fields", ("b", "a"))
+
+
+def attributes_that_a_pattern_takes() -> Case:
+    class Kind:
+        __match_args__: Any = ("first",)
+        first, second = 2.0, 3.0
+
+    held: Any = Kind()
+
+    def ask() -> Any:
+        match held:
+            case Kind(gain):
+                return gain
+
+    return ask, lambda: setattr(Kind, "__match_args__", ("second",))
+
+
 def class_of_a_number_of_numpy() -> Case:
     held = SimpleNamespace(gain=np.float32(2.0))
     return (
@@ -251,7 +280,8 @@ COMPARED = (
     *(annotation, attribute_of_a_dictionary, attribute_of_a_thread, registered_number),
     *(setting_of_torch, type_of_autocast, leaf, call_of_a_module, property_of_a_module),
     *(compiled_call_of_a_module, method_of_a_tensor, hooks_of_a_tensor, fields_of_a_data_class),
-    class_of_a_number_of_numpy,
+    *(class_of_a_number_of_numpy, slots_of_a_class, fields_of_a_named_tuple),
+    attributes_that_a_pattern_takes,
 )
 LEFT_TO_PYTHON = {
     key_that_says_what_it_equals: "a key of Named looked up, whose own methods say what it equals",

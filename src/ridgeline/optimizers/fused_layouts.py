@@ -15,8 +15,9 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ridgeline.optimizer_forms import is_dense
-from ridgeline.optimizers.fused_limits import has_memory, why_not_fused
+from ridgeline.optimizers.fused_limits import why_not_fused
 from ridgeline.optimizers.groups import state_methods
+from ridgeline.optimizers.shared_memory import has_memory
 
 _Place = tuple[int, int, tuple[int, ...]]
 """Where a parameter lies: its address, its number of elements, its strides."""

@@ -8,11 +8,10 @@ raises a RuntimeError (torch 2.11 to 2.13), as it does for views that torch nega
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ridgeline.optimizers.shared_memory import sharing
 
 from ridgeline.optimizers.groups import state_methods
 
@@ -33,33 +32,6 @@ def why_not_fused(optimizer: Optimizer, group: dict[str, Any]) -> str | None:
                     f"{key} of parameter {number} is {value.dtype}, the parameter {parameter.dtype}"
                 )
     return None
-
-
-def sharing(parameters: list[Tensor]) -> tuple[int, int] | None:
-    """Numbers of two parameters that share memory, if there are any."""
-    # Sorted by address, where only neighbours can overlap: pairs of all would be millions for large models.
-    starts = sorted([(p.data_ptr(), n) for n, p in enumerate(parameters) if has_memory(p)])
-    furthest, last = 0, -1
-    for begin, number in starts:
-        if begin < furthest:
-            return min(last, number), max(last, number)
-        furthest, last = begin + _extent(parameters[number]), number
-    return None
-
-
-def has_memory(parameter: Tensor) -> bool:
-    """Whether a parameter has an address: not one that wraps other tensors, nor a sparse one."""
-    if type(parameter) is not Parameter and is_traceable_wrapper_subclass(parameter):
-        return False
-    return parameter.layout is torch.strided
-
-
-def _extent(parameter: Tensor) -> int:
-    """Bytes from the first element to behind the last one."""
-    if parameter.is_contiguous() or not parameter.numel():
-        return parameter.nbytes
-    pairs = zip(parameter.shape, parameter.stride(), strict=True)
-    return (1 + sum((size - 1) * stride for size, stride in pairs)) * parameter.itemsize
 
 
 def _is_of_another_type(value: Any, parameter: Tensor) -> bool:

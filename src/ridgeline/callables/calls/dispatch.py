@@ -39,6 +39,7 @@ OWN = (
     "calls with a parameter or buffer of the callable as an argument ran eagerly, since code may ask whether "
     "it is given its own; give a clone to have them captured"
 )
+OF_WRITTEN = "calls with arguments in the memory of buffers that they write ran eagerly"
 WRITING = "calls that change more than the values of tensors, such as those that fill a cache, ran eagerly"
 REPLACED = "parameters, modules, hooks or objects were replaced after the capture: captured again"
 MOST_READINGS = 32
@@ -154,7 +155,7 @@ class CallDispatch:
         self.counters["shapes"] += 1
         for note in entry.notes:
             self._note(note)
-        self._captured.append(Captured(entry, reads, entry.fast))
+        self._captured.append(Captured(entry, reads, self._apart(entry, entry.fast)))
         self._link()
 
     def use_eager(self) -> None:
@@ -247,7 +248,7 @@ class CallDispatch:
         # Another layout alone needs no program: the captured one is given copies in its own.
         same = next((entry for entry in entries if entry.repeats == repeats_of(args)), None)
         if same is not None:
-            item = Captured(same, reads, same.run)
+            item = Captured(same, reads, self._apart(same, same.run))
         elif len({id(item.entry) for item in self._captured}) >= self._max_shapes:
             self._unread.add(kind)
             most = f"max_shapes={self._max_shapes} are captured"
@@ -266,7 +267,7 @@ class CallDispatch:
             entry = self.make(args, reads)
             if entry.comparison.is_equal:
                 self.counters["shapes"] += 1
-                return Captured(entry, reads, entry.fast)
+                return Captured(entry, reads, self._apart(entry, entry.fast))
             entry.close()
             why = (
                 f"mode {self.mode!r} differs by {entry.comparison.difference:.3g} in "
@@ -277,6 +278,20 @@ class CallDispatch:
         self._note(f"another shape or setting ran eagerly: {why}")
         # With its guards all the same: the next such call goes straight to the code as written.
         return Captured(None, reads, self._eagerly)
+
+    def _apart(self, entry: Entry, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run` where no argument shows what it writes: the code may read that behind a write."""
+        written = entry.form.written
+        if not written:
+            return run
+
+        def call(*inputs: Any) -> Any:
+            if written.meets(tensors_in(inputs)):
+                self._count_eager(OF_WRITTEN)
+                return self.eager(*inputs)
+            return run(*inputs)
+
+        return call
 
     def _eagerly(self, *inputs: Any) -> Any:
         """A call that fits what could not be captured."""

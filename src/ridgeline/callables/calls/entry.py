@@ -19,12 +19,13 @@ from ridgeline.callables.calls.forms import (
 from ridgeline.callables.calls.repeated import Repeats
 from ridgeline.errors import BatchError, CaptureError
 from ridgeline.execution import MODES, Form
+from ridgeline.optimizers.shared_memory import WrittenMemory
 from ridgeline.plan import Execution
 from ridgeline.programs.distinct_results import memory_number
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.state.saved_state import preserved
 from ridgeline.tensors.batch import signature
-from ridgeline.tensors.copies import is_noted, overlaps, strided_copy
+from ridgeline.tensors.copies import is_noted, num_writes, overlaps, strided_copy
 
 
 class Entry:
@@ -83,12 +84,10 @@ class Entry:
             # Before anything is compiled: a linter's refusal costs nothing, a failed capture the process.
             self.notes = _inspected(fn, args, device) if is_replayed else ()
             # Once a form: modes with and without a graph give the same results to look at.
-            if mode != "eager" and self._form_name not in forms:
-                result = without_gradients(fn)(*args)
-                check_results(result, tensors)
-                _check_written(result, args)
             if self._form_name not in forms:
-                forms[self._form_name] = make_form(self._form_name, fn, args)
+                written = () if mode == "eager" else _written(fn, args, tensors)
+                form = make_form(self._form_name, fn, args)
+                forms[self._form_name] = form._replace(written=WrittenMemory(written))
             self.form = forms[self._form_name]
             self.notes += self.form.notes
             self._replay(args, static_io) if is_replayed else self._direct(args, static_io)
@@ -225,6 +224,22 @@ def _check_dense(args: tuple[Any, ...]) -> None:
                 f"{tuple(leaf.shape)} and strides {leaf.stride()} (expanded or unfolded); give it as "
                 ".contiguous()"
             )
+
+
+def _written(fn: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors that a call writes, whose results are looked at.
+
+    Raises:
+        CaptureError: a captured program cannot give these results.
+    """
+    counted = [tensor for tensor in tensors if not tensor.is_inference()]
+    before = num_writes(counted)
+    result = without_gradients(fn)(*args)
+    check_results(result, tensors)
+    _check_written(result, args)
+    pairs = zip(counted, before, num_writes(counted), strict=True)
+    uncounted = [tensor for tensor in tensors if tensor.is_inference()]
+    return [tensor for tensor, then, now in pairs if then != now] + uncounted
 
 
 def _check_written(result: Any, args: tuple[Any, ...]) -> None:

@@ -22,6 +22,7 @@ from ridgeline.capture.casts import fresh_casts
 from ridgeline.capture.unchecked import without_checks
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.execution import Form
+from ridgeline.optimizers.shared_memory import WrittenMemory
 from ridgeline.programs import inductor
 from ridgeline.programs.compiling import CompiledRegions, many_variants
 from ridgeline.programs.inductor import FAILURES
@@ -35,13 +36,15 @@ from ridgeline.units import counted
 class CallableForm(NamedTuple):
     """A callable in one of its forms.
 
-    `needs_layout`: arguments must have the strides of the example. `close` gives up what it holds.
+    `needs_layout`: arguments must have the strides of the example. `close` gives up what it holds. `written`
+    is the memory that calls write.
     """
 
     call: Callable[..., Any]
     needs_layout: bool = False
     notes: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None
+    written: WrittenMemory = WrittenMemory(())
 
 
 def make_form(form: Form, fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:

@@ -64,9 +64,11 @@ from ridgeline.programs.watches.instances import (
     classes_in_cells,
     follow_instances,
     instance_checks,
+    names_attributes,
     require_class_of_plain,
     require_members,
     require_metaclass,
+    require_shapes,
 )
 from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
 from ridgeline.programs.watches.made_keys import compare_made_keys
@@ -158,6 +160,8 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
     yield require_metaclass
     yield require_members
     yield require_class_of_plain
+    if names_attributes(code):
+        yield require_shapes
     catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
     if catches_unknown or _has_names(code, _KEY_ERRORS):
         yield _require_keys

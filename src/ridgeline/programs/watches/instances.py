@@ -7,6 +7,7 @@ abstract one later, and an object may get the method that a protocol asks for.
 import abc
 import copy
 import dataclasses
+import dis
 import enum
 import functools
 import types
@@ -19,7 +20,7 @@ import torch
 from torch._dynamo import variables
 from torch._dynamo.source import NumpyTensorSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables import LazyVariableTracker
+from torch._dynamo.variables import LazyVariableTracker, lists, user_defined
 from torch._dynamo.variables import builder as builders
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
@@ -34,11 +35,14 @@ from ridgeline.programs.watches.comparing import (
     value_of,
 )
 from ridgeline.programs.watches.left_to_python import is_marked
-from ridgeline.reach.owners import is_users_class
+from ridgeline.reach.owners import is_users, is_users_class
 
 _OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
 _OF_MEMBERS = ("_member_map_", "_value2member_map_", "_member_names_")
 """Where an enumeration keeps its members."""
+_OF_SHAPES = frozenset({"_fields", "__slots__", "__match_args__"})
+"""Where a class says which attributes its objects have."""
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _is_instance_in_torch: Any = BuiltinVariable.call_isinstance
 _fields_in_torch: Any = builders._dataclasses_fields_lambda  # noqa: SLF001
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -132,6 +136,32 @@ def require_members(builder: Any, guard: Guard) -> None:
         manager.add_lambda_guard(is_same, [f"a member of {guard.name} changed"], None)
 
 
+def names_attributes(code: Iterable[types.CodeType]) -> bool:
+    """Whether code asks a class what attributes its objects have, as `match` does."""
+    return any(
+        not _OF_SHAPES.isdisjoint(part.co_names) or _matches(part.co_code)
+        for part in code
+        if is_users(part.co_filename)
+    )
+
+
+def _matches(code: bytes) -> bool:
+    return _MATCH_CLASS in code[::2]
+
+
+def require_shapes(builder: Any, guard: Guard) -> None:
+    """A `Guard` on what classes of the user's say of their objects' attributes; constants to torch 2.11."""
+    value = value_of(builder, guard)
+    kinds = (value if isinstance(value, type) else type(value), *classes_in_cells(value))
+    for kind in filter(is_users_class, kinds):
+        root, what = builder.guard_manager.root, f"the attributes that {kind.__name__} names"
+        compare(root, lambda _, kind=kind: [_shape(kind, n) for n in _OF_SHAPES], None, what)
+
+
+def _shape(kind: type, name: str) -> Any:
+    return content_of(getattr(kind, name, None))
+
+
 def require_class_of_plain(builder: Any, guard: Guard) -> None:
     """A `Guard` on the class of a number or text, where it is the user's.
 
@@ -180,8 +210,13 @@ def ask_for_slots_anew() -> None:
     """Have the compiler of this process ask a class each time which special methods it has; again, too.
 
     A class may get one (`__len__`, `__add__`) while Python runs. Torch's compiler (2.13) asks a class once,
-    and remembers that for the whole process, whatever is compiled anew.
+    and remembers that for the whole process, whatever is compiled anew; of the class that it asked last it
+    remembers the fields of a named tuple.
     """
+    for module in (builders, lists, user_defined):
+        fields: Any = getattr(module, "namedtuple_fields", None)
+        if hasattr(fields, "cache_clear"):
+            module.namedtuple_fields = fields.__wrapped__  # type: ignore[attr-defined]
     protocol: Any = getattr(variables, "object_protocol", None)
     if hasattr(protocol, "_get_cached_slots"):
         protocol._get_cached_slots = protocol.get_type_slots  # noqa: SLF001 - it has no setting for that

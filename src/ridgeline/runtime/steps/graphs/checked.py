@@ -29,6 +29,7 @@ from ridgeline.tensors.copies import own_copies
 from ridgeline.workers.world import World
 
 OF_OTHER_CLASSES = "steps on batches with subclasses of Tensor ran as they were written"
+OF_BUFFERS = "steps on batches in the memory of buffers ran as they were written"
 AS_WRITTEN = (
     "torch's compiler left a part of the step as it was written when it compiled anew for what had changed "
     "since the check; if it failed there, its log says how"
@@ -67,7 +68,8 @@ class CheckedRunner:
         if self._body.form.refusal is not None:
             raise self._body.form.refusal
         replays_model = MODES[self._body.plan.execution].replays_model
-        why = watched() if replays_model else _watches_compiled(batch)
+        leaves = pytree.tree_leaves(batch)
+        why = watched() if replays_model else _watches_compiled(leaves)
         if why and not replays_model:
             return self._run_as_written(batch, why)
         if not why and (num := num_hooks(self._body)) != self._num_hooks:
@@ -75,6 +77,8 @@ class CheckedRunner:
             self._num_hooks = num
         if is_first := not (why or self._is_checked()):
             self._check(batch)
+        if self._types is not None and self._types.meet(leaves):
+            return self._run_as_written(batch, OF_BUFFERS)
         # The compiler compiles again inside of the call, so its tally is all that shows it: from here on,
         # since a script may compile something else between two steps.
         num_before = _num_graphs()
@@ -161,10 +165,9 @@ class CheckedRunner:
             self._notes.append(note)
 
 
-def _watches_compiled(batch: Any) -> str:
-    """Why a compiled step would not do with this batch what its code does; empty if it does."""
-    why = watched_if_compiled()
-    return why or OF_OTHER_CLASSES * any(map(is_special_to_compiler, pytree.tree_leaves(batch)))
+def _watches_compiled(leaves: list[Any]) -> str:
+    """Why a compiled step would not do with a batch of these what its code does; empty if it does."""
+    return watched_if_compiled() or OF_OTHER_CLASSES * any(map(is_special_to_compiler, leaves))
 
 
 def check_compiled(

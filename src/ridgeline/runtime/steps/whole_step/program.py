@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.capture.lifted_constants import lift_constants
 from ridgeline.capture.unchecked import unchecked
+from ridgeline.optimizers.shared_memory import sharing
 from ridgeline.plan import Plan, Precision
 from ridgeline.reach.generators import HostGenerators
 from ridgeline.reach.undo import Undo
@@ -34,6 +35,7 @@ from ridgeline.runtime.steps.whole_step.outside import (
     check_kept,
 )
 from ridgeline.runtime.steps.whole_step.scalar_gathering import gather_scalars
+from ridgeline.runtime.steps.whole_step.shared_state import written_state
 from ridgeline.runtime.steps.whole_step.trace import TracedOptimizer, trace_graph
 from ridgeline.tensors import batch as batches
 from ridgeline.tensors.copies import num_writes
@@ -57,6 +59,9 @@ class StepProgram:
         written: Places among `inputs` that the step writes in place.
         host_draws: Random numbers that a step as written draws on the host of a GPU, and that decide nothing.
         device: Where the step runs.
+
+    Raises:
+        CaptureError: see `written_state`.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class StepProgram:
         self.graph = graph
         self.written = tuple(written)
         self.state = state
+        self._written_state = written_state(graph.graph, state)
         self.batch = batch
         self.inputs = tensors_in(batch)
         self.signature = batches.signature(batch)
@@ -91,6 +97,19 @@ class StepProgram:
     def arguments(self) -> list[Tensor]:
         """All inputs of the graph: the state, then the example batch's tensors."""
         return [*(entry.tensor for entry in self.state), *self.inputs]
+
+    def meets(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether a batch's tensors may share elements with what the step writes.
+
+        Cost: 0.5 us a tensor; 1.5 us and that for all state where the step writes into its batch.
+        """
+        if self._written_state.meets(inputs):
+            return True
+        if not self.written:
+            return False
+        read = [tensor for place, tensor in enumerate(inputs) if place not in self.written]
+        read += [entry.tensor for entry in self.state]
+        return sharing([inputs[place] for place in self.written], read) is not None
 
     def run(self, inputs: Sequence[Tensor]) -> Tensor:
         """One step, operator by operator; the loss."""
@@ -138,7 +157,8 @@ def trace_step(
         CaptureError: the step cannot be expressed without running it (it reads a value, for example), or
             the optimizer has no state yet; names the operator and the line. Or there are hooks that no
             program calls, see `check_hooks`, or the step keeps tensors, counts or draws random numbers where
-            no program does, see `check_kept`, `check_changed`, `check_drawn` and `refusing_forked_draws`.
+            no program does, see `check_kept`, `check_changed`, `check_drawn` and `refusing_forked_draws`. Or
+            state that it writes lies in the memory of other state, see `written_state`.
         PlanError: the optimizer has parameters that are not the model's.
         WorkloadError: the loss is not a scalar that depends on the parameters.
 

@@ -56,6 +56,7 @@ OTHERWISE = (
 WITH_GRADIENTS = (
     "batches that want gradients themselves, which stay inside of one program, ran eagerly"
 )
+OF_STATE = "batches in memory that the step writes (of buffers, say) ran eagerly"
 OTHER_SHAPES = "batches of other shapes than the compiled one ran eagerly"
 
 
@@ -159,6 +160,9 @@ class StepGraphRunner:
             if inputs is None:
                 continue
             if any(tensor.requires_grad for tensor in inputs):
+                return None
+            if prepared.program.meets(inputs):
+                self._note(OF_STATE)
                 return None
             if prepared.reads.serves(batch):
                 return prepared, inputs

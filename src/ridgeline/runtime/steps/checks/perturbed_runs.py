@@ -68,7 +68,7 @@ class Start:
         self, body: StepBody, batch: Any, inputs: Sequence[Tensor], *, repeats_python: bool
     ) -> None:
         self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
-        self._inputs = [tensor.detach() for tensor in inputs]
+        self.inputs = [tensor.detach() for tensor in inputs]
         self.take_inputs()
         held = parameters_of(body.optimizer)
         # Each step begins without these gradients, whatever holds the parameters.
@@ -96,7 +96,7 @@ class Start:
 
     def take_inputs(self) -> None:
         """Have the coming runs begin with the inputs as they are now, perturbed."""
-        self._given = [tensor.clone() for tensor in self._inputs]
+        self._given = [tensor.clone() for tensor in self.inputs]
 
     def begin(self) -> None:
         """Go back for another run; the optimizer's settings stay.
@@ -113,7 +113,7 @@ class Start:
         self._snapshot.restore(keep_settings=True)
         # A step may write into its batch; on what it left, it would differ from itself by any amount.
         with torch.no_grad():
-            for tensor, given in zip(self._inputs, self._given, strict=True):
+            for tensor, given in zip(self.inputs, self._given, strict=True):
                 tensor.copy_(given)
 
     def restore(self) -> None:

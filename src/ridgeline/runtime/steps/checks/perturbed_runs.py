@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
 from ridgeline.capture.capturing import on_stream
 from ridgeline.capture.dropout_states import dropout_state, left_as_found
 from ridgeline.errors import CaptureError, RidgelineError, first_line
+from ridgeline.guards.obstacles import obstacle
 from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.optimizers.groups import parameters_of
 from ridgeline.plan import Precision
@@ -335,9 +337,11 @@ class PerturbedRuns(NamedTuple):
         except (RidgelineError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            is_read = isinstance(error, TorchDynamoException)
+            what = obstacle(error) if is_read else f"{type(error).__name__}: {first_line(error)}"
             raise CaptureError(
                 f"wanted execution={self.body.plan.execution!r} to run a step that runs as written, got "
-                f"{type(error).__name__}: {first_line(error)}; use execution='eager'"
+                f"{what}; use execution='eager'"
             ) from error
 
     def _eager(self) -> Tensor:

@@ -44,7 +44,7 @@ def mean(x: Tensor) -> Tensor:
             lambda x: x * time.time(),
             r"a call of time.time, which the compiler does not read \(",
         ),
-        (lambda x: x.apply_(abs), r"an operator on what is no tensor \(.*BuiltinVariable\(abs\)"),
+        (lambda x: x.apply_(abs), r"an operator on no tensor \(.*BuiltinVariable\(abs\)"),
         (
             lambda x: torch.as_tensor([x.sum()]),
             "a look at the values of a tensor, which has none as ",

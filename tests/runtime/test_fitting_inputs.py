@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from adversary.interpreting import interpreted
-from ridgeline.plan import Plan
 from ridgeline.errors import EquivalenceError
+from ridgeline.plan import Plan
 from ridgeline.runtime.steps.checks.fitting_inputs import fitting_run
 from ridgeline.runtime.steps.checks.perturbation import perturb_inputs
 from ridgeline.runtime.steps.checks.step_difference import Outcome
@@ -97,10 +97,8 @@ def test_a_batch_stays_where_the_step_of_others_is_no_number() -> None:
         return Outcome(float(far), [1.0 / far.view(1)], [])
 
     points = torch.eye(3)
-    assert fitted(run, [points], 1) == [
-        "the batch stayed as it is in the check: on others the step as written has a loss of 0, or "
-        "parameters that are no numbers"
-    ]
+    (note,) = fitted(run, [points], 1)
+    assert note.endswith("the step as written has a loss of 0, or parameters that are no numbers")
     with pytest.raises(
         EquivalenceError, match=r"^wanted a step as written .* got one whose loss is nan "
     ):

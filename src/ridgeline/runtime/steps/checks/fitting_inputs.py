@@ -1,5 +1,6 @@
 """Perturbed inputs that the step as written can take: not every batch may be another one."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
@@ -39,7 +40,7 @@ def fitting_run(
     Raises:
         EquivalenceError: the step gives no finite numbers, whatever it is given.
     """
-    reason = ""
+    reason, loss = "", math.nan
     for what, perturb in _ways(inputs, originals, shift):
         perturb()
         try:
@@ -57,10 +58,11 @@ def fitting_run(
             if reason and note not in notes:
                 notes.append(note)
             return found
-        reason = reason or f"has a loss of {found.loss:.3g}, or parameters that are no numbers"
+        loss = found.loss
+        reason = reason or f"has a loss of {loss:.3g}, or parameters that are no numbers"
     raise EquivalenceError(
         f"wanted a step as written to compare execution={execution!r} with, got one whose loss is "
-        f"{found.loss:.3g} and whose parameters are not numbers afterwards (inputs, parameters and "
+        f"{loss:.3g} and whose parameters are not numbers afterwards (inputs, parameters and "
         "learning rate perturbed); see why, or use execution='eager'"
     )
 

@@ -27,7 +27,7 @@ _WORDS = {
     r"Failed to trace builtin operator\n.*operator `(\w+)`": _CALLED,
     r"Observed exception\n(?s:.)*?raised exception (.+)": "{}, raised as the compiler read the code",
     r"args/kwargs to proxy\n(?s:.)*?args: (?:TensorVariable\(\) )*(.+?) *\n": "an operator on no tensor ({})",
-    r"Dynamic shape operator\n.*Operator `([\w.]+)`": "{}, whose result has as many elements as values decide",
+    r"Dynamic shape operator\n.*Operator `([\w.]+)`": "{}, whose result is as long as values decide",
     r"in sourceless builder\n(?s:.)*?debug context: (\S+)": "an object of {}, which it cannot follow",
     r"its data is not allocated yet": (
         "a look at the values of a tensor, which has none as it is read (torch.as_tensor of a list of "

@@ -1,7 +1,11 @@
 """What is said of a program that torch's compiler cannot read."""
 
+import random
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +14,7 @@ from torch._inductor.codecache import CppPythonBindingsCodeCache
 
 from ridgeline.errors import CaptureError
 from ridgeline.guards.obstacles import obstacle
+from ridgeline.guards.reading import UnreadableError, read_program
 from ridgeline.plan import Plan
 from ridgeline.programs.inductor import name_unreadable_libraries
 from ridgeline.session import TrainStep
@@ -21,6 +26,43 @@ def test_an_error_that_quotes_another_is_cut_at_its_first_line() -> None:
         'when making fake tensor call: RuntimeError("No data.\\nIf you are using")'
     )
     assert obstacle(quoted) == 'when making fake tensor call: RuntimeError("No data'
+
+
+def mean(x: Tensor) -> Tensor:
+    raise ValueError(f"no {x.ndim} rows")
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            lambda x: x * random.choice([1, 2]),
+            r"a draw of Python's random numbers \(Random.choice\): draw with torch, or outside of the step",
+        ),
+        (
+            lambda x: x * time.time(),
+            r"a call of time.time, which the compiler does not read \(",
+        ),
+        (lambda x: x.apply_(abs), r"an operator on no tensor \(.*BuiltinVariable\(abs\)"),
+        (
+            lambda x: torch.as_tensor([x.sum()]),
+            "a look at the values of a tensor, which has none as ",
+        ),
+        (
+            mean,
+            r"ValueError\(.*'no 1 rows'.*\), raised as the compiler read the code \(test_obstacles",
+        ),
+    ],
+)
+def test_what_stops_the_compiler_is_said_in_words(
+    code: Callable[[Tensor], Any], words: str
+) -> None:
+    """Its own errors begin with names that it gives to kinds of failures."""
+    called: dict[str, Any] = {}
+    exec("def program(code, x): return code(x)", called)
+    with pytest.raises(UnreadableError, match=f"got {words}"):
+        read_program(called["program"], {"code": code, "x": torch.ones(4)})
 
 
 def test_a_batch_that_is_made_to_want_gradients_is_named() -> None:

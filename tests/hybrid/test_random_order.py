@@ -45,6 +45,22 @@ def test_those_that_are_turned_are_counted(is_turned) -> None:
     assert draw_in_memory_order(graph.graph) == is_turned
 
 
+def test_a_mask_may_have_as_many_rows_as_values_decide() -> None:
+    """As of edges of a graph, without those from a node to itself."""
+
+    def drawn(x: Tensor) -> Tensor:
+        return masked(x[x[:, 0] > 0], 0.5)
+
+    graph = make_fx(drawn, tracing_mode="symbolic")(torch.ones(4, 2))
+    draw_in_memory_order(graph.graph)
+    graph.recompile()
+    x = torch.tensor([[1.0, 2.0], [-1.0, 1.0], [3.0, 4.0]])
+    torch.manual_seed(7)
+    wanted = drawn(x)
+    torch.manual_seed(7)
+    assert torch.equal(graph(x), wanted)
+
+
 def test_a_mask_that_is_drawn_over_values_is_left_alone() -> None:
     graph = make_fx(lambda x: (x + 1).bernoulli_(0.5) * x, tracing_mode="fake")(torch.ones(3))
     assert draw_in_memory_order(graph.graph) == 0

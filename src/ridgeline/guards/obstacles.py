@@ -11,12 +11,30 @@ _LEFT_CHANGED = (
     "requires_grad_() of a tensor that it is given, which stays changed behind it: call it on a copy, as "
     "in x.clone().requires_grad_()"
 )
+_DRAWN = "a draw of Python's random numbers ({}): draw with torch, or outside of the step"
+_CALLED = "a call of {}, which the compiler does not read"
+_CALLED_OF = _CALLED.replace("{}", "{}.{}")
 _WORDS = {
-    "data-dependent": "a branch on the value of a tensor",
-    "Unsupported Tensor.requires_grad_() call": _LEFT_CHANGED,
-    "setattr() on Tensor.requires_grad": _LEFT_CHANGED,
+    r"data-dependent": "a branch on the value of a tensor",
+    r"Unsupported Tensor.requires_grad_\(\) call|setattr\(\) on Tensor.requires_grad": _LEFT_CHANGED,
+    # Kinds of failures, of which dynamo tells the rest in sentences for its developers.
+    r"marked as skipped\n.*`(?:<unknown module>\.)?(Random\.\w+)": _DRAWN,
+    r"unsupported by PyTorch\n.*bound method (RandomState\.\w+)": _DRAWN,
+    r"Unsupported method call\n.*method `(\w+)` of class `(?:RandomState|Generator)`": _DRAWN,
+    r"marked as skipped\n(?s:.)*?module: ([\w.]+), qualname: ([\w.<>]+)": _CALLED_OF,
+    r"marked as skipped\n.*builtin `(?:<unknown module>\.)?(.+?)\.?`": _CALLED,
+    r"Unsupported method call\n.*(method `\w+` of class `\w+`)": _CALLED,
+    r"Failed to trace builtin operator\n.*operator `(\w+)`": _CALLED,
+    r"Observed exception\n(?s:.)*?raised exception (.+)": "{}, raised as the compiler read the code",
+    r"args/kwargs to proxy\n(?s:.)*?args: (?:TensorVariable\(\) )*(.+?) *\n": "an operator on no tensor ({})",
+    r"Dynamic shape operator\n.*Operator `([\w.]+)`": "{}, whose result is as long as values decide",
+    r"in sourceless builder\n(?s:.)*?debug context: (\S+)": "an object of {}, which it cannot follow",
+    r"its data is not allocated yet": (
+        "a look at the values of a tensor, which has none as it is read (torch.as_tensor of a list of "
+        "tensors: use torch.stack)"
+    ),
 }
-"""What is found in an error, and what is said of it."""
+"""What is found in an error (groups of the pattern go to the braces), and what is said of it."""
 
 
 def obstacle(error: BaseException) -> str:
@@ -24,7 +42,8 @@ def obstacle(error: BaseException) -> str:
     text = str(error)
     # Within what it quotes of another error, lines end in two characters.
     first = first_line(error, type(error).__name__).partition("\\n")[0]
-    what = next((words for mark, words in _WORDS.items() if mark in text), first)
+    found = ((re.search(pattern, text), words) for pattern, words in _WORDS.items())
+    what = next((words.format(*match.groups()) for match, words in found if match), first)
     places = [match for match in _PLACE.findall(text) if not is_machinery(match[0])]
     own = [match for match in places if not (is_torchs(match[0]) or is_standard(match[0]))]
     place = (own or places)[-1:]

@@ -8,7 +8,6 @@ capture again when one changes.
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.reach.side_effects import refuse_streams, refusing_writes
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.checks.allowed_gaps import Gap, agreement_text, few, refusal_text
-from ridgeline.runtime.steps.checks.fitting_inputs import judged
+from ridgeline.runtime.steps.checks.fitting_inputs import fitting_run
 from ridgeline.runtime.steps.checks.gradient_gaps import EXACT, ROUNDED, settled
 from ridgeline.runtime.steps.checks.kept_runs import KeptRuns
 from ridgeline.runtime.steps.checks.perturbation import perturb_inputs
@@ -127,8 +126,7 @@ def check_replay(
             if is_first:  # else one run sets it up, which looks like chance
                 runs.eager(shifts[0])
             for shift in shifts:
-                judge = partial(_gaps, runs, notes)
-                gaps += judged(judge, inputs, originals, shift, world, notes)
+                gaps += _gaps(runs, originals, notes, shift)
     finally:
         perturb_inputs(inputs, originals, 0)
         start.restore()
@@ -138,18 +136,19 @@ def check_replay(
     notes.append(agreement_text(body.plan.execution, gaps, len(shifts)))
 
 
-def _gaps(runs: PerturbedRuns, notes: list[str], shift: int) -> list[Gap]:
+def _gaps(
+    runs: PerturbedRuns, originals: Sequence[Tensor], notes: list[str], shift: int
+) -> list[Gap]:
     """The differences under perturbation number `shift`: of the update, and of what else is written."""
     runs.kept.forget()
-    runs.start.take_inputs()
     before = runs.begun(shift)
-    eager = runs.eager(shift)
-    if largest_of_workers(0.0 if eager.is_finite() else 1.0, runs.world):
-        raise EquivalenceError(
-            f"wanted a step as written to compare execution={runs.body.plan.execution!r} with, got "
-            f"one whose loss is {eager.loss:.3g} and whose parameters are not numbers afterwards "
-            "(inputs, parameters and learning rate perturbed); see why, or use execution='eager'"
-        )
+
+    def as_written() -> Outcome:
+        runs.start.take_inputs()
+        return runs.eager(shift)
+
+    inputs, mode = runs.start.inputs, runs.body.plan.execution
+    eager = fitting_run(as_written, inputs, originals, shift, runs.world, notes, execution=mode)
     trial = _Trial(runs, notes, shift, Ends(before, eager, runs.tried(shift)))
     return [trial.update_gap(), trial.gradient_gap(), trial.written_gap()]
 

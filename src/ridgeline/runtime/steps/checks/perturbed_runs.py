@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
 from ridgeline.capture.capturing import on_stream
 from ridgeline.capture.dropout_states import dropout_state, left_as_found
 from ridgeline.errors import CaptureError, RidgelineError, first_line
+from ridgeline.guards.obstacles import obstacle
 from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.optimizers.groups import parameters_of
 from ridgeline.plan import Precision
@@ -68,7 +70,7 @@ class Start:
         self, body: StepBody, batch: Any, inputs: Sequence[Tensor], *, repeats_python: bool
     ) -> None:
         self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
-        self._inputs = [tensor.detach() for tensor in inputs]
+        self.inputs = [tensor.detach() for tensor in inputs]
         self.take_inputs()
         held = parameters_of(body.optimizer)
         # Each step begins without these gradients, whatever holds the parameters.
@@ -96,7 +98,7 @@ class Start:
 
     def take_inputs(self) -> None:
         """Have the coming runs begin with the inputs as they are now, perturbed."""
-        self._given = [tensor.clone() for tensor in self._inputs]
+        self._given = [tensor.clone() for tensor in self.inputs]
 
     def begin(self) -> None:
         """Go back for another run; the optimizer's settings stay.
@@ -113,7 +115,7 @@ class Start:
         self._snapshot.restore(keep_settings=True)
         # A step may write into its batch; on what it left, it would differ from itself by any amount.
         with torch.no_grad():
-            for tensor, given in zip(self._inputs, self._given, strict=True):
+            for tensor, given in zip(self.inputs, self._given, strict=True):
                 tensor.copy_(given)
 
     def restore(self) -> None:
@@ -335,9 +337,11 @@ class PerturbedRuns(NamedTuple):
         except (RidgelineError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            is_read = isinstance(error, TorchDynamoException)
+            what = obstacle(error) if is_read else f"{type(error).__name__}: {first_line(error)}"
             raise CaptureError(
                 f"wanted execution={self.body.plan.execution!r} to run a step that runs as written, got "
-                f"{type(error).__name__}: {first_line(error)}; use execution='eager'"
+                f"{what}; use execution='eager'"
             ) from error
 
     def _eager(self) -> Tensor:

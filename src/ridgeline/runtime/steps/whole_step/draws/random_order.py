@@ -32,24 +32,34 @@ def draw_in_memory_order(graph: fx.Graph) -> int:
         is_fresh = mask.target in _FRESH and [*mask.users] == [node]
         if not is_fresh or (is_contiguous and value.device.type != "cpu"):
             continue
-        order = sorted(range(value.dim()), key=value.stride, reverse=True)
-        if is_contiguous:  # strides of dimensions of one element say nothing
-            order = list(range(value.dim()))
+        order = list(range(value.dim()))
+        if not is_contiguous:  # else strides of dimensions of one element say nothing
+            order.sort(key=value.stride, reverse=True)
         with graph.inserting_before(node):
-            drawn = _drawn(graph, node, [value.shape[dim] for dim in order])
+            drawn = _drawn(graph, node, [_size(graph, mask, dim) for dim in order])
             if not is_contiguous:
                 back = [order.index(dim) for dim in range(value.dim())]
                 drawn = graph.call_function(_aten.permute.default, (drawn, back))
         drawn.meta.update(node.meta)
         node.replace_all_uses_with(drawn)
         graph.erase_node(node)
-        # Its only user was the node erased above.
-        graph.erase_node(mask)
+        if not mask.users:  # else its sizes are asked of it
+            graph.erase_node(mask)
         turned += not is_contiguous
     return turned
 
 
-def _drawn(graph: fx.Graph, node: fx.Node, shape: list[int]) -> fx.Node:
+def _size(graph: fx.Graph, mask: fx.Node, dim: int) -> int | fx.Node:
+    """A size of a mask; one that depends on values is asked of the mask when the program runs."""
+    size = mask.meta["val"].shape[dim]
+    if isinstance(size, int):
+        return size
+    node = graph.call_function(_aten.sym_size.int, (mask, dim))
+    node.meta["val"] = size
+    return node
+
+
+def _drawn(graph: fx.Graph, node: fx.Node, shape: list[int | fx.Node]) -> fx.Node:
     """A contiguous mask of that shape, by the numbers that `node` draws.
 
     Source: torch/aten/src/ATen/native/Dropout.cpp; `native_dropout` on a CPU fills its mask as `bernoulli_`

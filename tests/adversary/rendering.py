@@ -26,6 +26,7 @@ import functools
 import math
 import random
 import types
+import typing
 
 import numpy as np
 import torch
@@ -59,6 +60,27 @@ def threads(count):
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class Named(typing.NamedTuple):
+    x: typing.Any
+    by: typing.Any
+
+
+@dataclasses.dataclass
+class Held:
+    x: typing.Any
+    by: typing.Any
+
+
+class Labelled(torch.Tensor):
+    pass
+
+
+def tensor_of(given):
+    if isinstance(given, dict):
+        return given["x"] * given["by"]
+    return given if torch.is_tensor(given) else given.x * given.by
 
 
 class Doubling(torch.overrides.TorchFunctionMode):
@@ -122,7 +144,12 @@ def _class(name: str, uses: list[tuple[Use, Feature]]) -> str:
         else ["self.lin = nn.Linear(4, 4)"]
     )
     start = (
-        ["y = x.to(self.head.weight.dtype)", "for block in self.blocks:", "    y = block(y)"]
+        [
+            "x = tensor_of(x)",
+            "y = x.to(self.head.weight.dtype)",
+            "for block in self.blocks:",
+            "    y = block(y)",
+        ]
         if is_net
         else ["y = torch.tanh(self.lin(y))"]
     )

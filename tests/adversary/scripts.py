@@ -33,7 +33,7 @@ def load(name):
 
 def plain(w):
     def call(x):
-        if torch.is_grad_enabled() and x.requires_grad:
+        if torch.is_grad_enabled() and torch.is_tensor(x) and x.requires_grad:
             return w.model(x)
         with torch.no_grad():
             return w.model(x)

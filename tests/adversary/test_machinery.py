@@ -218,7 +218,8 @@ def test_what_autograd_refuses_since_a_saved_value_was_written_is_compared_with_
         assert verdict.detail.startswith("as with kept values, where eager raises RuntimeError")
 
 
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")  # there are models that use it
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")  # there are models that use them
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
 @pytest.mark.parametrize("name", catalogue.FEATURES)
 def test_every_feature_runs_in_plain_pytorch(name: str, tmp_path: Path) -> None:
     """With all its changes, one after the other, wherever it may stand."""

@@ -61,7 +61,8 @@ def test_general_entries_run_in_plain_pytorch(purpose: Purpose, tmp_path: Path) 
                 for index in range(len(program.calls)):
                     world.call(index)
         except RuntimeError as error:
-            assert "Inference tensors cannot be saved for backward" in str(error)
+            if "Inference tensors cannot be saved for backward" not in str(error):
+                raise
             raised |= set(program.words())
         finally:
             world.close()

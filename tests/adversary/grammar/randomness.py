@@ -54,7 +54,7 @@ RANDOMNESS = (
     Feature(name="numpy random", forward="y = y + float(np.random.rand())"),
     Feature(
         name="normal noise",
-        forward="y = y + torch.normal(0.0, 1.0, y.shape) + torch.normal(y.detach(), 0.1)",
+        forward="y = y + torch.normal(y.detach(), 0.1) + torch.randn(())",
     ),
     Feature(
         name="whole random numbers",

@@ -27,6 +27,7 @@ import math
 import random
 import types
 import typing
+import warnings
 
 import numpy as np
 import torch
@@ -87,6 +88,12 @@ class Doubling(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         return result * 2 if function is torch.tanh else result
+
+
+class Halving(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return result * 0.5 if function is torch.ops.aten.tanh.default else result
 """
 
 MAKE = '''

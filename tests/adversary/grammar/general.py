@@ -193,6 +193,13 @@ CONTEXTS: dict[str, str] = {
     "threads": "threads(2)",
     "function mode": "Doubling()",
     "default device": "torch.device('cpu')",
+    "random state forked": "torch.random.fork_rng()",
+    "parametrizations cached": "nn.utils.parametrize.cached()",
+    "dispatch mode": "Halving()",
+    "saved on the host": "torch.autograd.graph.save_on_cpu()",
+    "autocast without a cache": "torch.autocast('cpu', torch.bfloat16, cache_enabled=False)",
+    "kernels of torch alone": "torch.backends.mkldnn.flags(enabled=False)",
+    "warnings are errors": "warnings.catch_warnings(action='error')",
 }
 """Name to a context manager around the call."""
 

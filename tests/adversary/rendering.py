@@ -27,7 +27,6 @@ import math
 import random
 import types
 import typing
-import warnings
 
 import numpy as np
 import torch

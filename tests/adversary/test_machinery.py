@@ -246,6 +246,15 @@ def loss_of(world: World) -> Callable[[Any], Any]:
     return run
 
 
+def test_tensors_of_a_class_of_the_program_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each world has such a class of its own, and torch computes with tensors of one class only."""
+    program = Program(0, "call", (), (Call(input="labelled"),))
+    assert judged(program, tmp_path, monkeypatch, faithful).outcome == "equal"
+    assert judged(program, tmp_path, monkeypatch, wrong).kind == "result: value"
+
+
 @given(seed=SEEDS, purpose=PURPOSES)
 def test_a_seed_is_a_program(seed: int, purpose: Any) -> None:
     """Always the same one; written and read it is the same, and its text is Python."""

@@ -199,7 +199,6 @@ CONTEXTS: dict[str, str] = {
     "saved on the host": "torch.autograd.graph.save_on_cpu()",
     "autocast without a cache": "torch.autocast('cpu', torch.bfloat16, cache_enabled=False)",
     "kernels of torch alone": "torch.backends.mkldnn.flags(enabled=False)",
-    "warnings are errors": "warnings.catch_warnings(action='error')",
 }
 """Name to a context manager around the call."""
 

@@ -23,8 +23,8 @@ EMULATED_MODES = tuple(
 )
 """The same on a CPU, where graphs are emulated."""
 _MAKERS = re.compile(
-    r"\b(?:torch\.(?:arange|empty|eye|full|Generator|linspace|ones|rand|randn|tensor|zeros)"
-    r"|nn\.(?:BatchNorm1d|Conv2d|LazyLinear|Linear))\("
+    r"\b(?:torch\.(?:arange|empty|eye|full|Generator|linspace|ones|rand|randint|randn|randperm|tensor|zeros)"
+    r"|nn\.(?:BatchNorm1d|Conv2d|Embedding|GRU|LayerNorm|LazyLinear|Linear|MultiheadAttention))\("
 )
 """What the grammar makes tensors with; all of these take a device."""
 

@@ -96,4 +96,8 @@ def blamed(program: Program) -> tuple[str, ...]:
 
 def reason(detail: str) -> str:
     """What a refusal says, without what differs from program to program."""
-    return re.sub(r"0x[0-9a-f]+|\d+", "N", re.sub(r"(/[\w.~-]+)+", "FILE", detail))[:160]
+    text = re.sub(
+        r"wanted a program that a CUDA graph can hold.*?:(?= )", "a graph cannot hold", detail
+    )
+    text = re.sub(r" \(\w+\.py:\d+ in \w+\)", "", re.sub(r"(/[\w.~-]+)+", "FILE", text))
+    return re.sub(r"0x[0-9a-f]+|\d+", "N", text)[:200]

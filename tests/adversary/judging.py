@@ -26,7 +26,7 @@ from ridgeline.errors import RidgelineError
 Outcome = Literal["equal", "refused", "unclear", "failed"]
 """`unclear`: as far from plain PyTorch as that is from itself where it rounds otherwise; no proof of anything."""
 MOST_SHOWN = 6
-NARROW_WORDS = ("bf16", "fp16", "half", "bfloat16")
+NARROW_WORDS = ("bf16", "fp16", "half", "bfloat16", "autocast without")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,8 +189,8 @@ def _refused(
     ambient = Ambient.now()._replace(modes=before[1].modes)
     verdict = _compared(mode, index, before[0], now, before[1], ambient, is_narrow=False)
     if verdict is None:
-        return Verdict(mode, "refused", call=index, detail=_first_line(error))
-    detail = f"{_first_line(error)}\n{verdict.detail}"
+        return Verdict(mode, "refused", call=index, detail=_reason(error))
+    detail = f"{_reason(error)}\n{verdict.detail}"
     return dataclasses.replace(verdict, kind=f"refused, but {verdict.kind}", detail=detail)
 
 
@@ -239,6 +239,12 @@ def _raised(mode: str, index: int, error: BaseException) -> Verdict:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "no message")
+
+
+def _reason(error: RidgelineError) -> str:
+    """Its first line, and the second of a list: what a graph cannot hold."""
+    first, *more = str(error).strip().splitlines()
+    return f"{first} {more[0].strip()}" if first.endswith(":") and more else first
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ class Portrait:
         key = tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
         shares = self._storages.setdefault(key, path) if key else path
         self.leaves[path] = TensorLeaf(
-            tensor.detach().clone().cpu(),
+            tensor.detach().clone().cpu().as_subclass(Tensor),  # two copies of a class do not mix
             tuple(tensor.shape),
             tuple(tensor.stride()),
             tensor.dtype,

@@ -26,6 +26,7 @@ import functools
 import math
 import random
 import types
+import typing
 
 import numpy as np
 import torch
@@ -61,10 +62,37 @@ def threads(count):
         torch.set_num_threads(before)
 
 
+class Named(typing.NamedTuple):
+    x: typing.Any
+    by: typing.Any
+
+
+@dataclasses.dataclass
+class Held:
+    x: typing.Any
+    by: typing.Any
+
+
+class Labelled(torch.Tensor):
+    pass
+
+
+def tensor_of(given):
+    if isinstance(given, dict):
+        return given["x"] * given["by"]
+    return given if torch.is_tensor(given) else given.x * given.by
+
+
 class Doubling(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         return result * 2 if function is torch.tanh else result
+
+
+class Halving(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return result * 0.5 if function is torch.ops.aten.tanh.default else result
 """
 
 MAKE = '''
@@ -122,7 +150,12 @@ def _class(name: str, uses: list[tuple[Use, Feature]]) -> str:
         else ["self.lin = nn.Linear(4, 4)"]
     )
     start = (
-        ["y = x.to(self.head.weight.dtype)", "for block in self.blocks:", "    y = block(y)"]
+        [
+            "x = tensor_of(x)",
+            "y = x.to(self.head.weight.dtype)",
+            "for block in self.blocks:",
+            "    y = block(y)",
+        ]
         if is_net
         else ["y = torch.tanh(self.lin(y))"]
     )

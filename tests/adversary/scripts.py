@@ -33,7 +33,7 @@ def load(name):
 
 def plain(w):
     def call(x):
-        if torch.is_grad_enabled() and x.requires_grad:
+        if torch.is_grad_enabled() and torch.is_tensor(x) and x.requires_grad:
             return w.model(x)
         with torch.no_grad():
             return w.model(x)
@@ -72,12 +72,11 @@ def same(wanted, got):
         return len(wanted) == len(got) and all(map(same, wanted, got))
     if isinstance(wanted, dict) and isinstance(got, dict):
         return wanted.keys() == got.keys() and all(same(wanted[k], got[k]) for k in wanted)
-    if not torch.is_tensor(wanted) or type(wanted) is not type(got):
+    if not torch.is_tensor(wanted) or type(wanted).__name__ != type(got).__name__:
         return repr(wanted) == repr(got)
     about = lambda t: (t.shape, t.stride(), t.dtype, t.requires_grad, t.is_inference())
-    return about(wanted) == about(got) and torch.allclose(
-        wanted.detach().double(), got.detach().double(), 1e-3, 1e-5, equal_nan=True
-    )
+    values = (side.detach().as_subclass(torch.Tensor).double() for side in (wanted, got))
+    return about(wanted) == about(got) and torch.allclose(*values, 1e-3, 1e-5, equal_nan=True)
 
 
 def look(path, module, w):

@@ -218,7 +218,8 @@ def test_what_autograd_refuses_since_a_saved_value_was_written_is_compared_with_
         assert verdict.detail.startswith("as with kept values, where eager raises RuntimeError")
 
 
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")  # there are models that use it
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")  # there are models that use them
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
 @pytest.mark.parametrize("name", catalogue.FEATURES)
 def test_every_feature_runs_in_plain_pytorch(name: str, tmp_path: Path) -> None:
     """With all its changes, one after the other, wherever it may stand."""
@@ -243,6 +244,15 @@ def loss_of(world: World) -> Callable[[Any], Any]:
         return world.w.loss_fn(world.w.model, x).backward()
 
     return run
+
+
+def test_tensors_of_a_class_of_the_program_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each world has such a class of its own, and torch computes with tensors of one class only."""
+    program = Program(0, "call", (), (Call(input="labelled"),))
+    assert judged(program, tmp_path, monkeypatch, faithful).outcome == "equal"
+    assert judged(program, tmp_path, monkeypatch, wrong).kind == "result: value"
 
 
 @given(seed=SEEDS, purpose=PURPOSES)

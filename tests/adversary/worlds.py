@@ -87,8 +87,8 @@ def run_plain_call(world: World) -> None:
     """The contract of `rl.hybridize`: no gradients, unless an argument asks for them."""
     model = world.w.model
 
-    def run(x: Tensor) -> Any:
-        if torch.is_grad_enabled() and x.requires_grad:
+    def run(x: Any) -> Any:
+        if torch.is_grad_enabled() and torch.is_tensor(x) and x.requires_grad:
             return model(x)
         with torch.no_grad():
             return model(x)
@@ -100,7 +100,7 @@ def run_plain_step(world: World) -> None:
     """The loop that everybody writes."""
     w = world.w
 
-    def run(x: Tensor) -> Tensor:
+    def run(x: Any) -> Tensor:
         w.optimizer.zero_grad(set_to_none=True)
         loss = w.loss_fn(w.model, x)
         loss.backward()

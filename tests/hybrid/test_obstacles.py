@@ -1,5 +1,6 @@
 """What is said of a program that torch's compiler cannot read."""
 
+import functools
 import random
 import sys
 import time
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,71 @@ from ridgeline.guards.reading import UnreadableError, read_program
 from ridgeline.plan import Plan
 from ridgeline.programs.inductor import name_unreadable_libraries
 from ridgeline.session import TrainStep
+
+GENERATOR, NUMPYS = torch.Generator(), np.random.default_rng(0)
+NUMBERS = {"on": np.bool_(True)}
+
+
+class Rated:
+    """Its rate is computed when it is first asked for."""
+
+    @functools.cached_property
+    def rate(self) -> float:
+        """In Python 3.11 behind a lock."""
+        return 2.0
+
+
+RATED = Rated()
+
+
+@functools.singledispatch
+def scaled(by: object, x: Tensor) -> Tensor:
+    """By numbers only."""
+    return x
+
+
+@scaled.register
+def _(by: float, x: Tensor) -> Tensor:
+    return x * by
+
+
+def forked(x: Tensor) -> Tensor:
+    """As it was given, with other draws."""
+    with torch.random.fork_rng(devices=[]):
+        return x
+
+
+SAID = {
+    "a draw from a torch.Generator, whose state is kept where a captured program does not look; draw outside "
+    "and pass what it gives, or draw without it": lambda x: x + torch.rand(3, generator=GENERATOR),
+    "a draw of random numbers that are not torch's (random): draw with torch, or outside of the step": (
+        lambda x: x * NUMPYS.random()
+    ),
+    "a call of a functools.singledispatch function, which looks for types where a captured program does not "
+    "look": lambda x: scaled(2.0, x),
+    "a call of fork_rng(), which gives no tensor": forked,
+    "a branch on a number of NumPy's, whose value a program leaves open; make it Python's own, by item(), "
+    "where it is set": lambda x: x * 2 if NUMBERS["on"] else x,
+    "a branch on the value of a tensor": lambda x: x * 2 if x.sum() > 0 else x,
+    "a call of torch.is_inference_mode_enabled(), where a captured program does not look": lambda x: (
+        x if torch.is_inference_mode_enabled() else x * 2
+    ),
+}
+if sys.version_info < (3, 12):  # no lock since
+    SAID |= {
+        "a lock, as the first read of a functools.cached_property takes one; read that once before": lambda x: (
+            x * RATED.rate
+        )
+    }
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_what_the_compiler_calls_by_its_own_words_is_named(said: str) -> None:
+    """Torch's first lines are of its workings, `missing tp_iter` say; each version has others."""
+    code: Callable[[Tensor], Tensor] = SAID[said]
+    with pytest.raises(torch._dynamo.exc.Unsupported) as raised:
+        torch.compile(code, backend="eager", fullgraph=True)(torch.ones(3))
+    assert obstacle(raised.value).rpartition(" (test_obstacles.py:")[0] == said
 
 
 def test_an_error_that_quotes_another_is_cut_at_its_first_line() -> None:
@@ -38,7 +105,7 @@ def mean(x: Tensor) -> Tensor:
     [
         (
             lambda x: x * random.choice([1, 2]),
-            r"a draw of Python's random numbers \(Random.choice\): draw with torch, or outside of the step",
+            r"a draw of random numbers that are not torch's \(Random.choice\): draw with torch, or outside of the step",
         ),
         (
             lambda x: x * time.time(),

@@ -11,12 +11,33 @@ _LEFT_CHANGED = (
     "requires_grad_() of a tensor that it is given, which stays changed behind it: call it on a copy, as "
     "in x.clone().requires_grad_()"
 )
-_DRAWN = "a draw of Python's random numbers ({}): draw with torch, or outside of the step"
+_DRAWN = (
+    "a draw of random numbers that are not torch's ({}): draw with torch, or outside of the step"
+)
 _CALLED = "a call of {}, which the compiler does not read"
 _CALLED_OF = _CALLED.replace("{}", "{}.{}")
+_OF_PYTHON = "where a captured program does not look"
 _WORDS = {
+    r"attempted to jump with .*NumpyNdarrayVariable": (
+        "a branch on a number of NumPy's, whose value a program leaves open; make it Python's own, by "
+        "item(), where it is set"
+    ),
     r"data-dependent": "a branch on the value of a tensor",
     r"Unsupported Tensor.requires_grad_\(\) call|setattr\(\) on Tensor.requires_grad": _LEFT_CHANGED,
+    r"args/kwargs to proxy(?s:.*)\(Generator\)": (
+        f"a draw from a torch.Generator, whose state is kept {_OF_PYTHON}; draw outside and pass what it "
+        "gives, or draw without it"
+    ),
+    r"is_inference_mode_enabled during tracing": (
+        f"a call of torch.is_inference_mode_enabled(), {_OF_PYTHON}"
+    ),
+    r"enter a `RLock` context manager": (
+        "a lock, as the first read of a functools.cached_property takes one; read that once before"
+    ),
+    r"functools\.py\", line \d+, in dispatch": (
+        f"a call of a functools.singledispatch function, which looks for types {_OF_PYTHON}"
+    ),
+    r"op returned non-Tensor(?s:.*)target: <function (\w+) ": "a call of {}(), which gives no tensor",
     # Kinds of failures, of which dynamo tells the rest in sentences for its developers.
     r"marked as skipped\n.*`(?:<unknown module>\.)?(Random\.\w+)": _DRAWN,
     r"unsupported by PyTorch\n.*bound method (RandomState\.\w+)": _DRAWN,

@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ridgeline.optimizers.shared_memory import sharing
-
 from ridgeline.optimizers.groups import state_methods
+from ridgeline.optimizers.shared_memory import sharing
 
 
 def why_not_fused(optimizer: Optimizer, group: dict[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
 from adversary.grammar.attributes import ATTRIBUTES, OBJECTS
 from adversary.grammar.branches import BRANCHES
 from adversary.grammar.code import CLASSES, FUNCTIONS
+from adversary.grammar.containers import CONTAINERS
 from adversary.grammar.effects import EFFECTS
 from adversary.grammar.feature import Feature
 from adversary.grammar.general import (
@@ -14,10 +15,13 @@ from adversary.grammar.general import (
     WITHOUT_GRADIENTS,
 )
 from adversary.grammar.hooks import HOOKS
+from adversary.grammar.library import LIBRARY
 from adversary.grammar.lookups import LOOKUPS
 from adversary.grammar.losses import LOSSES
+from adversary.grammar.members import MEMBERS
 from adversary.grammar.parametrized import PARAMETRIZED
 from adversary.grammar.randomness import RANDOMNESS
+from adversary.grammar.regions import REGIONS
 from adversary.grammar.tensors import BUFFERS, RESULTS, SHARED
 
 __all__ = [
@@ -32,6 +36,6 @@ __all__ = [
 
 _TABLES = (
     *(ATTRIBUTES, OBJECTS, LOOKUPS, CLASSES, FUNCTIONS, BUFFERS, SHARED, RESULTS, PARAMETRIZED),
-    *(HOOKS, RANDOMNESS, BRANCHES, EFFECTS, LOSSES),
+    *(HOOKS, RANDOMNESS, BRANCHES, EFFECTS, LOSSES, MEMBERS, LIBRARY, REGIONS, CONTAINERS),
 )
 FEATURES: dict[str, Feature] = {feature.name: feature for table in _TABLES for feature in table}

@@ -59,6 +59,19 @@ MODEL_CHANGES: dict[str, str] = {
     "    p.data, flat = flat[:p.numel()].view(p.shape), flat[p.numel():]",
     "data shared": "w.model.blocks[-1].lin.weight.data = w.model.blocks[0].lin.weight.data",
     "called in between": "w.model(torch.ones(2, 4))",
+    "called in between without gradients": "with torch.no_grad():\n    w.model(torch.ones(3, 4))",
+    "called in between in evaluation": "w.model.eval()\nwith torch.inference_mode():\n    w.model(torch.ones(3, 4))\n"
+    "w.model.train()",
+    "class of a block": "w.model.blocks[0].__class__ = type('Other', (Block,), {'forward': lambda self, y: y + 1.0})",
+    "channels last": "w.model.to(memory_format=torch.channels_last)",
+    "pruned": "import torch.nn.utils.prune as prune\nprune.l1_unstructured(w.model.head, 'weight', 0.5)",
+    "weight norm": "nn.utils.parametrizations.weight_norm(w.model.blocks[-1], 'weight')"
+    " if hasattr(w.model.blocks[-1], 'weight') else None",
+    "late buffer": "w.model.register_buffer('late_buffer', torch.ones(4))",
+    "weight under no_grad": "with torch.no_grad():\n    for p in w.model.parameters():\n        p.add_(0.1)",
+    "weight by a vector": "nn.utils.vector_to_parameters(\n"
+    "    nn.utils.parameters_to_vector(w.model.parameters()).detach() * 0.5, w.model.parameters())",
+    "random draws in between": "torch.rand(3), random.random(), np.random.rand()",
     "copied": "copy.deepcopy(w.model)",
 }
 """Name to lines over `w`, which has `model`, `loss_fn` and `optimizer`."""
@@ -104,10 +117,25 @@ OPTIMIZER_CHANGES: dict[str, str] = {
     "    lambda p: (p.grad.mul_(2.0), None)[1])",
     "backward hook on a block": "w.model.blocks[0].register_full_backward_hook(\n"
     "    lambda module, inputs, outputs: tuple(None if g is None else g * 2.0 for g in inputs))",
-    "step pre-hook": "w.optimizer.register_step_pre_hook(lambda *_: w.model.head.bias.data.add_(0.1))",
+    "step pre-hook": "w.optimizer.register_step_pre_hook(\n"
+    "    lambda *_: (w.model.head.bias.data.add_(0.1), None)[1])",
     "gradients left": "for p in w.model.parameters():\n    p.grad = torch.ones_like(p)",
     "step hook": "w.optimizer.register_step_post_hook(lambda *_: w.model.head.bias.data.add_(0.1))",
     "scheduler": "torch.optim.lr_scheduler.StepLR(w.optimizer, 1, 0.5).step()",
+    "schedule in a cycle": "if not hasattr(w, 'cycle'):\n    w.cycle = torch.optim.lr_scheduler.CyclicLR(\n"
+    "        w.optimizer, 0.001, 0.1, step_size_up=2, cycle_momentum='momentum' in w.optimizer.defaults)\n"
+    "w.cycle.step()",
+    "schedule on the loss": "torch.optim.lr_scheduler.ReduceLROnPlateau(w.optimizer, patience=0).step(1.0)",
+    "fused": "for group in w.optimizer.param_groups:\n    if 'fused' in group:\n"
+    "        group['foreach'], group['fused'] = False, True",
+    "no form": "for group in w.optimizer.param_groups:\n    group['foreach'] = group['fused'] = False",
+    "optimizer in double": "for state in w.optimizer.state.values():\n    for key, value in state.items():\n"
+    "        if torch.is_tensor(value) and value.dim():\n            state[key] = value.double().float()",
+    "optimizer's count": "for state in w.optimizer.state.values():\n    if 'step' in state:\n"
+    "        state['step'] = torch.tensor(10.0)",
+    "optimizer stepped alone": "w.optimizer.step()",
+    "gradients cleared": "w.model.zero_grad(set_to_none=False)",
+    "rates by groups": "for place, group in enumerate(w.optimizer.param_groups):\n    group['lr'] = 0.01 / (place + 1)",
 }
 
 CHANGES = {**MODEL_CHANGES, **OPTIMIZER_CHANGES}
@@ -135,6 +163,18 @@ INPUTS: dict[str, str] = {
     "conjugated": "torch.complex(x_of($i), x_of($i)).conj().imag",
     "negative view": "torch._neg_view(x_of($i))",
     "the weight": "w.model.blocks[0].lin.weight.detach()",
+    "one dimension": "x_of($i)[0]",
+    "truth": "x_of($i) > 0",
+    "channels last": "x_of($i).repeat(2, 1).view(1, 2, 3, 4).to(memory_format=torch.channels_last)",
+    "no leaf": "x_of($i).requires_grad_() * 1.0",
+    "of inference": "torch.inference_mode()(x_of)($i)",
+    "one tensor filled again": "w.__dict__.setdefault('kept', torch.zeros(3, 4)).copy_(x_of($i))",
+    "labelled": "x_of($i).as_subclass(Labelled)",
+    "named tuple": "Named(x_of($i), 2.0)",
+    "named tuple of another number": "Named(x_of($i), 3.0)",
+    "dataclass": "Held(x_of($i), 2.0)",
+    "dictionary": "{'x': x_of($i), 'by': 2.0}",
+    "dictionary in another order": "{'by': 2.0, 'x': x_of($i)}",
 }
 """Name to an expression; `$i` is the number of the call."""
 
@@ -153,6 +193,12 @@ CONTEXTS: dict[str, str] = {
     "threads": "threads(2)",
     "function mode": "Doubling()",
     "default device": "torch.device('cpu')",
+    "random state forked": "torch.random.fork_rng()",
+    "parametrizations cached": "nn.utils.parametrize.cached()",
+    "dispatch mode": "Halving()",
+    "saved on the host": "torch.autograd.graph.save_on_cpu()",
+    "autocast without a cache": "torch.autocast('cpu', torch.bfloat16, cache_enabled=False)",
+    "kernels of torch alone": "torch.backends.mkldnn.flags(enabled=False)",
 }
 """Name to a context manager around the call."""
 
@@ -168,6 +214,17 @@ OPTIMIZERS: dict[str, str] = {
     "adamw": "torch.optim.AdamW(params, lr=0.01, amsgrad=True)",
     "rmsprop": "torch.optim.RMSprop(params, lr=0.01)",
     "adagrad": "torch.optim.Adagrad(params, lr=0.05)",
+    "nadam": "torch.optim.NAdam(params, lr=0.01)",
+    "radam": "torch.optim.RAdam(params, lr=0.01)",
+    "adamax": "torch.optim.Adamax(params, lr=0.01)",
+    "adadelta": "torch.optim.Adadelta(params, lr=0.5)",
+    "asgd": "torch.optim.ASGD(params, lr=0.05)",
+    "rprop": "torch.optim.Rprop(params, lr=0.01)",
+    "fused adam": "torch.optim.Adam(params, lr=0.01, fused=True)",
+    "sgd one by one": "torch.optim.SGD(params, lr=0.05, momentum=0.9, foreach=False, fused=False)",
+    "adam of a tensor": "torch.optim.Adam(params, lr=torch.tensor(0.01), foreach=False)",
+    "three groups": "torch.optim.AdamW([{'params': params[:2], 'betas': (0.5, 0.9)},\n"
+    "        {'params': params[2:3], 'weight_decay': 0.0}, {'params': params[3:], 'lr': 0.001}], lr=0.01)",
     "two groups": "torch.optim.SGD([{'params': params[:2]}, {'params': params[2:], 'lr': 0.01}], lr=0.05)",
 }
 """Name to an expression over `params`."""

@@ -141,5 +141,18 @@ RESULTS = tuple(
         ("input result", "(y, x)"),
         ("view of the input", "(y, x[:1])"),
         ("scalar result", "y.sum()"),
+        ("named result", "Named(y, {'k': [y + 1.0, 3]})"),
+        ("dataclass result", "Held(y, y * 2.0)"),
+        (
+            "input written",
+            "(y, x.mul_(2.0) if x.is_floating_point() and not x.requires_grad else x)",
+        ),
+        ("part of the input written", "(y, x[..., :1].detach().fill_(0.5))"),
+        (
+            "result of other types",
+            "(y > 0, y.argmax(-1), y.double(), y[:0], y.sum().item() > 0, None, 'text')",
+        ),
+        ("result without gradients", "(y.detach(), y)"),
+        ("generated result", "tuple(part for part in y.unbind(-1))"),
     )
 )

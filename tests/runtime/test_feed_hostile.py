@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -127,14 +127,15 @@ def test_a_data_loader_is_loaded_ahead_from_the_first_batch_on() -> None:
     assert not feed(own, "cpu")._source.own_memory.is_sure
 
 
+@pytest.mark.parametrize("ask", [next, list])
 @pytest.mark.parametrize("depth", [0, 2])
-def test_a_loader_that_asks_its_own_feed_is_refused(depth: int) -> None:
-    """The feed would wait for the loader, and the loader for the feed."""
+def test_a_loader_that_asks_its_own_feed_is_refused(depth: int, ask: Callable[[Any], Any]) -> None:
+    """The feed would wait for the loader, and the loader for the feed, also where it begins a loop."""
     feeds: list[FeedStream] = []
 
     def loader() -> Iterator[Any]:
         yield torch.zeros(1)
-        yield next(feeds[0])
+        yield ask(feeds[0])
 
     feeds.append(feed(loader(), "cpu", depth))
     next(feeds[0])

@@ -46,9 +46,9 @@ def parallelize(
 
     A function may contain its backward pass: `torch.autograd.grad`, `.backward()`, updates in place.
     Where its results are differentiable and gradients are enabled, forward and backward are two programs,
-    and `.backward()` of what a call returns runs the second. Parameters are read by reference. Calls that
-    do not fit what was traced (other shapes, replaced parameters, another `training` flag) run the function
-    as it was written; the report counts them.
+    and `.backward()` of what a call returns runs the second; it has no second derivatives. Parameters are
+    read by reference. Calls that do not fit what was traced (other shapes, replaced parameters, another
+    `training` flag) run the function as it was written; the report counts them.
 
     Args:
         fn: Function or module; its arguments can be given by position, and calls may name them.
@@ -65,7 +65,7 @@ def parallelize(
             in Python (a cache that its first call fills: make that call before), or cannot be captured.
         EquivalenceError: with `parallel`, no way gave the function's results.
         MachineError: the machine has no figures for a link that is needed.
-        PlanError: a device or argument is not usable, the function works on a device that is not among
+        PlanError: a device or argument is not usable, `fn` cannot be called, the function works on a device that is not among
             `devices`, or `parallel` is asked of a function with no independent parts.
         ScheduleError: an input or state is on a device on which nothing is computed.
 
@@ -74,6 +74,11 @@ def parallelize(
     if mode not in ("auto", "serial", "parallel"):
         raise PlanError(
             f"wanted mode 'auto', 'serial' or 'parallel' for parallelize, got {mode!r}; use one of these"
+        )
+    if not callable(fn):
+        raise PlanError(
+            f"wanted a function or module to parallelize, got {type(fn).__name__}; give what is called, and "
+            "an example of its arguments behind it"
         )
     args = as_arguments(example_inputs)
     # Read before it is traced: a function that changes something in Python must not have run by then.
@@ -198,7 +203,14 @@ def _devices(
     here = tuple(dict.fromkeys(operation.device for operation in program.operations))
     if asked is None:
         return here
-    wanted = tuple(dict.fromkeys(with_index(torch.device(device)) for device in asked))
+    try:
+        # A name is no list of names: its letters are none.
+        names = [asked] if isinstance(asked, str) else [*asked]
+        wanted = tuple(dict.fromkeys(with_index(torch.device(device)) for device in names))
+    except (RuntimeError, TypeError) as error:  # no such name, no name at all
+        raise PlanError(
+            f"wanted devices such as ['cuda:0', 'cpu'] for parallelize, got devices={asked!r}; name each"
+        ) from error
     missing = [str(device) for device in here if device not in wanted]
     if missing:
         raise PlanError(

@@ -84,8 +84,9 @@ class FeedStream(Stream):
         """A new pass, or the present one where no loop uses it yet, or the loader gives only one.
 
         Raises:
-            PlanError: the feed is closed, or its loader is over and cannot begin again.
+            PlanError: the feed is closed, its loader is over and cannot begin again, or is who asks.
         """
+        self._check_asker()
         with self._turn:
             if self._is_closed:
                 raise closed()

@@ -147,6 +147,31 @@ def test_a_loader_that_asks_its_own_feed_is_refused(depth: int, ask: Callable[[A
         next(feeds[0])
 
 
+def test_a_loader_that_later_writes_over_a_batch_is_refused() -> None:
+    """One buffer that grows with the longest batch so far: new for the first ones, then used again."""
+    lengths = [1, 2, 3, 4, *[3] * 60]
+
+    def loader() -> Iterator[torch.Tensor]:
+        memory = torch.empty(0)
+        for number, length in enumerate(lengths):
+            if len(memory) < length:
+                memory = torch.empty(length)
+            yield memory[:length].fill_(number)
+
+    text = (
+        r"^wanted batches that stay as they are, got a loader that wrote into one of before while it was loaded "
+        r"ahead, in feed\(\.\.\.\); have it make each anew \(a clone\(\) is one\), or use depth=0$"
+    )
+    batches = feed(loader(), "cpu")
+    with pytest.raises(PlanError, match=text):
+        for _ in batches:
+            for (
+                slot
+            ) in batches._ahead:  # so that the next one waits there, and the one behind it, too
+                batches._engine.wait(slot.variable)
+    assert [int(batch[0]) for batch in feed(loader(), "cpu", 0)] == list(range(len(lengths)))
+
+
 def test_a_child_forked_while_another_thread_has_its_turn_may_close_the_feed() -> None:
     """The thread is not there to end its turn."""
     is_loading, may_go_on = threading.Event(), threading.Event()

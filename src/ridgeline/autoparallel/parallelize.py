@@ -65,7 +65,7 @@ def parallelize(
             in Python (a cache that its first call fills: make that call before), or cannot be captured.
         EquivalenceError: with `parallel`, no way gave the function's results.
         MachineError: the machine has no figures for a link that is needed.
-        PlanError: a device or argument is not usable, `fn` cannot be called, the function works on a device that is not among
+        PlanError: a device or argument is not usable, the function works on a device that is not among
             `devices`, or `parallel` is asked of a function with no independent parts.
         ScheduleError: an input or state is on a device on which nothing is computed.
 

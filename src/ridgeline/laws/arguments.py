@@ -52,7 +52,11 @@ def check(
             if bound is not None
         ]
         kind = "finite " if is_finite or is_countless else ""
-        got = f"a whole number of {int(value).bit_length()} bits" if is_countless else f"{float(value):g}"
+        got = (
+            f"a whole number of {int(value).bit_length()} bits"
+            if is_countless
+            else f"{float(value):g}"
+        )
         ends = f" {' and '.join(wanted)}" if wanted else ""
         raise LawError(f"wanted a {kind}{name}{ends}, got {got}; give a number in that range")
     return value

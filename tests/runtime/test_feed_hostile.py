@@ -163,12 +163,14 @@ def test_a_loader_that_later_writes_over_a_batch_is_refused() -> None:
         r"ahead, in feed\(\.\.\.\); have it make each anew \(a clone\(\) is one\), or use depth=0$"
     )
     batches = feed(loader(), "cpu")
-    with pytest.raises(PlanError, match=text):
+
+    def wait_for_all_ahead() -> None:
         for _ in batches:
-            for (
-                slot
-            ) in batches._ahead:  # so that the next one waits there, and the one behind it, too
+            for slot in batches._ahead:
                 batches._engine.wait(slot.variable)
+
+    with pytest.raises(PlanError, match=text):
+        wait_for_all_ahead()
     assert [int(batch[0]) for batch in feed(loader(), "cpu", 0)] == list(range(len(lengths)))
 
 

@@ -125,7 +125,9 @@ def test_a_break_in_the_curve_is_named() -> None:
     runs[3] = run_of(8, 8, 0.25)
     notes = scaling(runs).notes
     (note,) = [note for note in notes if note.startswith("run8: ")]
-    assert re.match(r"run8: (?:amdahl|usl) misses 8 workers by \d\d\.\d %; where a curve breaks, ", note)
+    assert re.match(
+        r"run8: (?:amdahl|usl) misses 8 workers by \d\d\.\d %; where a curve breaks, ", note
+    )
 
 
 def test_workers_that_do_less_are_named() -> None:

@@ -71,15 +71,7 @@ def parallelize(
 
     Cost: Seconds: some hundred calls, and some milliseconds a distinct operation. Waits for the device.
     """
-    if mode not in ("auto", "serial", "parallel"):
-        raise PlanError(
-            f"wanted mode 'auto', 'serial' or 'parallel' for parallelize, got {mode!r}; use one of these"
-        )
-    if not callable(fn):
-        raise PlanError(
-            f"wanted a function or module to parallelize, got {type(fn).__name__}; give what is called, and "
-            "an example of its arguments behind it"
-        )
+    _check(fn, mode)
     args = as_arguments(example_inputs)
     # Read before it is traced: a function that changes something in Python must not have run by then.
     guards, program = _read_and_traced(fn, args)
@@ -101,6 +93,18 @@ def parallelize(
     found = search(fn, program, args, offered, mode, as_tried)
     report = report_of(name_of(fn), offered, found)
     return Parallel(fn, guard, found.call, found.way, report)
+
+
+def _check(fn: object, mode: str) -> None:
+    if mode not in ("auto", "serial", "parallel"):
+        raise PlanError(
+            f"wanted mode 'auto', 'serial' or 'parallel' for parallelize, got {mode!r}; use one of these"
+        )
+    if not callable(fn):
+        raise PlanError(
+            f"wanted a function or module to parallelize, got {type(fn).__name__}; give what is called, and "
+            "an example of its arguments behind it"
+        )
 
 
 def _read_and_traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Guards, Program]:

@@ -73,8 +73,8 @@ class Source:
         """Have an error in place of a batch that the loader has written over while it waited in its slot."""
         if slot.error is None and slot.marks != self.own_memory.marks(slot.content):
             slot.error = PlanError(
-                "wanted batches that stay as they are, got a loader that wrote into one of before while it was "
-                "loaded ahead, in feed(...); have it make each anew (a clone() is one), or use depth=0"
+                "wanted batches that stay as they are, got a loader that wrote into one of before while it "
+                "was loaded ahead, in feed(...); have it make each anew (a clone() is one), or use depth=0"
             )
 
     def finish(self, slots: list[Slot], *, keeps_memory: bool) -> None:
@@ -90,7 +90,7 @@ class Source:
 
 
 def _begins_again(iterator: Iterable[Any]) -> bool:
-    """Whether what gives itself may go back to its first batch for that, as the `__iter__` of many loaders does.
+    """Whether what gives itself may go back to its first batch for that, as `__iter__` of many loaders does.
 
     Code that uses no name returns what it is given, and changes nothing.
     """

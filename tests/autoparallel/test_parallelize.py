@@ -303,6 +303,16 @@ def test_wrong_use_is_refused(inputs: tuple[Tensor, Tensor]) -> None:
     assert message(PlanError, lanes=0) == (
         "wanted at least 1 lane, got lanes=0 for parallelize; raise it"
     )
+    assert message(PlanError, lanes=1.5) == (
+        "wanted at least 1 lane, got lanes=1.5 for parallelize; give a whole number"
+    )
+    assert message(PlanError, devices=["gpu"]) == (
+        "wanted devices such as ['cuda:0', 'cpu'] for parallelize, got devices=['gpu']; name each"
+    )
+    with pytest.raises(
+        PlanError, match=r"^wanted a function or module to parallelize, got NoneType; give"
+    ):
+        parallelize(None, inputs)  # type: ignore[arg-type]
     assert message(PlanError, devices=["meta"]) == (
         "wanted the function's tensors on devices=['meta'], got operations on cpu; add it to devices, or "
         "move the tensors with .to(device)"

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -127,14 +127,15 @@ def test_a_data_loader_is_loaded_ahead_from_the_first_batch_on() -> None:
     assert not feed(own, "cpu")._source.own_memory.is_sure
 
 
+@pytest.mark.parametrize("ask", [next, list])
 @pytest.mark.parametrize("depth", [0, 2])
-def test_a_loader_that_asks_its_own_feed_is_refused(depth: int) -> None:
-    """The feed would wait for the loader, and the loader for the feed."""
+def test_a_loader_that_asks_its_own_feed_is_refused(depth: int, ask: Callable[[Any], Any]) -> None:
+    """The feed would wait for the loader, and the loader for the feed, also where it begins a loop."""
     feeds: list[FeedStream] = []
 
     def loader() -> Iterator[Any]:
         yield torch.zeros(1)
-        yield next(feeds[0])
+        yield ask(feeds[0])
 
     feeds.append(feed(loader(), "cpu", depth))
     next(feeds[0])
@@ -144,6 +145,33 @@ def test_a_loader_that_asks_its_own_feed_is_refused(depth: int) -> None:
     )
     with pytest.raises(PlanError, match=text):
         next(feeds[0])
+
+
+def test_a_loader_that_later_writes_over_a_batch_is_refused() -> None:
+    """One buffer that grows with the longest batch so far: new for the first ones, then used again."""
+    lengths = [1, 2, 3, 4, *[3] * 60]
+
+    def loader() -> Iterator[torch.Tensor]:
+        memory = torch.empty(0)
+        for number, length in enumerate(lengths):
+            if len(memory) < length:
+                memory = torch.empty(length)
+            yield memory[:length].fill_(number)
+
+    text = (
+        r"^wanted batches that stay as they are, got a loader that wrote into one of before while it was loaded "
+        r"ahead, in feed\(\.\.\.\); have it make each anew \(a clone\(\) is one\), or use depth=0$"
+    )
+    batches = feed(loader(), "cpu")
+
+    def wait_for_all_ahead() -> None:
+        for _ in batches:
+            for slot in batches._ahead:
+                batches._engine.wait(slot.variable)
+
+    with pytest.raises(PlanError, match=text):
+        wait_for_all_ahead()
+    assert [int(batch[0]) for batch in feed(loader(), "cpu", 0)] == list(range(len(lengths)))
 
 
 def test_a_child_forked_while_another_thread_has_its_turn_may_close_the_feed() -> None:

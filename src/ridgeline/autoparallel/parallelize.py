@@ -46,9 +46,9 @@ def parallelize(
 
     A function may contain its backward pass: `torch.autograd.grad`, `.backward()`, updates in place.
     Where its results are differentiable and gradients are enabled, forward and backward are two programs,
-    and `.backward()` of what a call returns runs the second. Parameters are read by reference. Calls that
-    do not fit what was traced (other shapes, replaced parameters, another `training` flag) run the function
-    as it was written; the report counts them.
+    and `.backward()` of what a call returns runs the second; it has no second derivatives. Parameters are
+    read by reference. Calls that do not fit what was traced (other shapes, replaced parameters, another
+    `training` flag) run the function as it was written; the report counts them.
 
     Args:
         fn: Function or module; its arguments can be given by position, and calls may name them.
@@ -71,10 +71,7 @@ def parallelize(
 
     Cost: Seconds: some hundred calls, and some milliseconds a distinct operation. Waits for the device.
     """
-    if mode not in ("auto", "serial", "parallel"):
-        raise PlanError(
-            f"wanted mode 'auto', 'serial' or 'parallel' for parallelize, got {mode!r}; use one of these"
-        )
+    _check(fn, mode)
     args = as_arguments(example_inputs)
     # Read before it is traced: a function that changes something in Python must not have run by then.
     guards, program = _read_and_traced(fn, args)
@@ -96,6 +93,18 @@ def parallelize(
     found = search(fn, program, args, offered, mode, as_tried)
     report = report_of(name_of(fn), offered, found)
     return Parallel(fn, guard, found.call, found.way, report)
+
+
+def _check(fn: object, mode: str) -> None:
+    if mode not in ("auto", "serial", "parallel"):
+        raise PlanError(
+            f"wanted mode 'auto', 'serial' or 'parallel' for parallelize, got {mode!r}; use one of these"
+        )
+    if not callable(fn):
+        raise PlanError(
+            f"wanted a function or module to parallelize, got {type(fn).__name__}; give what is called, and "
+            "an example of its arguments behind it"
+        )
 
 
 def _read_and_traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Guards, Program]:
@@ -198,7 +207,14 @@ def _devices(
     here = tuple(dict.fromkeys(operation.device for operation in program.operations))
     if asked is None:
         return here
-    wanted = tuple(dict.fromkeys(with_index(torch.device(device)) for device in asked))
+    try:
+        # A name is no list of names: its letters are none.
+        names = [asked] if isinstance(asked, str) else [*asked]
+        wanted = tuple(dict.fromkeys(with_index(torch.device(device)) for device in names))
+    except (RuntimeError, TypeError) as error:  # no such name, no name at all
+        raise PlanError(
+            f"wanted devices such as ['cuda:0', 'cpu'] for parallelize, got devices={asked!r}; name each"
+        ) from error
     missing = [str(device) for device in here if device not in wanted]
     if missing:
         raise PlanError(

@@ -71,8 +71,9 @@ def offer(
 
     Cost: Measures every distinct operation: milliseconds each.
     """
-    if lanes is not None and lanes < 1:
-        raise PlanError(f"wanted at least 1 lane, got lanes={lanes} for parallelize; raise it")
+    if lanes is not None and (type(lanes) is not int or lanes < 1):
+        cure = "raise it" if type(lanes) is int else "give a whole number"
+        raise PlanError(f"wanted at least 1 lane, got lanes={lanes!r} for parallelize; {cure}")
     kinds = sorted({device.type for device in devices})
     if not set(kinds) <= {"cpu", "cuda"}:
         raise PlanError(

@@ -84,8 +84,9 @@ class FeedStream(Stream):
         """A new pass, or the present one where no loop uses it yet, or the loader gives only one.
 
         Raises:
-            PlanError: the feed is closed, or its loader is over and cannot begin again.
+            PlanError: the feed is closed, its loader is over and cannot begin again, or is who asks.
         """
+        self._check_asker()
         with self._turn:
             if self._is_closed:
                 raise closed()
@@ -131,6 +132,8 @@ class FeedStream(Stream):
         TALLY.waited_ns += round(waited_s * 1e9)
         TALLY.batches += 1
         self._ahead.popleft()
+        if self._carrier is None:
+            self._source.check_kept(slot)
         if slot.error is not None:
             if isinstance(slot.error, StopIteration) and self._batches == self._batches_before:
                 # A pass without any batch is most likely an iterator that was used up.

@@ -22,8 +22,7 @@ def feed(
     """The batches of `loader` on `device`, in order, prepared ahead; each `for` over it is a new pass.
 
     A pass asks the loader for a new iterator, as a `for` over a DataLoader does, and ends the pass before. A
-    generator (what is its own iterator, and does not begin again when it is iterated) gives one: after a
-    `break` the next `for` continues with it. Batches ahead are lost with the feed: keep it, or use `depth=0`.
+    generator (what is its own iterator, always) gives one: after a `break` the next `for` continues with it.
 
     A batch is ready for work on the stream that is current where it is asked for, and its memory is
     used again only after what that stream had been given when a later batch was asked for; work on
@@ -34,7 +33,7 @@ def feed(
             numbers drawn there (none in worker processes) come in no fixed order, unless `depth=0`. The CPU
             has none ahead where two of the first `depth + 1`, which are not ahead, share memory or a list.
         device: Where the batches go; None takes the current GPU, or the CPU where there is none.
-        depth: Batches prepared ahead; 0 does everything in the caller's thread.
+        depth: Batches prepared ahead, lost when the feed is closed; 0 does all in the caller's thread.
         fixed_addresses: Use `depth` buffers in turn, in every pass the same, of which the caller has one (a
             smaller batch is a view; a larger one than any before moves the buffer). A batch is then valid
             until the next one is asked for. Otherwise a batch is valid as long as it, or a view of it, is

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate
 
@@ -55,6 +56,17 @@ class OwnMemory:
             self._is_known = True
         # With the parts, whose memory would be given to the next batch if nobody held it.
         self._seen = [*self._seen, (places, parts)] if self._is_known is None else []
+
+    def marks(self, batch: Any) -> tuple[tuple[int, int], ...]:
+        """What changes where the loader writes into a batch that waits; nothing where each is made anew.
+
+        A loader may begin to use memory again later than its first batches show, such as one that grows with
+        the longest batch so far.
+        """
+        if self.makes_new:
+            return ()
+        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        return tuple((id(t), t._version) for t in tensors if not t.is_inference())  # noqa: SLF001 - no other way
 
 
 def _places_of(parts: Sequence[Any]) -> set[int]:

@@ -46,6 +46,7 @@ class Source:
                 begin = time.perf_counter()
                 slot.content = next(self._iterator)
                 self.own_memory.note([slot.content])
+                slot.marks = self.own_memory.marks(slot.content)
             else:
                 with self._carrier.channel.active():
                     self._carrier.wait_for_host_memory(slot)
@@ -68,6 +69,14 @@ class Source:
                 "feed(...), which would wait for itself; give it a loader of its own"
             )
 
+    def check_kept(self, slot: Slot) -> None:
+        """Have an error in place of a batch that the loader has written over while it waited in its slot."""
+        if slot.error is None and slot.marks != self.own_memory.marks(slot.content):
+            slot.error = PlanError(
+                "wanted batches that stay as they are, got a loader that wrote into one of before while it "
+                "was loaded ahead, in feed(...); have it make each anew (a clone() is one), or use depth=0"
+            )
+
     def finish(self, slots: list[Slot], *, keeps_memory: bool) -> None:
         """Drop the iterator and what the slots hold; a generator that the loader made is closed."""
         for slot in slots:
@@ -81,7 +90,7 @@ class Source:
 
 
 def _begins_again(iterator: Iterable[Any]) -> bool:
-    """Whether what gives itself may go back to its first batch for that, as the `__iter__` of many loaders does.
+    """Whether what gives itself may go back to its first batch for that, as `__iter__` of many loaders does.
 
     Code that uses no name returns what it is given, and changes nothing.
     """

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from ridgeline.autoparallel.graphs.aliasing import must_stay
 from ridgeline.autoparallel.graphs.program import Program, trace_program
 from ridgeline.capture.flat_program import FlatProgram, flatten_program
 from ridgeline.errors import CaptureError
@@ -112,6 +113,11 @@ def _example_tangents(fn: Call, args: tuple[Any, ...]) -> list[Tensor]:
 
 def _cut(flat: FlatProgram, num_results: int, num_tangents: int) -> tuple[FlatProgram, FlatProgram]:
     """The graph before the first operator that needs gradients of the results, and from there on."""
+    # A detached result would be a value of the backward part, although forward has computed it; and saved for
+    # it, so that scripts could not change it in place.
+    output = flat.graph.graph.output_node()
+    output.args = pytree.tree_map_only(fx.Node, _undetached, output.args)
+    flat.graph.graph.eliminate_dead_code(is_impure_node=must_stay)
     nodes = list(flat.graph.graph.nodes)
     places = [node for node in nodes if node.op == "placeholder"]
     tangents = places[len(places) - num_tangents :]
@@ -122,8 +128,7 @@ def _cut(flat: FlatProgram, num_results: int, num_tangents: int) -> tuple[FlatPr
             len(late) > num_tangents or late & set(node.all_input_nodes)
         ):
             late.add(node)
-    # A detached result would be a value of the backward part, although forward has computed it.
-    ends = [_undetached(end) for end in pytree.tree_leaves(flat.graph.graph.output_node().args)]
+    ends = pytree.tree_leaves(output.args)
     results, grads = ends[:num_results], ends[num_results:]
     needed = dict.fromkeys(
         value
@@ -198,6 +203,14 @@ class Differentiable:
         self.halves = halves
         self.forward = forward
         self.backward = backward
+        # State that backward reads, so that autograd refuses it where a script has written it since forward;
+        # what the function itself writes (running statistics) changes with its next call.
+        written = halves.forward.written_storages()
+        self.watched = [
+            tensor
+            for tensor in halves.backward.state.values()
+            if tensor.untyped_storage().data_ptr() not in written
+        ]
 
     def __call__(self, *args: Any) -> Any:
         """The result, with a graph where gradients are enabled."""
@@ -221,7 +234,8 @@ class _Apply(torch.autograd.Function):
         results, saved = call.forward(*tensors[:num_inputs])
         ctx.call, ctx.num_inputs = call, num_inputs
         # Not as attributes: only saved tensors are freed with the graph, and watched for writes in place.
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*saved, *call.watched)
+        ctx.num_saved = len(saved)
         roots = call.halves.roots
         ctx.mark_non_differentiable(*(r for i, r in enumerate(results) if i not in roots))
         return tuple(results)
@@ -236,9 +250,8 @@ def _backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
     """What autograd asks for: nothing for the call itself, then gradients of inputs and of state."""
     halves = ctx.call.halves
     # The trace had dense gradients; autograd hands in expanded ones for sums and means.
-    (grads,) = ctx.call.backward(
-        *ctx.saved_tensors, *(tangents[index].contiguous() for index in halves.roots)
-    )
+    saved = ctx.saved_tensors[: ctx.num_saved]
+    (grads,) = ctx.call.backward(*saved, *(tangents[index].contiguous() for index in halves.roots))
     remaining = iter(grads)
     found = [next(remaining) if has else None for has in halves.has_gradient]
     inputs: list[Tensor | None] = [None] * ctx.num_inputs

@@ -130,7 +130,7 @@ def _modes() -> tuple[bool, bool]:
 
 def _spec(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
-        return leaf
+        return None  # as no example's, which are tensors all
     return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
 
 

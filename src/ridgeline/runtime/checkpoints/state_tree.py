@@ -2,8 +2,8 @@
 
 Everything that is not a tensor becomes plain JSON, tensors become named entries of a safetensors
 file. What JSON lacks is written as an object with one key that starts with `$`: `$tensor`, `$tuple`,
-`$items` (a dict whose keys are not all text), `$float` (nan and infinities), `$numpy` (a number of NumPy's, as
-schedules that count with it have) and `$sparse` (a COO tensor by indices and values, as momenta of sparse
+`$items` (a dict whose keys are not all text), `$float` (nan and infinities), `$numpy` (a number of NumPy's,
+as schedules that count with it have) and `$sparse` (a COO tensor by indices and values, as momenta of sparse
 gradients are). Nothing is pickled, so that loading a checkpoint executes nothing.
 """
 

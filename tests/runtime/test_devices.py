@@ -67,3 +67,24 @@ def test_a_mesh_of_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         PlanError, match="wanted device='cpu', as the mesh has it, got device='cuda'"
     ):
         World.join(device=torch.device("cuda"), mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    ("named", "got"),
+    [
+        ({"RANK": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK=x"),
+        ({"RANK": "0"}, "MASTER_ADDR=None"),
+    ],
+)
+def test_an_environment_that_names_no_group_is_told(
+    monkeypatch: pytest.MonkeyPatch, named: dict[str, str], got: str
+) -> None:
+    """By its variables, and what torch says of them."""
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"WORLD_SIZE": "2", **named}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        LaunchError, match=f"wanted a process group to join by RANK.*{got}.*torchrun"
+    ):
+        World.join(device="cpu")

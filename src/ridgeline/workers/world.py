@@ -5,8 +5,10 @@ environment names rank and size, and joining initialises the process group over 
 has a mesh or a process group of some of its workers may name that: these alone train together then.
 """
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -17,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from ridgeline.errors import LaunchError, PlanError
+from ridgeline.errors import LaunchError, PlanError, first_line
 from ridgeline.host.memory import keep_freed_memory
 from ridgeline.host.message_threads import calm_message_threads
 from ridgeline.machine import Setting
@@ -27,6 +29,7 @@ from ridgeline.workers.mesh import Axis, given_group, mesh_over
 
 JOIN = "RIDGELINE_KVSTORE_JOIN"
 """Variable of the environment that names a running training, for a process of its own to take part in."""
+_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class World:
 
         Raises:
             LaunchError: `cuda` is wanted where there are fewer GPUs than local workers, another kind of
-                device, or a GPU that is not this worker's.
+                device, or a GPU that is not this worker's; or the environment names no group to join.
             PlanError: the mesh or group cannot be trained over, or the mesh is of another device.
 
         Cost: Blocks until all workers have joined, where the group is initialised here.
@@ -98,13 +101,14 @@ class World:
             # In the memory of this process: one that joins a running training has no rendezvous to ask for a
             # store.
             alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-            dist.init_process_group(
-                "nccl" if kind == "cuda" else "gloo",
-                # NCCL makes its communicator now, so that a worker that cannot connect fails here and not in
-                # its first step.
-                device_id=place if kind == "cuda" else None,
-                **({} if is_started else alone),
-            )
+            with _launching():
+                dist.init_process_group(
+                    "nccl" if kind == "cuda" else "gloo",
+                    # NCCL makes its communicator now, so that a worker that cannot connect fails here and not
+                    # in its first step.
+                    device_id=place if kind == "cuda" else None,
+                    **({} if is_started else alone),
+                )
             leaving.own()
         group = group or dist.group.WORLD
         if group is None:
@@ -217,6 +221,21 @@ class World:
     def leave() -> None:
         """Leave the process group, if any; safe to call twice. While an error is handled, abort it."""
         leaving.leave()
+
+
+@contextlib.contextmanager
+def _launching() -> Iterator[None]:
+    """Inside, the group is joined that the environment names."""
+    try:
+        yield
+    except (ValueError, dist.DistError) as error:
+        told = f"{type(error).__name__}: {first_line(error, '')}"
+        got = ", ".join(f"{name}={os.environ.get(name)}" for name in _LAUNCH)
+        raise LaunchError(
+            f"wanted a process group to join by {', '.join(_LAUNCH)}, got {got}: {told}; start "
+            "all workers by torchrun, which sets these on each and finds a free port, or remove them to "
+            "train alone"
+        ) from error
 
 
 def _kind(device: str | torch.device, local_rank: int) -> str:

@@ -40,8 +40,8 @@ def test_an_error_that_quotes_another_is_cut_at_its_first_line() -> None:
             "an index that the values of tensors decide",
         ),
         (
-            "one of the variables needed has been modified by an inplace operation: [torch.FloatTensor",
-            "a tensor that the code changes in place before backward, where compiled code reads it again",
+            "modified by an inplace operation: [torch.FloatTensor [3, 4]] is at version 2",
+            "a tensor (FloatTensor [3, 4]) that the code changes in place before backward, where compiled",
         ),
     ],
 )

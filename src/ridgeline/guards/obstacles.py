@@ -30,9 +30,9 @@ _WORDS = {
     r"Dynamic shape operator\n.*Operator `([\w.]+)`": "{}, whose result is as long as values decide",
     r"Pending unbacked symbols": "a size that the values of tensors decide",
     r"valid indices \(got SymInt\)": "an index that the values of tensors decide",
-    r"modified by an inplace operation": (
-        "a tensor that the code changes in place before backward, where compiled code reads it again: change "
-        "a copy, or change it behind the step"
+    r"modified by an inplace operation: \[(?:torch\.)?(\w+ \[[\d, ]*\])": (
+        "a tensor ({}) that the code changes in place before backward, where compiled code reads it again: "
+        "change a copy, or change it behind the step"
     ),
     r"in sourceless builder\n(?s:.)*?debug context: (\S+)": "an object of {}, which it cannot follow",
     r"its data is not allocated yet": (

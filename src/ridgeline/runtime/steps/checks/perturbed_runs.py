@@ -337,7 +337,7 @@ class PerturbedRuns(NamedTuple):
             raise
         except Exception as error:
             what = obstacle(error)
-            if what == first_line(error).rstrip("."):  # as any operator says it
+            if what.startswith(first_line(error).rstrip(".")):  # as any operator says it
                 what = f"{type(error).__name__}: {what}"
             raise CaptureError(
                 f"wanted execution={self.body.plan.execution!r} to run a step that runs as written, got "

@@ -95,6 +95,27 @@ def test_an_error_that_quotes_another_is_cut_at_its_first_line() -> None:
     assert obstacle(quoted) == 'when making fake tensor call: RuntimeError("No data'
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "Pending unbacked symbols {u0} not in returned outputs",
+            "a size that the values of tensors",
+        ),
+        (
+            "only integers are valid indices (got SymInt)",
+            "an index that the values of tensors decide",
+        ),
+        (
+            "modified by an inplace operation: [torch.FloatTensor [3, 4]] is at version 2",
+            "a tensor (FloatTensor [3, 4]) that the code changes in place before backward, where compiled",
+        ),
+    ],
+)
+def test_what_torch_says_for_its_developers_is_said_in_words(text: str, words: str) -> None:
+    assert obstacle(RuntimeError(text)).startswith(words)
+
+
 def mean(x: Tensor) -> Tensor:
     raise ValueError(f"no {x.ndim} rows")
 

@@ -119,7 +119,7 @@ def test_an_assertion_of_the_compiler_is_a_refusal(
         interpreted(),
         PlannedStep(model, loss_of, optimizer, Plan(execution=execution)) as step,
         pytest.raises(
-            CaptureError, match=r"got AssertionError: float32 != int64; use execution=.eager."
+            CaptureError, match=r"got AssertionError: float32 != int64.*; use execution=.eager."
         ),
     ):
         step(torch.randn(5, 6))

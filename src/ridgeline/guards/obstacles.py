@@ -49,6 +49,12 @@ _WORDS = {
     r"Observed exception\n(?s:.)*?raised exception (.+)": "{}, raised as the compiler read the code",
     r"args/kwargs to proxy\n(?s:.)*?args: (?:TensorVariable\(\) )*(.+?) *\n": "an operator on no tensor ({})",
     r"Dynamic shape operator\n.*Operator `([\w.]+)`": "{}, whose result is as long as values decide",
+    r"Pending unbacked symbols": "a size that the values of tensors decide",
+    r"valid indices \(got SymInt\)": "an index that the values of tensors decide",
+    r"modified by an inplace operation: \[(?:torch\.)?(\w+ \[[\d, ]*\])": (
+        "a tensor ({}) that the code changes in place before backward, where compiled code reads it again: "
+        "change a copy, or change it behind the step"
+    ),
     r"in sourceless builder\n(?s:.)*?debug context: (\S+)": "an object of {}, which it cannot follow",
     r"its data is not allocated yet": (
         "a look at the values of a tensor, which has none as it is read (torch.as_tensor of a list of "

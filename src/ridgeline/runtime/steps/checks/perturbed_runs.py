@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from ridgeline.capture.capturing import on_stream
 from ridgeline.capture.dropout_states import dropout_state, left_as_found
@@ -337,8 +336,9 @@ class PerturbedRuns(NamedTuple):
         except (RidgelineError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            is_read = isinstance(error, TorchDynamoException)
-            what = obstacle(error) if is_read else f"{type(error).__name__}: {first_line(error)}"
+            what = obstacle(error)
+            if what.startswith(first_line(error).rstrip(".")):  # as any operator says it
+                what = f"{type(error).__name__}: {what}"
             raise CaptureError(
                 f"wanted execution={self.body.plan.execution!r} to run a step that runs as written, got "
                 f"{what}; use execution='eager'"

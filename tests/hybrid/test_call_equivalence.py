@@ -193,3 +193,17 @@ def test_results_without_a_number_say_nothing_of_a_program() -> None:
 def test_the_difference_of_results(expected: Any, got: Any, difference: float) -> None:
     """Relative to the largest value; NaN and infinities must coincide; integers and structure are exact."""
     assert largest_difference(expected, got)[0] == pytest.approx(difference)
+
+
+def test_draws_from_a_generator_that_the_callable_holds_are_compared() -> None:
+    """Both forms draw from the same state, another one in each call; afterwards it is as it was."""
+    generator = torch.Generator().manual_seed(5)
+    before, baked = generator.get_state(), torch.rand(4)
+
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.rand(4, generator=generator)
+
+    alike = compare_calls(noisy, lambda x: noisy(x) * 1.0, (torch.ones(4),), [])
+    assert alike.difference == 0.0
+    assert torch.equal(generator.get_state(), before)
+    assert not compare_calls(noisy, lambda x: x + baked, (torch.ones(4),), []).is_equal

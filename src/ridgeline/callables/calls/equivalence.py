@@ -5,10 +5,12 @@ host, a weight. So several calls are made both ways, from the same state and the
 inputs and parameters are changed between calls; results and changed buffers must agree.
 """
 
+import contextlib
 import enum
+import functools
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, EquivalenceError
+from ridgeline.reach.reach import Reach
 from ridgeline.state.random_state import seed_all
 from ridgeline.state.saved_state import SavedState, preserved
 from ridgeline.tensors.call_perturbation import nudge, perturb_tensors, perturbed_inputs
@@ -134,16 +137,17 @@ def compare_calls(
     """
     worst = CallComparison(0.0, 0.0, "nothing")
     unknown: set[int] | None = None
-    with torch.no_grad(), preserved(tensors) as saved:
+    with torch.no_grad(), preserved(tensors) as saved, _own_generators(fn) as own:
+        outcome = functools.partial(_outcome, generators=own)
         for index in range(NUM_CALLS):
             call_args = perturbed_inputs(args, index)
-            expected, got = (_outcome(run, call_args, saved, index) for run in (fn, candidate))
+            expected, got = (outcome(run, call_args, saved, index) for run in (fn, candidate))
             tolerance = tolerance_of([*pytree.tree_leaves((args, expected)), *tensors])
             difference, where = largest_difference(expected, got)
             found = CallComparison(difference, tolerance, where)
             if tolerance < difference < math.inf:
                 nudged = (
-                    _outcome(fn, call_args, saved, index, nudged=number)
+                    outcome(fn, call_args, saved, index, nudged=number)
                     for number in range(NUM_NUDGES)
                 )
                 found = _beside_rounding(expected, got, nudged, tolerance)
@@ -161,6 +165,18 @@ def compare_calls(
             "or use mode='eager'"
         )
     return worst
+
+
+@contextlib.contextmanager
+def _own_generators(fn: Callable[..., Any]) -> Iterator[list[torch.Generator]]:
+    """Generators of torch's that a callable holds: seeded alike for both forms, and at the end as before."""
+    found = [g for g in Reach(fn).generators if isinstance(g, torch.Generator)]
+    before = [generator.get_state() for generator in found]
+    try:
+        yield found
+    finally:
+        for generator, state in zip(found, before, strict=True):
+            generator.set_state(state)
 
 
 def _beside_rounding(
@@ -231,6 +247,7 @@ def _outcome(
     saved: SavedState,
     index: int,
     *,
+    generators: Sequence[torch.Generator],
     nudged: int | None = None,
 ) -> Outcome:
     """Copies of the result and of the tensors of the module after one call from the saved state.
@@ -243,6 +260,8 @@ def _outcome(
     if index % 2:
         perturb_tensors(saved.tensors)
     seed_all(index)
+    for generator in generators:
+        generator.manual_seed(index)
     # Each gets copies of its own: what one writes into its arguments must not reach the other.
     given = pytree.tree_map_only(Tensor, strided_copy, args)
     if nudged is not None:

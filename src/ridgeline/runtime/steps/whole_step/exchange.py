@@ -15,7 +15,7 @@ from ridgeline.optimizers.shared_memory import num_owners
 from ridgeline.tensors.copies import overlaps
 
 
-class Exchange(NamedTuple):
+class StateExchange(NamedTuple):
     """One tensor of the state that was replaced.
 
     Attributes:
@@ -59,7 +59,7 @@ class Exchange(NamedTuple):
         return self.before
 
     def carry_out(self) -> Tensor:
-        """Exchange memory and values; what stands there from now on.
+        """StateExchange memory and values; what stands there from now on.
 
         That is the new one, or `place` where it lies on another device (loaded step counts lie on the host).
         """
@@ -75,7 +75,7 @@ class Exchange(NamedTuple):
         return now
 
 
-def are_possible(exchanges: Iterable[Exchange], *, is_check: bool) -> bool:
+def are_possible(exchanges: Iterable[StateExchange], *, is_check: bool) -> bool:
     """Whether all of them are, each with a tensor of its own.
 
     All are asked before the first is carried out: a refusal leaves everything as it was.

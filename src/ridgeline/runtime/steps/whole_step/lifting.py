@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.programs.module_call import call_with, places
-from ridgeline.runtime.steps.whole_step.exchange import Exchange, are_possible
+from ridgeline.runtime.steps.whole_step.exchange import StateExchange, are_possible
 from ridgeline.runtime.steps.whole_step.rates import LearningRateInputs
 from ridgeline.runtime.steps.whole_step.substitution import OptimizerSubstitution
 from ridgeline.tensors.entries import Entries
@@ -169,7 +169,7 @@ class LiftedState:
         """Whether the model's and the optimizer's tensors are still those listed, at their addresses.
 
         State that was loaded into an optimizer, and buffers that an eager step assigned again, lie in new
-        tensors; they are moved to where those listed lie, see `Exchange`. In a check, which puts back what it
+        tensors; they are moved to where those listed lie, see `StateExchange`. In a check, which puts back what it
         has found, their values are.
 
         Cost: 0.1 us for each parameter and buffer, and for each entry of the optimizer's state.
@@ -204,7 +204,7 @@ class LiftedState:
         if -1 in found or any(change.store[change.key] is None for change in changes):
             return False
         exchanges = [
-            Exchange(self.entries[number].tensor, change.before, change.store[change.key])
+            StateExchange(self.entries[number].tensor, change.before, change.store[change.key])
             for number, change in zip(found, changes, strict=True)
         ]
         if not are_possible(exchanges, is_check=is_check) or any(
@@ -227,7 +227,7 @@ class LiftedState:
         listed = self.entries[first : first + len(self._state_keys)]
         now = [state[parameter][key] for parameter, key in self._state_keys]
         threes = zip(listed, self._held_state, now, strict=True)
-        exchanges = [Exchange(entry.tensor, before, new) for entry, before, new in threes]
+        exchanges = [StateExchange(entry.tensor, before, new) for entry, before, new in threes]
         needed = [one for one in exchanges if one.is_needed]
         if not are_possible(needed, is_check=is_check):
             return False

@@ -169,8 +169,8 @@ class LiftedState:
         """Whether the model's and the optimizer's tensors are still those listed, at their addresses.
 
         State that was loaded into an optimizer, and buffers that an eager step assigned again, lie in new
-        tensors; they are moved to where those listed lie, see `StateExchange`. In a check, which puts back what it
-        has found, their values are.
+        tensors; they are moved to where those listed lie, see `StateExchange`. In a check, which puts back
+        what it has found, their values are.
 
         Cost: 0.1 us for each parameter and buffer, and for each entry of the optimizer's state.
         """

@@ -15,7 +15,7 @@ from ridgeline.optimizers.shared_memory import num_owners
 from ridgeline.tensors.copies import overlaps
 
 
-class Exchange(NamedTuple):
+class StateExchange(NamedTuple):
     """One tensor of the state that was replaced.
 
     Attributes:
@@ -34,8 +34,8 @@ class Exchange(NamedTuple):
         return self.now is not self.before
 
     @property
-    def is_possible(self) -> bool:
-        """Whether the new one fits, and neither memory is seen by other tensors."""
+    def fits(self) -> bool:
+        """Whether the values of the new one can stand in the place."""
         place, now = self.place, self.now
         return (
             type(now) is Tensor
@@ -44,12 +44,22 @@ class Exchange(NamedTuple):
             and place.layout is now.layout is torch.strided
             and place.stride() == now.stride()
             and not overlaps(place)
-            and num_owners(now.untyped_storage()) == 1
-            and num_owners(self.before.untyped_storage()) == 2  # and that of `place`
         )
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether it fits, and neither memory is seen by other tensors."""
+        owners = [num_owners(one.untyped_storage()) for one in (self.now, self.before)]
+        return owners == [1, 2]  # the second that of `place`, too
+
+    def undo(self) -> Tensor:
+        """Write the new values into the place, and have the tensor before stand there again."""
+        with torch.no_grad():
+            self.place.copy_(self.now)
+        return self.before
+
     def carry_out(self) -> Tensor:
-        """Exchange memory and values; what stands there from now on.
+        """StateExchange memory and values; what stands there from now on.
 
         That is the new one, or `place` where it lies on another device (loaded step counts lie on the host).
         """
@@ -65,11 +75,15 @@ class Exchange(NamedTuple):
         return now
 
 
-def are_possible(exchanges: Iterable[Exchange]) -> bool:
+def are_possible(exchanges: Iterable[StateExchange], *, is_check: bool) -> bool:
     """Whether all of them are, each with a tensor of its own.
 
     All are asked before the first is carried out: a refusal leaves everything as it was.
+
+    Args:
+        exchanges: What was replaced.
+        is_check: They are undone, so that whoever else sees the memory does not count.
     """
     asked = [*exchanges]
     is_apart = len({id(one.now) for one in asked}) == len(asked)
-    return is_apart and all(one.is_possible for one in asked)
+    return is_apart and all(one.fits and (is_check or one.is_possible) for one in asked)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.programs.module_call import call_with, places
-from ridgeline.runtime.steps.whole_step.exchange import Exchange, are_possible
+from ridgeline.runtime.steps.whole_step.exchange import StateExchange, are_possible
 from ridgeline.runtime.steps.whole_step.rates import LearningRateInputs
 from ridgeline.runtime.steps.whole_step.substitution import OptimizerSubstitution
 from ridgeline.tensors.entries import Entries
@@ -165,11 +165,12 @@ class LiftedState:
         """The model's and the optimizer's tensors that are listed."""
         return list(self._originals)
 
-    def is_current(self) -> bool:
+    def is_current(self, *, is_check: bool = False) -> bool:
         """Whether the model's and the optimizer's tensors are still those listed, at their addresses.
 
         State that was loaded into an optimizer, and buffers that an eager step assigned again, lie in new
-        tensors; they are moved to where those listed lie, see `Exchange`.
+        tensors; they are moved to where those listed lie, see `StateExchange`. In a check, which puts back
+        what it has found, their values are.
 
         Cost: 0.1 us for each parameter and buffer, and for each entry of the optimizer's state.
         """
@@ -181,16 +182,16 @@ class LiftedState:
         # A replaced parameter is not adopted: the optimizer would go on to update the old one.
         if not self._parameter_entries.hold():
             return False
-        if not self._buffer_entries.hold() and not self._adopt_buffers():
+        if not self._buffer_entries.hold() and not self._adopt_buffers(is_check):
             return False
         state = self.optimizer.state
         is_same = self._optimizer_entries.same_stores(state.values())
-        if not (is_same and self._optimizer_entries.hold()) and not self._adopt_state():
+        if not (is_same and self._optimizer_entries.hold()) and not self._adopt_state(is_check):
             return False
         # Last, since adopting buffers puts the listed tensors back first.
         return [*map(Tensor.data_ptr, self._originals)] == self._addresses
 
-    def _adopt_buffers(self) -> bool:
+    def _adopt_buffers(self, is_check: bool) -> bool:
         """Move buffers that were replaced to where the listed ones lie; False where they do not fit these."""
         entries = self._buffer_entries
         changes = list(entries.changes())
@@ -203,17 +204,20 @@ class LiftedState:
         if -1 in found or any(change.store[change.key] is None for change in changes):
             return False
         exchanges = [
-            Exchange(self.entries[number].tensor, change.before, change.store[change.key])
+            StateExchange(self.entries[number].tensor, change.before, change.store[change.key])
             for number, change in zip(found, changes, strict=True)
         ]
-        if not are_possible(exchanges) or any(e.now.device != e.place.device for e in exchanges):
+        if not are_possible(exchanges, is_check=is_check) or any(
+            e.now.device != e.place.device for e in exchanges
+        ):
             return False
         for number, change, exchange in zip(found, changes, exchanges, strict=True):
-            change.store[change.key] = self._originals[number] = exchange.carry_out()
+            stands = exchange.undo() if is_check else exchange.carry_out()
+            change.store[change.key] = self._originals[number] = stands
         self._buffer_entries = Entries(module._buffers for module in self.model.modules())  # noqa: SLF001
         return True
 
-    def _adopt_state(self) -> bool:
+    def _adopt_state(self, is_check: bool) -> bool:
         """Move other optimizer state to where the listed tensors lie; False where it does not fit them."""
         state = self.optimizer.state
         found, constants = self._state()
@@ -223,12 +227,13 @@ class LiftedState:
         listed = self.entries[first : first + len(self._state_keys)]
         now = [state[parameter][key] for parameter, key in self._state_keys]
         threes = zip(listed, self._held_state, now, strict=True)
-        exchanges = [Exchange(entry.tensor, before, new) for entry, before, new in threes]
-        if not are_possible(one for one in exchanges if one.is_needed):
+        exchanges = [StateExchange(entry.tensor, before, new) for entry, before, new in threes]
+        needed = [one for one in exchanges if one.is_needed]
+        if not are_possible(needed, is_check=is_check):
             return False
         for (parameter, key), exchange in zip(self._state_keys, exchanges, strict=True):
             if exchange.is_needed:
-                state[parameter][key] = exchange.carry_out()
+                state[parameter][key] = exchange.undo() if is_check else exchange.carry_out()
         # `load_state_dict` has made other dictionaries, too.
         self._optimizer_entries = Entries(state.values())
         self._held_state = [state[parameter][key] for parameter, key in self._state_keys]

@@ -355,7 +355,9 @@ class StepGraphRunner:
         program = prepared.program
 
         def replay() -> Tensor:
-            program.lifted.is_current()  # takes over what the eager step put into new tensors
+            program.lifted.is_current(
+                is_check=True
+            )  # takes over what the eager step put into new tensors
             program.lifted.rates.refresh()
             with accepted("run"):
                 return prepared.step(program.inputs)

@@ -299,6 +299,9 @@ def test_later_results_replace_earlier() -> None:
     times = msgspec.structs.replace(EXPERIMENT, networks=(untested, MLP))
     assert merged([times, checks])[0].networks[0] == RESNET, "a check joins earlier times"
     assert merged([checks, times])[0].networks[0] == RESNET, "times join an earlier check"
+    cut = msgspec.structs.replace(untested, reason="ended before it was done: check")
+    ended = msgspec.structs.replace(EXPERIMENT, networks=(cut,))
+    assert merged([checks, ended])[0].networks[0] == RESNET, "its turns were over"
     alone = msgspec.structs.replace(RESNET, starts=Starts(plan_s=40.0))
     unhurried = msgspec.structs.replace(EXPERIMENT, networks=(alone,))
     assert merged([times, unhurried])[0].networks[0] == RESNET, (

@@ -90,10 +90,10 @@ def _place(tensor: Tensor) -> int | None:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor has an address: not one that wraps other tensors, nor a sparse one."""
+    """Whether a tensor has an address: not one that wraps other tensors, a sparse one, or one on `meta`."""
     if type(tensor) not in (Parameter, Tensor) and is_traceable_wrapper_subclass(tensor):
         return False
-    return tensor.layout is torch.strided
+    return tensor.layout is torch.strided and not tensor.is_meta
 
 
 def _meeting(

@@ -44,8 +44,8 @@ def page(experiments: Sequence[NetworksExperiment]) -> str:
 def merged(experiments: Sequence[NetworksExperiment]) -> list[NetworksExperiment]:
     """One experiment for each hardware and set-up, in the order in which they come first.
 
-    Networks that failed to run at all (no time left, a package missing) do not replace those that ran, and
-    what a later result was not asked for stays as it was.
+    Networks that failed to run at all (no time left, a package missing) do not replace those that ran; those
+    that were ended behind their turns do. What a later result was not asked for stays as it was.
     """
     found: dict[tuple[str, int, str, tuple[str, ...]], NetworksExperiment] = {}
     for one in experiments:
@@ -55,8 +55,9 @@ def merged(experiments: Sequence[NetworksExperiment]) -> list[NetworksExperiment
             continue
         rows = {row.network: row for row in found[key].networks}
         for row in one.networks:
-            if not row.reason:
-                rows[row.network] = _joined(rows.get(row.network), row)
+            if not row.reason or any(form.step_s for form in row.forms):
+                timed = msgspec.structs.replace(row, reason="")
+                rows[row.network] = _joined(rows.get(row.network), timed)
         found[key] = msgspec.structs.replace(
             one,
             networks=tuple(rows.values()),

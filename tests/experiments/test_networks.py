@@ -23,6 +23,8 @@ from ridgeline.workers.world import World
 CPU = World(0, 1, 0, torch.device("cpu"))
 GPU = World(0, 1, 0, torch.device("cuda", 0))
 NETWORKS = list(catalog().values())
+MORE_NETWORKS = Path(__file__).parents[2] / "benchmarks/more_networks.py"
+ALL_NETWORKS = list(catalog([str(MORE_NETWORKS)]).values())
 OWN = """
 from ridgeline.experiments.networks.families.perceptrons import NETWORKS as KNOWN
 import dataclasses
@@ -59,7 +61,7 @@ def test_kinds_are_those_of_the_command() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
+@pytest.mark.parametrize("network", ALL_NETWORKS, ids=lambda network: network.name)
 def test_every_network_trains(network: Network) -> None:
     """Three plain steps have finite losses, and all that is trained of more than one dimension moves, no more."""
     setup = needed(network).build("cpu", "cpu")

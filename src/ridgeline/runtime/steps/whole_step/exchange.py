@@ -59,7 +59,7 @@ class StateExchange(NamedTuple):
         return self.before
 
     def carry_out(self) -> Tensor:
-        """StateExchange memory and values; what stands there from now on.
+        """Exchange memory and values; what stands there from now on.
 
         That is the new one, or `place` where it lies on another device (loaded step counts lie on the host).
         """

@@ -5,6 +5,7 @@
 Nothing was tuned with them. Packages that a network needs are imported when it is made.
 """
 
+import functools
 import importlib
 import itertools
 import math
@@ -231,9 +232,8 @@ def of_timm(name: str, batch: int, side: int) -> Network:
 
     def parts(scale: Scale) -> Parts:
         timm: Any = importlib.import_module("timm")
-        count = batch if scale == "gpu" else 2
-        make = lambda: timm.create_model(name, num_classes=100)  # noqa: E731 - as short as it reads
-        return Parts(make, images(count, side, 100), cross_entropy)
+        make = functools.partial(timm.create_model, name, num_classes=100)
+        return Parts(make, images(batch if scale == "gpu" else 2, side, 100), cross_entropy)
 
     title = f"{name}, batch {batch} of {side}"
     return Network(

@@ -52,19 +52,18 @@ class StateExchange(NamedTuple):
         owners = [num_owners(one.untyped_storage()) for one in (self.now, self.before)]
         return owners == [1, 2]  # the second that of `place`, too
 
-    def undo(self) -> Tensor:
-        """Write the new values into the place, and have the tensor before stand there again."""
-        with torch.no_grad():
-            self.place.copy_(self.now)
-        return self.before
+    def carry_out(self, *, is_check: bool) -> Tensor:
+        """What stands there from now on.
 
-    def carry_out(self) -> Tensor:
-        """Exchange memory and values; what stands there from now on.
-
-        That is the new one, or `place` where it lies on another device (loaded step counts lie on the host).
+        In a check, which puts back what it has found, that is the tensor before, with the new values. Else
+        the two exchange memory and values, and it is the new one, or `place` where the new one lies on
+        another device (loaded step counts lie on the host).
         """
         place, before, now = self
         with torch.no_grad():
+            if is_check:
+                place.copy_(now)
+                return before
             kept, other = place.clone(), now.detach()
             place.copy_(other)
             if now.device != place.device:
@@ -82,7 +81,7 @@ def are_possible(exchanges: Iterable[StateExchange], *, is_check: bool) -> bool:
 
     Args:
         exchanges: What was replaced.
-        is_check: They are undone, so that whoever else sees the memory does not count.
+        is_check: Of a check, whose values alone are taken: whoever else sees the memory does not count.
     """
     asked = [*exchanges]
     is_apart = len({id(one.now) for one in asked}) == len(asked)

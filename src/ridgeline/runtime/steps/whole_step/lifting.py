@@ -212,7 +212,7 @@ class LiftedState:
         ):
             return False
         for number, change, exchange in zip(found, changes, exchanges, strict=True):
-            stands = exchange.undo() if is_check else exchange.carry_out()
+            stands = exchange.carry_out(is_check=is_check)
             change.store[change.key] = self._originals[number] = stands
         self._buffer_entries = Entries(module._buffers for module in self.model.modules())  # noqa: SLF001
         return True
@@ -233,7 +233,7 @@ class LiftedState:
             return False
         for (parameter, key), exchange in zip(self._state_keys, exchanges, strict=True):
             if exchange.is_needed:
-                state[parameter][key] = exchange.undo() if is_check else exchange.carry_out()
+                state[parameter][key] = exchange.carry_out(is_check=is_check)
         # `load_state_dict` has made other dictionaries, too.
         self._optimizer_entries = Entries(state.values())
         self._held_state = [state[parameter][key] for parameter, key in self._state_keys]

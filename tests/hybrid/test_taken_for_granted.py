@@ -1,6 +1,7 @@
 """What code finds outside of its objects, and may find changed: in classes, functions, modules, the process."""
 
 import abc
+import copy
 import dataclasses
 import sys
 import types
@@ -15,6 +16,7 @@ from adversary.interpreting import interpreted
 from ridgeline.callables.calls.reads import CallReads
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.plan import Plan
+from ridgeline.programs.watches.settings import MethodsOfTensors
 from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
@@ -319,3 +321,13 @@ def test_a_variable_that_is_deleted() -> None:
         delete()
         assert not guards.holds(arguments)
         assert not guards.could_hold(arguments)
+
+
+def test_a_first_copy_of_a_tensor_compiles_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python then writes what slots there are into the class."""
+    monkeypatch.delattr(torch.Tensor, "__slotnames__", raising=False)
+    ask = MethodsOfTensors()
+    before = ask()
+    copy.copy(torch.ones(1))
+    assert "__slotnames__" in vars(torch.Tensor)
+    assert ask() == before

@@ -89,7 +89,7 @@ class MethodsOfTensors:
         # Versions only ever rise, so that their sum changes with either.
         version = sum(map(dict_version, self._dictionaries))
         if version != self._version:
-            now = tuple(map(dict, self._dictionaries))
+            now = tuple(map(_assigned, self._dictionaries))
             if now not in self._known:
                 self._known.append(now)
             self._state, self._version = self._known.index(now), version
@@ -102,6 +102,11 @@ class MethodsOfTensors:
             f"{version}({conditions.constant(one)}) == {dict_version(one)}"
             for one in self._dictionaries
         )
+
+
+def _assigned(names: dict[str, Any]) -> dict[str, Any]:
+    """A class's names without the list of slots that Python keeps in it when an object is first copied."""
+    return {name: value for name, value in names.items() if name != "__slotnames__"}
 
 
 _methods_of_tensors = MethodsOfTensors()

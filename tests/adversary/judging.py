@@ -146,6 +146,8 @@ def _call(
     try:
         subject.call(index)
     except RidgelineError as error:
+        if not last:  # something that the script itself does before the call
+            return Verdict(mode, "refused", call=index, detail=_reason(error))
         return _refused(mode, index, error, subject, last[-1])
     except Exception as error:  # noqa: BLE001 - a raw error where eager has none is the finding
         if wanted_error is not None:

@@ -11,7 +11,7 @@ from step_pairs import adamw, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, WorkloadError
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.runtime.steps.whole_step.program import trace_step
@@ -229,3 +229,27 @@ def test_a_second_shape_that_cannot_be_one_program_runs_eagerly() -> None:
             "ran eagerly" in note and "changes model.seen (a list)" in note
             for note in pair.program.notes
         )
+
+
+def test_a_step_alone_is_refused_where_one_program_has_the_gradients() -> None:
+    """It would do nothing; with gradients of the script's own it trains, and so it does once all is closed."""
+    with pair_of(make, adamw) as pair:
+        pair.train(3, {})
+        program, eager = pair.program, pair.eager
+        with pytest.raises(WorkloadError) as caught:
+            program.optimizer.step()
+        assert str(caught.value) == (
+            "wanted gradients for AdamW.step(), called between two training steps, got none in any parameter: "
+            "with execution='step-graph' they stay in the step's one program; compute some with backward() "
+            "before, or train with execution='eager' on all-reduce, which leaves those of the last step in "
+            "`.grad`"
+        )
+        for step in (program, eager):
+            step.optimizer.zero_grad()
+            torch.manual_seed(0)
+            loss_fn(step.model, batch_of(0)).backward()
+            step.optimizer.step()
+        program.optimizer.zero_grad()
+        pair.train(2, {})
+        assert "recaptures" not in pair.counters()
+    program.optimizer.step()

@@ -25,6 +25,7 @@ from graph_stand_ins import Captured, install
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan
+from ridgeline.runtime.steps import step as step_module
 from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS, GraphRunner
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.workers.world import World
@@ -162,10 +163,7 @@ def watch(log: Log) -> None:
     """Put stand-ins in place of graphs, and have the end of a group told."""
     install(setattr, log)
 
-    def capture(self: PlannedStep) -> GraphRunner:
-        return GraphRunner(self._body, self.recorder, self.world, self.notes)
-
-    PlannedStep._make_runner = capture  # type: ignore[method-assign]
+    step_module.make_runner = GraphRunner  # type: ignore[assignment]
     shut_down = dist.ProcessGroup.shutdown
 
     def told(self: dist.ProcessGroup) -> None:

@@ -13,7 +13,8 @@ from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.body.tf32 import allowing_tf32, tf32_settings
-from ridgeline.runtime.steps.step import EagerRunner, PlannedStep
+from ridgeline.runtime.steps.runners import EagerRunner
+from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.runtime.steps.step_identity import step_identity
 
 

@@ -1,4 +1,4 @@
-"""Worker script: copies of an optimizer in a step of two workers, while it trains and behind it.
+"""Worker script: copies of an optimizer in a step of two workers, and steps that it takes alone.
 
 torchrun --nproc-per-node 2 copied_cases.py OUTPUT
 """
@@ -40,6 +40,15 @@ def told(optimizer: Optimizer) -> dict[str, str]:
     return said
 
 
+def stepped(optimizer: Optimizer) -> str:
+    """What it says of a step that the script has it take."""
+    try:
+        optimizer.step()
+    except WorkloadError as error:
+        return str(error)
+    return ""
+
+
 def cases(algorithm: str, world: World) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
@@ -51,6 +60,7 @@ def cases(algorithm: str, world: World) -> dict[str, Any]:
         found = {"before": told(optimizer)}
         step(torch.ones(4, 3))
         found["live"] = told(optimizer)
+        found["alone"] = {"between": stepped(optimizer)}
         state = pickle.loads(share_bytes(pickle.dumps(step.optimizer_state()), world))
     found["closed"] = told(optimizer)
     optimizer.load_state_dict(state)

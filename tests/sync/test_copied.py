@@ -33,10 +33,27 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_copy_remembers_all_or_is_refused(found: dict[str, Any], algorithm: str) -> None:
     """It would begin anew, with the parts of one worker or with nothing; once all was loaded it is as any other."""
     text = REFUSED.get(algorithm)
+    copies = {moment: told for moment, told in found[algorithm].items() if moment != "alone"}
     trained = WHOLE if text is None else {"deepcopy": text, "pickle": text}
-    assert found[algorithm] == {
+    assert copies == {
         "before": NEW,
         "live": trained,
         "closed": trained,
         "loaded": WHOLE,
     }
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_step_alone_finds_the_gradients_or_is_refused(
+    found: dict[str, Any], algorithm: str
+) -> None:
+    """Without gradients it would do nothing, where a plain loop applies those of the last batch again."""
+    said = found[algorithm]["alone"]["between"]
+    assert said == (
+        ""
+        if algorithm == "all_reduce"
+        else "wanted gradients for Adam.step(), called between two training steps, got none in any parameter: "
+        f"with sync.algorithm={algorithm!r} no worker has all of them after a step; compute some with "
+        "backward() before, or train with execution='eager' on all-reduce, which leaves those of the last "
+        "step in `.grad`"
+    )

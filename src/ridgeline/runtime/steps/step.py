@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from ridgeline.execution import MODES, check_alone
 from ridgeline.history import Outage
 from ridgeline.optimizers.capturable import make_fused
 from ridgeline.optimizers.given import check_parts, check_shaped
+from ridgeline.optimizers.step_alone import StepAlone, allow_alone
 from ridgeline.plan import Plan
 from ridgeline.programs.compiling import CompiledForms
 from ridgeline.recording.clocks import DeviceClock, HostClock
@@ -33,11 +34,11 @@ from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.steps.body import requirements
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
 from ridgeline.runtime.steps.body.tf32 import allowing_tf32
-from ridgeline.runtime.steps.graphs.checked import CheckedRunner
+from ridgeline.runtime.steps.runners import make_runner
 from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.local.local_steps import LocalSteps
 from ridgeline.runtime.sync.synchronizer import Synchronizer
-from ridgeline.synchronisation import shards_update
+from ridgeline.synchronisation import replaces_update, shards_update
 from ridgeline.tensors.memory_format import ChannelsLast
 from ridgeline.timeline import Timeline
 from ridgeline.workers import attendance
@@ -49,40 +50,6 @@ WARMUP_STEPS = 3
 """First steps kept out of the timeline: allocations, algorithm choice, the second cut of buckets."""
 
 CLOSED = "wanted an open step, got one that was closed; make a new TrainStep to train on"
-
-
-class Runner(Protocol):
-    """An execution mode: runs batches, and is closed once.
-
-    Attributes:
-        places: Whether it brings batches to the device itself, where they are not there already.
-    """
-
-    places: ClassVar[bool]
-
-    def __call__(self, batch: Any) -> Tensor:
-        """One step; the detached loss."""
-        ...
-
-    def close(self) -> None:
-        """Release what is held."""
-
-
-class EagerRunner:
-    """Runs the body operator by operator."""
-
-    places: ClassVar[bool] = False
-
-    def __init__(self, body: StepBody, recorder: Recorder) -> None:
-        self._body = body
-        self._recorder = recorder
-
-    def __call__(self, batch: Any) -> Tensor:
-        """One step."""
-        return self._body(batch, self._recorder)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class PlannedStep(Closing):
@@ -163,6 +130,7 @@ class PlannedStep(Closing):
             check_same_plan(self.plan, self.world, clip_norm=clip_norm)
             self.model = move(model, self.world.device)
             self.optimizer = optimizer
+            self._alone = self._forbidden_alone()
             self.name = name
             self.notes: list[str] = []
             self.num_steps = 0
@@ -189,7 +157,7 @@ class PlannedStep(Closing):
             self._body = self._make_body(loss_fn, clip_norm, forms, is_undone=is_undone)
             if self.plan.precision == "tf32":
                 ending.enter_context(allowing_tf32())
-            self._runner = self._make_runner()
+            self._runner = make_runner(self._body, self.recorder, self.world, self.notes)
             # Registered last, so first to go: a graph's collectives must not outlive their communicator.
             ending.callback(self._runner.close)
             self._ending = ending.pop_all()
@@ -214,6 +182,7 @@ class PlannedStep(Closing):
             raise PlanError(CLOSED)
         self.world.check_open()
         called = time.perf_counter_ns()
+        allow_alone(self.optimizer)
         recorder = self.recorder
         recorder.begin_step(called)
         overhead = 0
@@ -223,6 +192,8 @@ class PlannedStep(Closing):
             overhead = time.perf_counter_ns() - called
         loss = self._runner(batch) if self._watch is None else self._run_among_others(batch)
         begin = time.perf_counter_ns()
+        if self._alone is not None:
+            self._alone.forbid()
         is_warmup = self.num_steps < self._num_warmup
         self.num_steps += 1
         TALLY.stepping_ns += begin - called
@@ -331,6 +302,7 @@ class PlannedStep(Closing):
         from ridgeline.runtime.steps.whole_step.saved.saving import save_step
 
         check_alone("packaged", self.world.size)
+        allow_alone(self.optimizer)
         batch = self._body.placed(batch)
         if isinstance(self._runner, StepGraphRunner) and self._runner.has_program(batch):
             return self._runner.save(path, batch)
@@ -345,8 +317,21 @@ class PlannedStep(Closing):
         if self._attendance is not None and not self._is_closed:
             self._attendance.closed(self._enrolled)
         self._is_closed = True
+        allow_alone(self.optimizer)
         # Each of them ends even where another one fails, as a runner does whose device is lost.
         self._ending.close()
+
+    def _forbidden_alone(self) -> StepAlone | None:
+        """What forbids steps of the optimizer alone, where a training step leaves no gradients in `.grad`."""
+        allow_alone(self.optimizer)  # another step with it may have forbidden them
+        plan = self.plan
+        if MODES[plan.execution].is_one_program:
+            why = f"with execution={plan.execution!r} they stay in the step's one program"
+        elif shards_update(plan.sync) or replaces_update(plan.sync):
+            why = f"with sync.algorithm={plan.sync.algorithm!r} no worker has all of them after a step"
+        else:
+            return None
+        return StepAlone(self.optimizer, why)
 
     def _give_threads_back(self) -> None:
         if torch.get_num_threads() == self.plan.threads:
@@ -374,23 +359,6 @@ class PlannedStep(Closing):
             channels_last=self._channels_last,
             is_undone=is_undone,
         )
-
-    def _make_runner(self) -> Runner:
-        mode = MODES[self.plan.execution]
-        if mode.form in ("step-graph", "packaged"):
-            from ridgeline.runtime.steps.whole_step.runner import StepGraphRunner
-
-            packaged = mode.form == "packaged"
-            return StepGraphRunner(
-                self._body, self.recorder, self.world, self.notes, packaged=packaged
-            )
-        if mode.is_replayed:
-            from ridgeline.runtime.steps.graphs.graph import GraphRunner
-
-            return GraphRunner(self._body, self.recorder, self.world, self.notes)
-        if mode.is_compiled or mode.replays_model:
-            return CheckedRunner(self._body, self.recorder, self.world, self.notes)
-        return EagerRunner(self._body, self.recorder)
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:

@@ -154,10 +154,11 @@ def test_the_memory_layout_of_an_argument_does_not_matter(
 ) -> None:
     """A strided, expanded or offset argument gives the same result; one on another device is an error."""
     module, hybrid = compiled
+    before = hybrid.report.counters["eager_calls"]  # of other tests
     wide = torch.randn(4, 16)
     for x in (wide[1:2, ::2], wide[:1, 3:11], torch.randn(1, 1).expand(1, 8)):
         same(hybrid, module, x)
-    assert hybrid.report.counters["eager_calls"] == 0
+    assert hybrid.report.counters["eager_calls"] == before
     with pytest.raises(
         BatchError, match="wanted argument leaf 0 on cpu, as in the example, got it on meta"
     ):

@@ -154,10 +154,11 @@ def test_the_memory_layout_of_an_argument_does_not_matter(
 ) -> None:
     """A strided, expanded or offset argument gives the same result; one on another device is an error."""
     module, hybrid = compiled
+    before = hybrid.report.counters["eager_calls"]  # of other tests
     wide = torch.randn(4, 16)
     for x in (wide[1:2, ::2], wide[:1, 3:11], torch.randn(1, 1).expand(1, 8)):
         same(hybrid, module, x)
-    assert hybrid.report.counters["eager_calls"] == 0
+    assert hybrid.report.counters["eager_calls"] == before
     with pytest.raises(
         BatchError, match="wanted argument leaf 0 on cpu, as in the example, got it on meta"
     ):
@@ -312,7 +313,7 @@ def test_static_io_reads_its_own_inputs(mode: Execution) -> None:
 
 def test_auto_keeps_an_equivalent_mode_inside_the_budget() -> None:
     """Rows say what was measured, refused, skipped and why; the counter leaves nothing but eager."""
-    with hybridize(mlp(), torch.randn(1, 8), budget_s=5.0) as hybrid:
+    with hybridize(mlp(), torch.randn(1, 8), budget_s=15.0) as hybrid:
         report = hybrid.report
         assert [row.mode for row in report.rows][:2] == ["eager", "script"]
         assert report.row(hybrid.mode).status == "measured"  # type: ignore[union-attr]
@@ -321,7 +322,7 @@ def test_auto_keeps_an_equivalent_mode_inside_the_budget() -> None:
             assert row is not None
             assert row.status == "skipped"
             assert "to compile" in row.reason
-    with hybridize(counting(), torch.randn(4), budget_s=5.0) as hybrid:
+    with hybridize(counting(), torch.randn(4), budget_s=15.0) as hybrid:
         assert hybrid.mode == "eager"
         row = hybrid.report.row("script")
         assert row is not None

@@ -20,7 +20,7 @@ from ridgeline.errors import CaptureError, SideEffectError
 def test_parametrized_models_fall_back_to_a_trace() -> None:
     """TorchScript refuses parametrizations only as they run: traced then, and refused by name if not."""
     model, x = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), torch.randn(2, 4)
-    with hybridize(model, x, budget_s=4.0) as hybrid:
+    with hybridize(model, x, budget_s=15.0) as hybrid:
         torch.testing.assert_close(hybrid(x), model(x).detach())
         row = hybrid.report.row("script")
         assert row is not None
@@ -40,7 +40,7 @@ def test_a_mode_that_fails_in_its_first_call_is_refused(monkeypatch: pytest.Monk
         CaptureError, match="wanted Linear to run in mode 'script', got Error: no such"
     ):
         hybridize(nn.Linear(4, 4), torch.randn(2, 4), "script")
-    with hybridize(nn.Linear(4, 4), torch.randn(2, 4), budget_s=4.0) as hybrid:
+    with hybridize(nn.Linear(4, 4), torch.randn(2, 4), budget_s=15.0) as hybrid:
         row = hybrid.report.row("script")
         assert row is not None
         assert row.status == "refused"
@@ -108,7 +108,7 @@ def test_a_trace_that_fills_a_cache_anew_is_taken_back_and_refused(
     with pytest.raises(CaptureError, match=words):
         hybridize(model, x, "script")
     assert [*model.cache.items()] == [(2, kept)]
-    with hybridize(model, x, budget_s=4.0) as hybrid:
+    with hybridize(model, x, budget_s=15.0) as hybrid:
         torch.testing.assert_close(hybrid(x), wanted.detach())
         model.cache[2].mul_(2)
         torch.testing.assert_close(hybrid(x), model(x).detach())

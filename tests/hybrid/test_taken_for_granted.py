@@ -323,11 +323,17 @@ def test_a_variable_that_is_deleted() -> None:
         assert not guards.could_hold(arguments)
 
 
-def test_a_first_copy_of_a_tensor_compiles_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python then writes what slots there are into the class."""
+def test_notes_that_python_makes_in_a_class_compile_nothing_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of slots, when a tensor is first copied, and of annotations, when they are first asked for."""
     monkeypatch.delattr(torch.Tensor, "__slotnames__", raising=False)
+    monkeypatch.delattr(nn.Parameter, "__annotations__", raising=False)
     ask = MethodsOfTensors()
     before = ask()
     copy.copy(torch.ones(1))
     assert "__slotnames__" in vars(torch.Tensor)
+    assert ask() == before
+    assert nn.Parameter.__annotations__ == {}
+    assert "__annotations__" in vars(nn.Parameter)
     assert ask() == before

@@ -104,9 +104,13 @@ class MethodsOfTensors:
         )
 
 
+_NOTES = ("__slotnames__", "__annotations__")
+"""What Python itself writes into a class: when an object is first copied, and when annotations are first read."""
+
+
 def _assigned(names: dict[str, Any]) -> dict[str, Any]:
-    """A class's names without the list of slots that Python keeps in it when an object is first copied."""
-    return {name: value for name, value in names.items() if name != "__slotnames__"}
+    """A class's names without what Python notes in it."""
+    return {name: value for name, value in names.items() if name not in _NOTES}
 
 
 _methods_of_tensors = MethodsOfTensors()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -163,6 +164,14 @@ def split(world: World) -> None:
     train(parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh, {"0": ColwiseParallel()}), world)
 
 
+def split_buffer(world: World) -> None:
+    """Each worker holds some elements of a mask."""
+    model = nn.Linear(4, 4)
+    mesh = init_device_mesh("cpu", (world.size,))
+    model.register_buffer("mask", distribute_tensor(torch.ones(4), mesh))
+    train(model, world)
+
+
 def train(
     model: nn.Module,
     world: World,
@@ -184,6 +193,7 @@ def messages_of(world: World) -> dict[str, str]:
     cases = (
         *(other_plans, other_clipping, other_strides, unfrozen, twice),
         *(late, outside, replaced, interrupted, wrapped, wrapped_in_the_loss, fully_sharded, split),
+        split_buffer,
     )
     for case in cases:
         torch.manual_seed(0)

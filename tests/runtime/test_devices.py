@@ -74,6 +74,7 @@ def test_a_mesh_of_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ({"RANK": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK=x"),
         ({"RANK": "0"}, "MASTER_ADDR=None"),
+        ({"RANK": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "of 2 workers none has rank 2"),
     ],
 )
 def test_an_environment_that_names_no_group_is_told(
@@ -88,3 +89,30 @@ def test_an_environment_that_names_no_group_is_told(
         LaunchError, match=f"wanted a process group to join by RANK.*{got}.*torchrun"
     ):
         World.join(device="cpu")
+
+
+@pytest.mark.parametrize("told", ["x", "", "-1"])
+def test_a_number_on_the_host_that_is_none_is_told(
+    monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    """Before anything is made of it."""
+    monkeypatch.setenv("LOCAL_RANK", told)
+    with pytest.raises(LaunchError) as caught:
+        World.join(device="cpu")
+    assert str(caught.value) == (
+        f"wanted this worker's number on its host in LOCAL_RANK, got LOCAL_RANK={told}; start all workers by "
+        "torchrun, which sets it on each, or remove it"
+    )
+
+
+@pytest.mark.parametrize(("device", "number"), [(None, 1), ("cuda", 1), ("cuda:2", 2)])
+def test_a_worker_that_a_script_has_started_has_the_gpu_of_the_script(
+    device: str | None, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `torch.multiprocessing.spawn` none is told its number on the host; all took the first GPU."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    for name, value in {"is_available": True, "device_count": 3, "current_device": 1}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    assert World.join(device=device).device == torch.device("cuda", number)

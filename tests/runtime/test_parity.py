@@ -134,15 +134,17 @@ def test_what_cannot_be_synchronised_is_refused(listens: str, two_workers: dict[
         "itself; leave that out, and give the step the network as it was before (the .module of a wrapper), "
         "which the loss function calls"
     )
+    whole = (
+        "wanted parameters and buffers that each of 2 workers holds whole, got '{}' as a DTensor, of which each "
+        "holds a part; give the network before it is split (sync.algorithm='sharded' splits the optimizer's "
+        "state)"
+    )
     assert messages == {
         "wrapped": sends.format("DistributedDataParallel"),
         "wrapped_in_the_loss": sends.format("DistributedDataParallel"),
         "fully_sharded": sends.format("FSDPLinear"),
-        "split": (
-            "wanted parameters that each of 2 workers holds whole, got '0.weight' as a DTensor, of which each "
-            "holds a part; give the network before it is split (sync.algorithm='sharded' splits the "
-            "optimizer's state)"
-        ),
+        "split": whole.format("0.weight"),
+        "split_buffer": whole.format("mask"),
         "other_plans": (
             "wanted the same plan on all 2 workers, got accumulate=2 on rank 1 and 1 on rank 0; "
             "sync.algorithm='ring' on rank 1 and 'all_reduce' on rank 0; sync.bucket_bytes=[64] on rank 1 and "

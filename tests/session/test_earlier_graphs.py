@@ -118,3 +118,30 @@ def test_what_no_step_reads_is_no_reason() -> None:
         rl.TrainStep(model, loss_of_batch, optimizer, plan, device="cpu") as step,
     ):
         assert torch.isfinite(step(torch.ones(2, 4)))
+
+
+class Heads(nn.Module):
+    """Keeps the parts of its weight, written since: torch tells of none of them how it was computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(4, 2)
+        self.parts = self.scores.weight.chunk(2)
+        with torch.no_grad():
+            self.parts[0].mul_(2)
+
+
+def test_a_view_without_a_known_origin_is_no_earlier_result() -> None:
+    """No backward pass can go through it, so a step may be run again, as it was written."""
+    losses = []
+    for execution in ("eager", "step-graph"):
+        torch.manual_seed(0)
+        model = Heads()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        plan = rl.Plan(execution=execution)
+        with (
+            interpreted(),
+            rl.TrainStep(model, loss_of_batch, optimizer, plan, device="cpu") as step,
+        ):
+            losses.append([float(step(torch.ones(2, 4))) for _ in range(2)])
+    assert losses[1] == pytest.approx(losses[0])

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.errors import SideEffectError, WorkloadError
-from ridgeline.reach.reach import Reach
+from ridgeline.reach.reach import Reach, node_of
 from ridgeline.reach.undo import load
 
 _OWN_BACKWARD = (
@@ -85,9 +85,9 @@ class EarlierGraphs:
 
     def __init__(self, *roots: Any) -> None:
         reach = Reach(*roots)
-        made = [tensor for tensor in reach.tensors if tensor.grad_fn is not None]
+        made = [(node, t) for t in reach.tensors if (node := node_of(t)) is not None]
         # Named now, since the step may empty what holds them.
-        self._made = {t.grad_fn: " and ".join(dict.fromkeys(_names(reach, t))) for t in made}
+        self._made = {node: " and ".join(dict.fromkeys(_names(reach, t))) for node, t in made}
 
     def refuse_in(self, loss: Tensor) -> None:
         """Raise if the graph of a loss, which was not gone back yet, is in part an earlier one.

@@ -163,13 +163,14 @@ class Reach:
         if tensor.is_nested:  # it has no shape; what it holds has
             tensor = tensor.values()
         self.tensors.append(tensor)
+        has_own_gradient = is_leaf(tensor)
         # Only of leaves: asking another tensor for its gradient is a warning.
-        if tensor.is_leaf and tensor.grad is not None:
+        if has_own_gradient and tensor.grad is not None:
             self._open.append(tensor.grad)
         own = getattr(tensor, "__dict__", None)
         if own:
             self._open.append(own)
-        if tensor.is_leaf and tensor.requires_grad:
+        if has_own_gradient and tensor.requires_grad:
             self._open += _hooks(tensor)
 
     def _add_object(self, value: Any) -> None:
@@ -260,6 +261,25 @@ def contents_of(container: Any) -> list[Any]:
     ):  # to `dict.values` its values are in another order than its keys
         return [*contents, *(dict.__getitem__(container, key) for key in contents)]
     return [*contents, *dict.values(container)] if isinstance(container, dict) else contents
+
+
+def node_of(tensor: Tensor) -> Any:
+    """The node of autograd that computed a tensor (`grad_fn`); None where none did.
+
+    One of several views (`weight.chunk(2)`) whose memory was written since has none in torch, but an error.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def is_leaf(tensor: Tensor) -> bool:
+    """Whether a tensor was computed from none that requires a gradient; see `node_of`."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
 
 
 def _hooks(leaf: Tensor) -> list[Any]:

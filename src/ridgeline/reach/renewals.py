@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.errors import ObstacleError
 from ridgeline.reach.differences import members_of, parts_of
-from ridgeline.reach.reach import Reach
+from ridgeline.reach.reach import Reach, is_leaf
 from ridgeline.reach.undo import StateChange, Undo
 
 
@@ -106,7 +106,7 @@ def letting_go(before: Undo) -> Callable[[], None]:
         for change in before.changes():
             if change.put is None or not any(change.now is one for one in shown):
                 continue
-            tensors = [tensor for tensor in Reach(change.now).tensors if not tensor.is_leaf]
+            tensors = [tensor for tensor in Reach(change.now).tensors if not is_leaf(tensor)]
             if tensors and can_be_renewed(change, before):
                 copies: dict[int, Any] = {id(tensor): tensor.detach() for tensor in tensors}
                 change.put(_copied(change.now, copies, before))

@@ -18,7 +18,7 @@ from ridgeline import units
 from ridgeline.reach.context_variables import ContextVariables
 from ridgeline.reach.generators import Generators
 from ridgeline.reach.host_arrays import MOST_COMPARED_BYTES, HostArrays
-from ridgeline.reach.reach import Cell, Reach, contents_of
+from ridgeline.reach.reach import Cell, Reach, contents_of, is_leaf
 from ridgeline.reach.sparse import is_sparse, parts
 
 _MISSING = object()
@@ -67,12 +67,12 @@ class Undo:
         self.notes: list[str] = []
         others = [*spared]
         # Asking a tensor that was computed for its gradient is a warning.
-        kept = {id(t) for t in (*others, *(t.grad for t in others if t.is_leaf))}
+        kept = {id(t) for t in (*others, *(t.grad for t in others if is_leaf(t)))}
         reach = Reach(*roots)
         self._stores = [_Store(store) for store in reach.stores]
         self._cells = [(cell, load(cell)) for cell in reach.cells]
         self._lazy = [(tensor, type(tensor)) for tensor in reach.lazy]
-        leaves = [t for t in reach.tensors if t.is_leaf]
+        leaves = [t for t in reach.tensors if is_leaf(t)]
         self._grads = [(leaf, leaf.grad, leaf.requires_grad) for leaf in leaves]
         copied = [t for t in reach.tensors if id(t) not in kept] if values else []
         self._places = [_Place(tensor) for tensor in reach.tensors if _has_place(tensor)]

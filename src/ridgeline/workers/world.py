@@ -83,8 +83,9 @@ class World:
         Cost: Blocks until all workers have joined, where the group is initialised here.
         """
         group = given_group(mesh, process_group)
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        named = None if device is None else _kind(device, local_rank)
+        wanted = None if device is None else _device_of(device)
+        local_rank = _local_rank(wanted)
+        named = None if wanted is None else _kind(wanted, local_rank)
         if mesh is not None and named not in (None, mesh.device_type):
             raise PlanError(
                 f"wanted device={mesh.device_type!r}, as the mesh has it, got device={named!r}; leave the "
@@ -92,8 +93,7 @@ class World:
             )
         if threads:
             set_threads(threads)
-        wanted = named if mesh is None else mesh.device_type
-        kind = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+        kind = mesh.device_type if mesh is not None else named or _default_kind()
         place = _device(kind, local_rank)
         joins = os.environ.get(JOIN, "")
         is_started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -102,6 +102,7 @@ class World:
             # store.
             alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
             with _launching():
+                _check_rank()
                 dist.init_process_group(
                     "nccl" if kind == "cuda" else "gloo",
                     # NCCL makes its communicator now, so that a worker that cannot connect fails here and not
@@ -238,8 +239,43 @@ def _launching() -> Iterator[None]:
         ) from error
 
 
-def _kind(device: str | torch.device, local_rank: int) -> str:
-    """`cpu` or `cuda`, of what a user may write for this worker's device."""
+def _check_rank() -> None:
+    """See that the environment names a place among the workers: where it is none, torch waits for ever."""
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):  # one that joins a running training has none; of no number torch tells
+        return
+    if not 0 <= rank < size:
+        raise ValueError(f"of {size} workers none has rank {rank}, the first has rank 0")
+
+
+def _local_rank(wanted: torch.device | None) -> int:
+    """This worker's number on its host, and that of its GPU; `wanted` is its device as it was given.
+
+    `torchrun` says it. A script that starts workers itself (`torch.multiprocessing.spawn`) names each one's GPU, here
+    or by `torch.cuda.set_device`.
+    """
+    told = os.environ.get("LOCAL_RANK")
+    if told is not None:
+        if not told.isdecimal():
+            raise LaunchError(
+                f"wanted this worker's number on its host in LOCAL_RANK, got LOCAL_RANK={told}; start all workers by "
+                "torchrun, which sets it on each, or remove it"
+            )
+        return int(told)
+    kind = _default_kind() if wanted is None else wanted.type
+    if kind != "cuda" or not dist.is_initialized():
+        return 0
+    index = None if wanted is None else wanted.index
+    return torch.cuda.current_device() if index is None else index
+
+
+def _default_kind() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _device_of(device: str | torch.device) -> torch.device:
+    """What a user may write for this worker's device."""
     try:
         named = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -248,6 +284,11 @@ def _kind(device: str | torch.device, local_rank: int) -> str:
         raise LaunchError(
             f"wanted device='cpu' or 'cuda', got {str(named)!r}; Ridgeline trains on these two"
         )
+    return named
+
+
+def _kind(named: torch.device, local_rank: int) -> str:
+    """`cpu` or `cuda`, of this worker's device, which has its number or none."""
     if named.type == "cuda" and named.index not in (None, local_rank):
         raise LaunchError(
             f"wanted device='cuda', which is cuda:{local_rank} for local rank {local_rank}, got "

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ridgeline.errors import WorkloadError
+from ridgeline.reach.reach import is_leaf
 
 PAUSES_S = (0.01, 0.1, 1.0)
 """Before another look. Autograd's thread of a GPU may let go of the last gradients after `backward` returns:
@@ -94,7 +95,7 @@ def are_out_of_reach(fakes: list[Tensor]) -> bool:
         return False
     lost = {id(fake) for fake in fakes}
     tensors = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
-    real = (tensor for tensor in tensors if id(tensor) not in lost and tensor.is_leaf)
+    real = (tensor for tensor in tensors if id(tensor) not in lost and is_leaf(tensor))
     return all(id(tensor.grad) not in lost for tensor in real)
 
 

@@ -38,7 +38,7 @@ _CONTAINING = (
 )
 _COMPILED_TOO = re.compile(r"'compiled'(, which leaves that to Python,)? or 'eager'")
 _PARTED = "torch.distributed.tensor"
-"""Where the class of parameters is of which each worker holds a part."""
+"""Where the class of tensors is of which each worker holds a part."""
 
 
 def check_training(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
@@ -145,12 +145,12 @@ def check_undistributed(
                 f"{name}, which averages them itself; leave that out, and give the step the network as it "
                 "was before (the .module of a wrapper), which the loss function calls"
             )
-    names = {id(p): name for name, p in model.named_parameters()}
-    for key, parameter in trained.items():
-        if type(parameter).__module__.startswith(_PARTED):
+    names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+    for tensor in (*trained.values(), *model.buffers()):
+        if type(tensor).__module__.startswith(_PARTED):
             raise PlanError(
-                f"wanted parameters that each of {world.size} workers holds whole, got "
-                f"{names.get(key, 'one')!r} as a {type(parameter).__name__}, of which each holds a part; "
+                f"wanted parameters and buffers that each of {world.size} workers holds whole, got "
+                f"{names.get(id(tensor), 'one')!r} as a {type(tensor).__name__}, of which each holds a part; "
                 "give the network before it is split (sync.algorithm='sharded' splits the optimizer's state)"
             )
 

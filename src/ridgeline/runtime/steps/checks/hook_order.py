@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import CaptureError
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.owners import is_machinery
-from ridgeline.reach.reach import Reach, contents
+from ridgeline.reach.reach import Reach, contents, is_leaf
 from ridgeline.reach.undo import Undo, undone
 from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.tensors.copies import own_copy
@@ -69,7 +69,7 @@ def check_hook_order(body: StepBody, batch: Any) -> None:
 
     Cost: Where there are hooks, a step without its optimizer, undone, and the memory of all it can reach.
     """
-    leaves = [t for t in Reach(body.model, body.loss_fn).tensors if t.is_leaf and t.requires_grad]
+    leaves = [t for t in Reach(body.model, body.loss_fn).tensors if is_leaf(t) and t.requires_grad]
     found = {id(tensor): [*_hooks_of(tensor)] for tensor in leaves}
     hooks = [hook for held in found.values() for hook in held]
     names = {id(parameter): name for name, parameter in body.model.named_parameters()}

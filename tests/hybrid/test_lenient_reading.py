@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.autograd import Variable
 
 from adversary.interpreting import interpreted
 from ridgeline.errors import CaptureError
+from ridgeline.guards.guards import Guards
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.runtime.steps.whole_step.runner import ONE_FRAME
@@ -53,6 +55,26 @@ def told(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
 
 
+class Steps(torch.autograd.Function):
+    """As neurons that fire: the slope of their gradient lies in the class."""
+
+    slope = 2.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.clamp(x, max=Steps.slope)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient / (1 + Steps.slope * x.abs())
+
+
+def fired(model: nn.Module, x: Tensor) -> Tensor:
+    return Steps.apply(model(x)).square().mean()
+
+
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -71,9 +93,21 @@ def check_trains_as_plain_loop(loss_fn: Loss) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the old name:FutureWarning")
-@pytest.mark.parametrize("loss_fn", [set_attribute, made_leaf, old_variable, sizes_of_numpy, told])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "loss_fn", [set_attribute, made_leaf, old_variable, sizes_of_numpy, told, fired]
+)
 def test_one_program_trains_as_a_plain_loop(loss_fn: Loss) -> None:
     check_trains_as_plain_loop(loss_fn)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_what_the_class_of_a_function_holds_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {"model": nn.Linear(2, 1), "x": torch.ones(3, 2)}
+    guards = Guards(fired, arguments, ["x"])
+    assert guards.holds(arguments)
+    monkeypatch.setattr(Steps, "slope", 3.0)
+    assert not guards.holds(arguments)
 
 
 def span(x: Tensor, most: int) -> Tensor:

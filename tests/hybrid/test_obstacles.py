@@ -22,6 +22,7 @@ from ridgeline.programs.inductor import name_unreadable_libraries
 from ridgeline.session import TrainStep
 
 GENERATOR, NUMPYS = torch.Generator(), np.random.default_rng(0)
+TRACED = torch.fx.symbolic_trace(nn.ReLU())
 NUMBERS = {"on": np.bool_(True)}
 
 
@@ -48,6 +49,12 @@ def _(by: float, x: Tensor) -> Tensor:
     return x * by
 
 
+class Listed(torch.autograd.Function):
+    """Its slopes are no number."""
+
+    slopes = (1.0, 2.0)
+
+
 def forked(x: Tensor) -> Tensor:
     """As it was given, with other draws."""
     with torch.random.fork_rng(devices=[]):
@@ -65,6 +72,11 @@ SAID = {
     "a call of fork_rng(), which gives no tensor": forked,
     "a branch on a number of NumPy's, whose value a program leaves open; make it Python's own, by item(), "
     "where it is set": lambda x: x * 2 if NUMBERS["on"] else x,
+    "slopes of an autograd.Function, in whose class the compiler reads numbers and texts only; hold it in a "
+    "name of the module, or pass it to apply()": lambda x: torch.clamp(x, Listed.slopes),
+    "a call of Interpreter.__init__, which the compiler does not read": lambda x: (
+        torch.fx.Interpreter(TRACED).run(x)
+    ),
     "a branch on the value of a tensor": lambda x: x * 2 if x.sum() > 0 else x,
     "a call of torch.is_inference_mode_enabled(), where a captured program does not look": lambda x: (
         x if torch.is_inference_mode_enabled() else x * 2
@@ -151,6 +163,13 @@ def test_what_stops_the_compiler_is_said_in_words(
     exec("def program(code, x): return code(x)", called)
     with pytest.raises(UnreadableError, match=f"got {words}"):
         read_program(called["program"], {"code": code, "x": torch.ones(4)})
+
+
+def test_an_observer_of_quantization_is_named() -> None:
+    observer = "module: torch.ao.quantization.quantize, qualname: _observer_forward_hook, skip reason: file"
+    assert obstacle(RuntimeError(f"marked as skipped\n {observer}")) == (
+        "an observer of torch.ao.quantization (_observer_forward_hook), which decides by values of its buffers"
+    )
 
 
 def test_a_batch_that_is_made_to_want_gradients_is_named() -> None:

@@ -1,6 +1,7 @@
 """What TorchDynamo refuses or leaves open where it compiles, and may take as it is where it only reads."""
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from unittest import mock
 import torch
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import ConstantVariable, TensorVariable, builder, builtin
+from torch._dynamo.variables.misc import AutogradFunctionVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch.autograd import Variable
@@ -36,7 +38,8 @@ def read_leniently() -> Iterator[None]:
     Sparse tensors by shape, dtype and layout. A program may make tensors require gradients, by the method or
     by setting the attribute, and return what depends on them. Numbers that NumPy makes of constants are
     constants. Each size is fixed, since a captured program serves one only, even where a user marked it
-    (`torch._dynamo.mark_dynamic`), or a compiled program what it returns.
+    (`torch._dynamo.mark_dynamic`), or a compiled program what it returns. Numbers and texts that the class of
+    an `autograd.Function` holds are compared, as those of other classes.
     """
     # By what a version has and not by its number, so that a release between the two is met as well.
     if hasattr(OutputGraph, _LEAVES):
@@ -51,6 +54,7 @@ def read_leniently() -> Iterator[None]:
         _around(_Setting, _setattr),
         mock.patch.object(builder, "is_sparse_any", _is_refused),
         mock.patch.object(builder, "_automatic_dynamic", _static_sizes),
+        mock.patch.object(AutogradFunctionVariable, "const_getattr", _held_by_class),
     ):
         yield
 
@@ -86,6 +90,11 @@ def _is_refused(value: Any) -> bool:
 
 def _static_sizes(e: Any, tx: Any, source: Any, _: bool, *args: Any, **kwargs: Any) -> Any:
     return _sizes_of(e, tx, source, True, *args, **kwargs)
+
+
+def _held_by_class(function: Any, _: Any, name: str) -> Any:
+    """What TorchDynamo asks for an attribute; numbers and texts become constants with a guard."""
+    return inspect.getattr_static(function.fn_cls, name, function)  # which is no constant
 
 
 def _around(kind: Any, call: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:

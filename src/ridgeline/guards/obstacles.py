@@ -38,11 +38,19 @@ _WORDS = {
         f"a call of a functools.singledispatch function, which looks for types {_OF_PYTHON}"
     ),
     r"op returned non-Tensor(?s:.*)target: <function (\w+) ": "a call of {}(), which gives no tensor",
+    r"GetAttrVariable\(AutogradFunctionVariable\(\), (\w+)\)": (
+        "{} of an autograd.Function, in whose class the compiler reads numbers and texts only; hold it in a "
+        "name of the module, or pass it to apply()"
+    ),
+    r"module: torch\.ao\.quantization\S*, qualname: (\w*observer\w*)": (
+        "an observer of torch.ao.quantization ({}), which decides by values of its buffers"
+    ),
     # Kinds of failures, of which dynamo tells the rest in sentences for its developers.
     r"marked as skipped\n.*`(?:<unknown module>\.)?(Random\.\w+)": _DRAWN,
     r"unsupported by PyTorch\n.*bound method (RandomState\.\w+)": _DRAWN,
     r"Unsupported method call\n.*method `(\w+)` of class `(?:RandomState|Generator)`": _DRAWN,
     r"marked as skipped\n(?s:.)*?module: ([\w.]+), qualname: ([\w.<>]+)": _CALLED_OF,
+    r"marked as skipped\n(?s:.)*?context: qualname: ([\w.<>]+),": _CALLED,
     r"marked as skipped\n.*builtin `(?:<unknown module>\.)?(.+?)\.?`": _CALLED,
     r"Unsupported method call\n.*(method `\w+` of class `\w+`)": _CALLED,
     r"Failed to trace builtin operator\n.*operator `(\w+)`": _CALLED,

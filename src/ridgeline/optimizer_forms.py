@@ -138,9 +138,13 @@ def _needs_closure(step: Any) -> bool:
         for node in nodes
     )
     # Most ask first, in an `if`, an expression of that kind, or `closure and closure()`.
-    tests = (node if isinstance(node, ast.BoolOp) else getattr(node, "test", None) for node in nodes)
+    tests = (
+        node if isinstance(node, ast.BoolOp) else getattr(node, "test", None) for node in nodes
+    )
     asks = any("closure" in ast.unparse(test) for test in tests if test is not None)
-    calls = any(isinstance(node, ast.Call) and ast.unparse(node.func) == "closure" for node in nodes)
+    calls = any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) == "closure" for node in nodes
+    )
     return refuses or (calls and not asks)
 
 

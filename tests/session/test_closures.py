@@ -169,8 +169,9 @@ class Calling(Climbing):
     """The same, which calls what it is given, whatever that is."""
 
     def step(self, closure=None) -> None:
-        """Climb."""
-        super().step(lambda: closure())
+        """Have the gradients computed again, and climb."""
+        closure()
+        super().step(closure)
 
 
 @pytest.mark.parametrize("plan", ["auto", rl.Plan()], ids=["auto", "eager"])

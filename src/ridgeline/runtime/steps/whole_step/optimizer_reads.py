@@ -104,7 +104,9 @@ def _places(optimizer: Optimizer) -> Iterator[_Place]:
         found = [*_outside(function, names)]
         yield from found
         values = map(_load, found)
-        functions += [v for v in values if inspect.isfunction(v) and is_users(v.__code__.co_filename)]
+        functions += [
+            v for v in values if inspect.isfunction(v) and is_users(v.__code__.co_filename)
+        ]
         functions += [method for name, method in methods if name in names]
     for name in sorted(named - _COMPARED_ELSEWHERE):
         stores = [vars(optimizer), *(vars(kind) for kind in kinds if name in vars(kind))]

@@ -81,14 +81,14 @@ def calls_model(optimizer: Any) -> bool:
     step = type(optimizer).step
     closure = inspect.signature(step).parameters.get("closure")
     is_required = closure is not None and closure.default is inspect.Parameter.empty
-    return is_required or (closure is not None and _refuses_none(step))
+    return is_required or (closure is not None and _needs_closure(step))
 
 
 def begins_with_gradients(optimizer: Any) -> bool:
     """Whether an optimizer that `calls_model` finds gradients when its `step` begins, as SAM does.
 
     `step(closure)` is for one that computes them first (LBFGS). One with `step(closure=None)` is called
-    behind `loss.backward()`, by torch's convention, also where its code then refuses None.
+    behind `loss.backward()`, by torch's convention, also where its code then needs one.
     """
     closure = inspect.signature(type(optimizer).step).parameters["closure"]
     return closure.default is not inspect.Parameter.empty
@@ -113,15 +113,19 @@ def differentiates_gradients(optimizer: Any) -> bool:
     return any(code is not None and {"autograd", "grad"} <= {*code.co_names} for code in codes)
 
 
-def _refuses_none(step: Any) -> bool:
-    """Whether the code of a method refuses to run without its argument `closure`; no, where it has none."""
+def _needs_closure(step: Any) -> bool:
+    """Whether the code of a method refuses None for its argument `closure`, or calls it whatever it is.
+
+    No, where it has no code to read.
+    """
     # Read and not called: a call without a closure, to find out, could update the parameters.
     try:
         # Unwrapped, since profilers and schedulers put wrappers around `step` whose code says nothing.
         written = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(step))))
     except (OSError, TypeError, SyntaxError):
         return False
-    return any(
+    nodes = [*ast.walk(written)]
+    refuses = any(
         (
             isinstance(node, ast.Assert)
             and ast.unparse(node.test) in ("closure is not None", "closure")
@@ -131,8 +135,17 @@ def _refuses_none(step: Any) -> bool:
             and ast.unparse(node.test) in ("closure is None", "not closure")
             and any(isinstance(done, ast.Raise) for done in node.body)
         )
-        for node in ast.walk(written)
+        for node in nodes
     )
+    # Most ask first, in an `if`, an expression of that kind, or `closure and closure()`.
+    tests = (
+        node if isinstance(node, ast.BoolOp) else getattr(node, "test", None) for node in nodes
+    )
+    asks = any("closure" in ast.unparse(test) for test in tests if test is not None)
+    calls = any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) == "closure" for node in nodes
+    )
+    return refuses or (calls and not asks)
 
 
 def has_step_of_torch(optimizer: Any) -> bool:

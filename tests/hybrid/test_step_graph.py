@@ -232,7 +232,10 @@ def test_compiled_masks_are_drawn_before_they_are_read() -> None:
 
 @pytest.mark.usefixtures("compiled_in_this_process")
 def test_compiled_steps_equal_eager_ones() -> None:
-    """Compiled: two dropouts, batch norm, AdamW, clipping, micro-batches and a scheduler, step by step."""
+    """Compiled: two dropouts, batch norm, AdamW, clipping, micro-batches and a scheduler, step by step.
+
+    The scheduler, which is made between steps of the program, does not warn that none came before its own.
+    """
     steps = []
     for execution in ("step-graph", "eager"):
         model = make()
@@ -243,12 +246,12 @@ def test_compiled_steps_equal_eager_ones() -> None:
     schedulers: list[Any] = []
     for index in range(6):
         pair.run(index)
-        schedulers = schedulers or [
-            torch.optim.lr_scheduler.CosineAnnealingLR(step.optimizer, 6) for step in pair
-        ]
         for scheduler in schedulers:
-            scheduler.optimizer._opt_called = True
             scheduler.step()
+        if index == 2:
+            schedulers = [
+                torch.optim.lr_scheduler.CosineAnnealingLR(step.optimizer, 3) for step in pair
+            ]
     for mine, theirs in zip(*(step.model.state_dict().values() for step in pair), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     assert pair.counters()["compile_s"] > 0

@@ -119,6 +119,32 @@ def test_negative_views_are_not_fused() -> None:
     assert said.endswith("does not use its fused form: parameter 0 is a view of its negative")
 
 
+def _squares(model: Any, batch: Tensor) -> Tensor:
+    return model(batch).square().mean()
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_groups_with_sparse_gradients_are_not_fused(is_added: bool) -> None:
+    """Known when the first one is there, also of a group that the script adds later."""
+    trained = []
+    for form in ("as-is", "fused"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
+        groups = [{"params": part.parameters()} for part in model]
+        optimizer = SGD(groups[1:] if is_added else groups, 0.1)
+        with PlannedStep(model, _squares, optimizer, Plan(optimizer=form)) as step:
+            for index in range(3):
+                step(torch.tensor([index, 4, 4]))
+                if is_added and index == 0:
+                    optimizer.add_param_group({"params": [*model[0].parameters()]})
+        trained.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(trained[1], trained[0])
+    number = int(is_added)
+    assert [bool(group["fused"]) for group in optimizer.param_groups] == [is_added, not is_added]
+    wanted = f"optimizer group {number} does not use its fused form: the gradient of parameter 0 is sparse"
+    assert wanted in step.notes
+
+
 def test_an_optimizer_outside_of_a_graph_is_updated_as_one_inside() -> None:
     """With a method of its own, and then without the momentum of one parameter."""
     trained = []

@@ -165,8 +165,17 @@ class Raising(Climbing):
         super().step(closure)
 
 
+class Calling(Climbing):
+    """The same, which calls what it is given, whatever that is."""
+
+    def step(self, closure=None) -> None:
+        """Have the gradients computed again, and climb."""
+        closure()
+        super().step(closure)
+
+
 @pytest.mark.parametrize("plan", ["auto", rl.Plan()], ids=["auto", "eager"])
-@pytest.mark.parametrize("kind", [Climbing, Raising])
+@pytest.mark.parametrize("kind", [Climbing, Raising, Calling])
 def test_one_that_refuses_to_go_without_a_closure_finds_gradients_too(kind, plan) -> None:
     """`step(closure=None)` is called behind `backward`; dropout shows how often the loss is computed."""
 

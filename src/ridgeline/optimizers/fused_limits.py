@@ -1,13 +1,15 @@
-"""What keeps the parameters of a group from one fused kernel: memory that two share, state of another type.
+"""What keeps a group from one fused kernel: memory that two share, state of another type, sparse gradients.
 
 A fused kernel updates all of them at once, as `foreach` does: where two share memory, who reads before the
 other has written is chance on a GPU. One after another they have one result. State is of another type than
 its parameter where user code has changed the model's; the plain SGD continues with it, and the fused one
-raises a RuntimeError (torch 2.11 to 2.13), as it does for views that torch negates when they are read.
+raises a RuntimeError (torch 2.11 to 2.13), as it does for sparse gradients and for views that torch negates
+when they are read.
 """
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -23,6 +25,8 @@ def why_not_fused(optimizer: Optimizer, group: dict[str, Any]) -> str | None:
     if (pair := sharing(group["params"])) is not None:
         return f"parameters {pair[0]} and {pair[1]} share memory"
     for number, parameter in enumerate(group["params"]):
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            return f"the gradient of parameter {number} is sparse"
         if parameter.is_neg():
             return f"parameter {number} is a view of its negative"
         for key, value in state_methods(optimizer).get(optimizer.state, parameter, {}).items():

@@ -24,6 +24,7 @@ from ridgeline.history import Outage
 from ridgeline.optimizers.capturable import make_fused
 from ridgeline.optimizers.given import check_parts, check_shaped
 from ridgeline.optimizers.step_alone import StepAlone, allow_alone
+from ridgeline.optimizers.step_hooks import tell_schedulers
 from ridgeline.plan import Plan
 from ridgeline.programs.compiling import CompiledForms
 from ridgeline.recording.clocks import DeviceClock, HostClock
@@ -192,6 +193,7 @@ class PlannedStep(Closing):
             overhead = time.perf_counter_ns() - called
         loss = self._runner(batch) if self._watch is None else self._run_among_others(batch)
         begin = time.perf_counter_ns()
+        tell_schedulers(self.optimizer)
         if self._alone is not None:
             self._alone.forbid()
         is_warmup = self.num_steps < self._num_warmup

@@ -24,7 +24,7 @@ from ridgeline.optimizer_forms import (
     differentiates_gradients,
     sparse_modules,
 )
-from ridgeline.optimizers.capturable import make_fused
+from ridgeline.optimizers.capturable import give_up_fused, make_fused
 from ridgeline.optimizers.groups import parameters_of
 from ridgeline.optimizers.optimizer_calls import (
     clear_gradients,
@@ -216,6 +216,9 @@ class StepBody:
         if not self._is_checked:
             # Once: the first backward pass tells which parameters get gradients, and asking costs time.
             check_gradients(self.model, self.optimizer)
+            if self.plan.optimizer == "fused":  # and which of these are sparse
+                found = give_up_fused(self.optimizer)
+                self._notes.extend(note for note in found if note not in self._notes)
             self._is_checked = True
         return loss
 

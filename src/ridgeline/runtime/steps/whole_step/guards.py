@@ -11,6 +11,7 @@ from ridgeline.guards.model_guard import ModelGuard
 from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
 from ridgeline.runtime.steps.body.capture_watch import module_hooks, of_accumulation, of_gradient
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState
+from ridgeline.runtime.steps.whole_step.optimizer_reads import OptimizerReads
 from ridgeline.tensors.entries import Entries
 
 _NOT_BAKED = ("params", "lr", "initial_lr")
@@ -23,7 +24,7 @@ class StepGuards:
     Args:
         model: Its modules, their training flags and hooks and its parameters' `requires_grad` are constants.
         optimizer: Its settings are constants, but for learning rates; tensors among them are read where they
-            lie. It has no hooks, and the methods of its class.
+            lie. It has no hooks, and the methods of its class. So is what code of another's than torch reads.
         lifted: Its tensors' addresses are taken for granted.
     """
 
@@ -48,6 +49,7 @@ class StepGuards:
             for key, value in group.items()
             if key not in _NOT_BAKED and isinstance(value, Tensor)
         ]
+        self._reads = OptimizerReads(optimizer)
         self._casting = casting()
 
     def broken(self) -> str | None:
@@ -78,6 +80,8 @@ class StepGuards:
         is_same = type(self._optimizer).step is self._step
         if not is_same or replaced_methods(self._optimizer):
             return "a method of the optimizer was replaced"
+        if (why := self._reads.changed()) is not None:
+            return why
         if casting() != self._casting:
             return "autocast around the step changed"
         return None

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.step import PlannedStep
+from ridgeline.runtime.steps.whole_step.runner import ONE_FRAME
 from ridgeline.tensors.nests import tensors_in
 
 
@@ -25,6 +26,18 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.scale.sum()
+
+
+class Registering(Scaled):
+    """Registers a buffer anew in each call."""
+
+    def __init__(self, *, is_saved: bool) -> None:
+        super().__init__()
+        self.is_saved = is_saved
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.register_buffer("seen", 2 * x.detach(), persistent=self.is_saved)
+        return super().forward(x) * self.seen.mean()
 
 
 def mean_square(model: nn.Module, batch: Tensor) -> Tensor:
@@ -107,3 +120,21 @@ def test_what_is_put_back_is_as_it_was(interpreted: None, what: str) -> None:
         trained.append([t for t in tensors_in(kept) if t.is_floating_point()])
     assert found[1] == pytest.approx(found[0], rel=1e-5)
     torch.testing.assert_close(trained[1], trained[0])
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_buffers_registered_in_each_call_are_those_of_a_plain_loop(
+    interpreted: None, is_saved: bool
+) -> None:
+    """As masks of a batch and what attention saw often are; saved or not."""
+    found = []
+    for execution in ("eager", "step-graph"):
+        model = Registering(is_saved=is_saved)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        generator = torch.Generator().manual_seed(1)
+        plan = Plan(execution=execution)
+        with PlannedStep(model, mean_square, optimizer, plan, device="cpu") as step:
+            losses = [step(torch.randn(3, 4, generator=generator)).clone() for _ in range(4)]
+            assert step.notes[-1:] == ([ONE_FRAME] if execution == "step-graph" else [])
+        found.append([*losses, *model.parameters(), *model.buffers()])
+    torch.testing.assert_close(found[1], found[0])

@@ -323,7 +323,7 @@ def _made(
             write
             for write, final in found["writes"].items()
             # An assignment of what is there already (a flag set in each call) changes nothing.
-            if not any(final is now for now in _evaluated(write.what, names, arguments))
+            if not any(_is_still(final, now) for now in _evaluated(write.what, names, arguments))
         ),
         graph=found["graph"],
         kept=(wrapper, *(value for name, value in objects.items() if WEAKLY not in name)),
@@ -360,12 +360,19 @@ def _names_of(
         if key.isidentifier() and key != "cell_contents"
     }
     if not assigned:
-        return {name: UNKNOWN}
+        held = constant_of(variable)
+        return {name: held if type(held) is set else UNKNOWN}
     return {
         place: constant_of(value)
         for place, value in assigned.items()
         if value_of(value) is None or tensors.get(id(value_of(value))) != place
     }
+
+
+def _is_still(final: Any, now: Any) -> bool:
+    """Whether what a program leaves is there already: names put among those of a set are, the second time."""
+    is_names = type(final) is set and all(type(name) is str for name in final)
+    return final is now or (is_names and type(now) is set and final == now)
 
 
 def _kind_of(variable: Any) -> str:

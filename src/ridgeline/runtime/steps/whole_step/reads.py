@@ -19,7 +19,7 @@ from ridgeline.reach.reach import Reach
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
 from ridgeline.tensors.batch import split
 
-_BUFFERS = re.compile(r"L\['model'\](\._modules\['\w+'\])*\._buffers$")
+_BUFFERS = re.compile(r"L\['model'\](\._modules\['\w+'\])*\.(?:_buffers|__dict__\['_buffers'\])$")
 _BATCH = "L['batch']"
 _SHOWING = {SpectralNorm: "spectral_norm", WeightNorm: "weight_norm"}
 """The hooks of modules that set an attribute in each call, and the functions that add them."""

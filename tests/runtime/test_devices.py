@@ -74,7 +74,10 @@ def test_a_mesh_of_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ({"RANK": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK=x"),
         ({"RANK": "0"}, "MASTER_ADDR=None"),
-        ({"RANK": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "of 2 workers none has rank 2"),
+        (
+            {"RANK": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+            "of 2 workers none has rank 2",
+        ),
     ],
 )
 def test_an_environment_that_names_no_group_is_told(

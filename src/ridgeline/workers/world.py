@@ -243,7 +243,10 @@ def _check_rank() -> None:
     """See that the environment names a place among the workers: where it is none, torch waits for ever."""
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):  # one that joins a running training has none; of no number torch tells
+    except (
+        KeyError,
+        ValueError,
+    ):  # one that joins a running training has none; of no number torch tells
         return
     if not 0 <= rank < size:
         raise ValueError(f"of {size} workers none has rank {rank}, the first has rank 0")
@@ -252,15 +255,15 @@ def _check_rank() -> None:
 def _local_rank(wanted: torch.device | None) -> int:
     """This worker's number on its host, and that of its GPU; `wanted` is its device as it was given.
 
-    `torchrun` says it. A script that starts workers itself (`torch.multiprocessing.spawn`) names each one's GPU, here
-    or by `torch.cuda.set_device`.
+    `torchrun` says it. A script that starts workers itself (`torch.multiprocessing.spawn`) names each one's
+    GPU, here or by `torch.cuda.set_device`.
     """
     told = os.environ.get("LOCAL_RANK")
     if told is not None:
         if not told.isdecimal():
             raise LaunchError(
-                f"wanted this worker's number on its host in LOCAL_RANK, got LOCAL_RANK={told}; start all workers by "
-                "torchrun, which sets it on each, or remove it"
+                f"wanted this worker's number on its host in LOCAL_RANK, got LOCAL_RANK={told}; start all "
+                "workers by torchrun, which sets it on each, or remove it"
             )
         return int(told)
     kind = _default_kind() if wanted is None else wanted.type

@@ -83,7 +83,7 @@ class World:
         Cost: Blocks until all workers have joined, where the group is initialised here.
         """
         group = given_group(mesh, process_group)
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        local_rank = _local_rank()
         named = None if device is None else _kind(device, local_rank)
         if mesh is not None and named not in (None, mesh.device_type):
             raise PlanError(
@@ -236,6 +236,18 @@ def _launching() -> Iterator[None]:
             "all workers by torchrun, which sets these on each and finds a free port, or remove them to "
             "train alone"
         ) from error
+
+
+def _local_rank() -> int:
+    """This worker's number on its host, which torchrun tells it; 0 without."""
+    text = os.environ.get("LOCAL_RANK", "0")
+    # Not `int()`, which takes " 1" and "-1", too.
+    if not text.isdecimal():
+        raise LaunchError(
+            f"wanted LOCAL_RANK as a whole number >= 0, got {text!r} in the environment; start all workers "
+            "by torchrun, which sets it, or remove it to train alone"
+        )
+    return int(text)
 
 
 def _kind(device: str | torch.device, local_rank: int) -> str:

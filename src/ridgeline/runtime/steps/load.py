@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError, PackageError
+from ridgeline.given import checked
 from ridgeline.packages.alone import check_alone
 from ridgeline.packages.metadata import Metadata
 from ridgeline.packages.package import Package, read_package
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ridgeline.runtime.steps.whole_step.saved.saving import LoadedStep
 
 
+@checked(PackageError)
 def load(path: str | Path, *, device: str | None = None) -> "LoadedCallable | LoadedStep":
     """The program saved in a file: a callable, or a training step that continues where it was saved.
 

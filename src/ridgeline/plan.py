@@ -1,12 +1,13 @@
 """`Plan`: how to run a training step, in the same words for people and for the search."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeGuard, get_args
+from typing import ClassVar, Literal, TypeGuard
 
 import msgspec
 
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import PlanError
+from ridgeline.given import Count, Whole, check_fields
 from ridgeline.synchronisation import check_words, is_exact
 from ridgeline.synchronisation.sync import Sync
 
@@ -34,16 +35,16 @@ Origin = Literal["user", "search", "default"]
 class Layout(Value, frozen=True, kw_only=True):
     """Workers along each axis of parallelism; their product is the number of workers."""
 
-    data: int = 1
-    shard: int = 1
-    tensor: int = 1
-    pipeline: int = 1
+    data: Whole = 1
+    shard: Whole = 1
+    tensor: Whole = 1
+    pipeline: Whole = 1
 
 
 class Feed(Value, frozen=True, kw_only=True):
     """How input reaches the device: `depth` batches are prepared ahead (0: none)."""
 
-    depth: int = 2
+    depth: Count = 2
 
 
 class Alternative(Value, frozen=True, kw_only=True):
@@ -85,9 +86,9 @@ class Plan(Noun, frozen=True, kw_only=True):
     optimizer: OptimizerForm = "as-is"
     kernels: Kernels = "default"
     random: RandomNumbers = "as-is"
-    workers: int = 1
-    threads: int = 0
-    accumulate: int = 1
+    workers: Whole = 1
+    threads: Count = 0
+    accumulate: Whole = 1
     layout: Layout | None = None
     """None: all workers along the data axis."""
     sync: Sync = Sync()
@@ -100,35 +101,10 @@ class Plan(Noun, frozen=True, kw_only=True):
         Raises:
             PlanError: names the field, what it may be, and what it was.
         """
-        for name, word, known in (
-            ("execution", self.execution, get_args(Execution)),
-            ("precision", self.precision, get_args(Precision)),
-            ("memory_format", self.memory_format, get_args(MemoryFormat)),
-            ("optimizer", self.optimizer, get_args(OptimizerForm)),
-            ("kernels", self.kernels, get_args(Kernels)),
-            ("random", self.random, get_args(RandomNumbers)),
-        ):
-            # Not left to the decoder: plans that are written in Python are held to no annotation.
-            if word not in known:
-                words = ", ".join(repr(w) for w in known)
-                raise PlanError(
-                    f"wanted {name} to be one of {words}, got {word!r} in the plan; choose one of those"
-                )
+        # Not left to the decoder: plans that are written in Python are held to no annotation.
+        check_fields(self, PlanError, "the plan")
         check_words(self.sync)
-        for name, value, least in (
-            ("workers", self.workers, 1),
-            ("threads", self.threads, 0),
-            ("accumulate", self.accumulate, 1),
-            ("sync.every", self.sync.every, 1),
-            ("feed.depth", self.feed.depth, 0),
-        ):
-            # A bool passes every comparison with numbers, and a float fails much later, in `range`.
-            if not is_whole(value):
-                raise PlanError(
-                    f"wanted {name} as a whole number >= {least}, got {value!r} in the plan; correct it"
-                )
-            if value < least:
-                raise PlanError(f"wanted {name} >= {least}, got {value} in the plan; raise it")
+        check_fields(self.feed, PlanError, "the plan", "feed.")
         limits = self.sync.bucket_bytes
         is_many = isinstance(limits, Sequence) and len(limits) > 0
         if not is_many or not all(is_whole(n) and n >= 1 for n in limits):
@@ -136,8 +112,10 @@ class Plan(Noun, frozen=True, kw_only=True):
                 "wanted sync.bucket_bytes with at least one entry, each >= 1 byte, got "
                 f"{limits} in the plan; for example (4194304,)"
             )
+        check_fields(self.sync, PlanError, "the plan", "sync.")
         if self.layout is not None:
             axes = self.layout
+            check_fields(axes, PlanError, "the plan", "layout.")
             product = axes.data * axes.shard * axes.tensor * axes.pipeline
             if product != self.workers:
                 raise PlanError(

@@ -20,7 +20,7 @@ from ridgeline.decision.shared_trace import shared_trace
 from ridgeline.decision.trial import Script
 from ridgeline.errors import CaptureError, EquivalenceError, PlanError, RidgelineError
 from ridgeline.machine import Machine
-from ridgeline.optimizers.given import check_parts
+from ridgeline.optimizers.given import check_clip_norm, check_parts
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.knobs import NO_PRECISION
@@ -114,7 +114,7 @@ class TrainStep(HasWorkerState):
         process_group: "ProcessGroup | None" = None,
     ) -> None:
         check_parts(model, loss_fn, optimizer)
-        requirements.check_clip_norm(clip_norm)
+        check_clip_norm(clip_norm)
         check_choice(allow, machine, steps, seconds, progress)
         self.world = World.join(device=device, mesh=mesh, process_group=process_group)
         attendance.of(self.world)  # a worker that waits for this one learns that it is there

@@ -270,9 +270,26 @@ def test_state_that_is_not_plain_is_refused() -> None:
     with pytest.raises(CheckpointError) as caught:
         flatten({"a": [1, object()]}, "scheduler", {})
     assert str(caught.value) == (
-        "wanted state of tensors, numbers, text, lists and dicts, got object at scheduler.a.1; let its "
-        "state_dict() return plain values"
+        "wanted state of dense or COO tensors, numbers, text, lists and dicts, got object at scheduler.a.1; "
+        "let its state_dict() return plain values"
     )
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_dtypes_that_files_have_no_word_for_come_back(tmp_path: Path) -> None:
+    """By their bytes, whatever their shape; what has no bytes of its own is refused by name."""
+    values = torch.randn(2, 3, dtype=torch.complex128)
+    state = [values, values.conj()[:, 1], values[0, 0], values[:0]]
+    state += [torch.ones(3).to(torch.float8_e8m0fnu)]
+    tensors: dict[str, torch.Tensor] = {}
+    saved = flatten(state, "model", tensors)
+    _, model, _, _ = checkpoint.read(write(tmp_path, 1, **tensors))
+    for mine, back in zip(state, restore(saved, model), strict=True):
+        assert (back.dtype, back.shape) == (mine.dtype, mine.shape)
+        assert back.tolist() == mine.tolist()
+    for lost in (torch.eye(2).to_sparse_csr(), torch.empty(2, device="meta")):
+        with pytest.raises(CheckpointError, match=f"got a tensor of {lost.layout}, .* at model.w;"):
+            flatten({"w": lost}, "model", {})
 
 
 def test_sparse_state_comes_back() -> None:

@@ -174,7 +174,7 @@ def test_a_state_that_is_not_plain_stops_all_workers(
     first, second = of_two[name].errors
     assert first == second
     assert first.startswith(
-        "CheckpointError: wanted state of tensors, numbers, text, lists and dicts, got object at "
+        "CheckpointError: wanted state of dense or COO tensors, numbers, text, lists and dicts, got object at "
         f"{place}."
     ), first
 

@@ -20,6 +20,7 @@ from ridgeline.capture.flat_program import as_arguments, name_of
 from ridgeline.capture.named_arguments import positional
 from ridgeline.closing import Closing
 from ridgeline.errors import PlanError
+from ridgeline.given import checked
 from ridgeline.guards.guards import Guards
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.machine import Machine
@@ -27,6 +28,7 @@ from ridgeline.reach.undo import Undo
 from ridgeline.timeline import Timeline
 
 
+@checked(PlanError, but=("fn", "mode", "lanes", "devices"))
 def parallelize(
     fn: Callable[..., Any],
     example_inputs: Any,

@@ -9,8 +9,10 @@ from ridgeline.errors import PlanError
 from ridgeline.feeding.batches import FeedStream
 from ridgeline.feeding.channel import Channel, CudaChannel, HostChannel
 from ridgeline.feeding.handover import Handover
+from ridgeline.given import checked
 
 
+@checked(PlanError, but=("loader", "device", "depth"))
 def feed(
     loader: Iterable[Any],
     device: torch.device | str | None = None,

@@ -1,6 +1,7 @@
 """What a script gives to a training step: a model, a function of it and a batch, an optimizer."""
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,30 @@ def check_shaped(model: nn.Module, execution: Execution) -> None:
                 f"{name} of a lazy module, which takes them from its first batch; call the model once with "
                 "an example before, or use execution='eager'"
             )
+
+
+def is_clip_norm(value: object) -> bool:
+    """Whether gradients can be clipped by this: None, or a finite number above 0.
+
+    A norm of 0 would train nothing, and a negative one uphill.
+    """
+    if value is None:
+        return True
+    # `True` is an int to Python, and would clip to a norm of 1.
+    return isinstance(value, int | float) and value is not True and 0.0 < value < math.inf
+
+
+def check_clip_norm(clip_norm: float | None) -> None:
+    """Refuse what is no `is_clip_norm`.
+
+    Raises:
+        PlanError: names the value and what to give.
+    """
+    if not is_clip_norm(clip_norm):
+        raise PlanError(
+            f"wanted clip_norm as a finite number above 0, or None, got {clip_norm!r}; give the largest "
+            "total norm that gradients may have, or None to leave them as they are"
+        )
 
 
 def _named(value: object) -> str:

@@ -216,7 +216,7 @@ def write_package(
     return target
 
 
-def read_package(path: str | Path, *, device: str | None = None) -> Package:
+def read_package(path: str | Path, *, device: str | torch.device | None = None) -> Package:
     """Verify a package without running anything of it.
 
     Args:
@@ -238,7 +238,7 @@ def read_package(path: str | Path, *, device: str | None = None) -> Package:
         ) from error
 
 
-def _read(source: Path, device: str | None) -> Package:
+def _read(source: Path, device: str | torch.device | None) -> Package:
     """See `read_package`; the file itself may refuse."""
     if not source.is_file():
         what = "a directory" if source.is_dir() else "no such file"
@@ -268,7 +268,9 @@ def _misdescribed(path: Path, what: str) -> PackageError:
     )
 
 
-def _fitting_device(metadata: Metadata, device: str | None, path: Path) -> torch.device:
+def _fitting_device(
+    metadata: Metadata, device: str | torch.device | None, path: Path
+) -> torch.device:
     wanted = torch.device(device or metadata.device)
     if wanted.type != metadata.device:
         raise PackageError(

@@ -103,6 +103,11 @@ def make_request(
                 "give one of them"
             )
         workloads = {workers or world_size or 1: workload}
+    elif not _are_workloads(workload):
+        raise PlanError(
+            f"wanted a Workload, or one by number of workers, got workload={workload!r}; make one by "
+            "rl.trace(), or read it by rl.Workload.load(path)"
+        )
     else:
         for count in workload:
             _check_count("the number of workers of a workload", count, 1)
@@ -331,6 +336,11 @@ def _threads(request: PlanRequest, workers: int) -> tuple[int, ...]:
     # As a plan that leaves them open is predicted: an equal share of the cores of a host.
     alike = Plan(workers=workers)
     return (setting_of(request.machine, request.workloads[workers], alike).threads,)
+
+
+def _are_workloads(given: object) -> bool:
+    loads = given.values() if isinstance(given, Mapping) else [None]
+    return all(isinstance(load, Workload) for load in loads)
 
 
 def check_allowed(allow: Collection[str]) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.errors import MachineError, OutOfTimeError, PlanError
+from ridgeline.given import Count, Positive, checked
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.exchanges.exchanges import uncompared
@@ -50,6 +51,7 @@ AGAIN_S = 15.0
 """What is tried again may take so long though compiling took all the time, where no seconds were given."""
 
 
+@checked(PlanError, but=("workload", "world_size", "steps"))
 def choose(
     machine: Machine,
     workload: Workload | Mapping[int, Workload],
@@ -60,10 +62,10 @@ def choose(
     steps: int | None = None,
     trial: Trial | None = None,
     retrial: Trial | None = None,
-    tries: int = TRIES,
+    tries: Count = TRIES,
     seconds: float | None = None,
     clock: Callable[[], float] | None = None,
-    compile_factor: float = 1.0,
+    compile_factor: Positive = 1.0,
 ) -> Ranking:
     """The plans for a workload, best first, with the reasons for every knob of the first.
 

@@ -17,6 +17,7 @@ from ridgeline import units
 from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, MachineError
 from ridgeline.execution import waiting_as_here
+from ridgeline.given import checked
 from ridgeline.machine import Machine, Setting
 from ridgeline.machine.host_load import HostLoad
 from ridgeline.probe.apart import time_apart, without_timings
@@ -57,6 +58,7 @@ class WantedProfile(NamedTuple):
         return requests(machine, settings, workload=self.workload, **asked)
 
 
+@checked(MachineError)
 def measure(
     quick: bool = True,
     *,

@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 from ridgeline import units
 from ridgeline.codec import VERSION, Noun, write_atomically
 from ridgeline.errors import RidgelineError
+from ridgeline.given import checked
 from ridgeline.history import History
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
@@ -68,6 +69,7 @@ _LOGO = Markup(
 )
 
 
+@checked(RidgelineError)
 def report(
     path: str | Path,
     *,
@@ -119,7 +121,7 @@ def report(
         )
     target = Path(path)
     # A link to what is not there would fail when somebody follows it.
-    trace_name = TRACE_NAME if target.with_name(TRACE_NAME).exists() else None
+    trace_name = TRACE_NAME if (target.parent / TRACE_NAME).exists() else None
     sections = _sections(given) | {"data": data_section(nouns, trace_name)}
     drawn = {name: content for name, content in sections.items() if content is not None}
     page = _page(_title(nouns), _subtitle(machine, workload, measured or predicted), drawn)

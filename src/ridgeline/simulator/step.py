@@ -6,8 +6,9 @@ The frames are those that the runtime executes (`frames`), their contents the pr
 
 from ridgeline import units
 from ridgeline.compiled_program import CompilerProgram
-from ridgeline.errors import MachineError
+from ridgeline.errors import MachineError, PlanError
 from ridgeline.execution import MODES
+from ridgeline.given import Positive, checked
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.simulator.compiler.compile_time import compile_seconds
@@ -22,6 +23,7 @@ LONGEST_STEP_NS = 1 << 62
 """Longer steps, of more than a century, fit no file."""
 
 
+@checked(PlanError)
 def simulate(
     machine: Machine,
     workload: Workload,
@@ -30,7 +32,7 @@ def simulate(
     world_size: int | None = None,
     details: bool = True,
     programs: tuple[CompilerProgram, ...] = (),
-    compile_factor: float = 1.0,
+    compile_factor: Positive = 1.0,
 ) -> Timeline:
     """The predicted timeline of one training step in the steady state.
 

@@ -1,6 +1,7 @@
 """`Sync`: how a plan says that gradients are synchronised."""
 
 from ridgeline.codec import Value
+from ridgeline.given import Whole
 
 DEFAULT_ALGORITHM = "all_reduce"
 UNCOMPRESSED = "none"
@@ -27,4 +28,4 @@ class Sync(Value, frozen=True, kw_only=True):
     compression: str = UNCOMPRESSED
     options: dict[str, bool | int | float | str] = {}
     bucket_bytes: tuple[int, ...] = DEFAULT_BUCKET_BYTES
-    every: int = 1
+    every: Whole = 1

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from ridgeline.errors import RidgelineError, TaskError
-from ridgeline.runtime.steps.body.requirements import is_clip_norm
+from ridgeline.optimizers.given import is_clip_norm
 from ridgeline.runtime.training.task import Task
 from ridgeline.tasks.gpt2 import gpt2
 from ridgeline.tasks.mlp import mlp

@@ -5,7 +5,7 @@ execution would issue, in the same order, but nothing is computed and nothing la
 looks at values goes another way: if it may, it is recorded while it runs, and taken back.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -17,9 +17,10 @@ from torch.optim import Optimizer
 from ridgeline.capture.casts import AUTOCAST
 from ridgeline.capture.mask_looks import spare_looks
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
+from ridgeline.given import checked
 from ridgeline.optimizer_forms import calls_model
-from ridgeline.optimizers.given import check_parts
-from ridgeline.plan import Precision
+from ridgeline.optimizers.given import check_clip_norm, check_parts
+from ridgeline.plan import MemoryFormat, Precision
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.tracing.fakes.faking import fake_workload
@@ -29,6 +30,7 @@ from ridgeline.tracing.running import real_workload
 from ridgeline.workload import Workload
 
 
+@checked(WorkloadError, but=("model", "loss_fn", "optimizer", "clip_norm"))
 def trace(
     model: nn.Module,
     loss_fn: LossFn,
@@ -70,7 +72,8 @@ def trace(
         clip_norm: The total norm that gradients are clipped to before the optimizer; None leaves them.
 
     Raises:
-        PlanError: the model is no module, the optimizer none of torch's, or the loss cannot be called so.
+        PlanError: the model is no module, the optimizer none of torch's, the loss cannot be called so, or
+            `clip_norm` is no finite number above 0.
         WorkloadError: the loss is no scalar or needs no gradient, the step depends on values and may not
             run, or model or batch are not what it needs. What `loss_fn` raises itself passes through.
         SideEffectError: the user's code opens a file to write, a socket or a process; nothing was written.
@@ -79,12 +82,9 @@ def trace(
     Cost: `loss_fn` is called once on fake tensors: host time of a few eager steps, no device work; once more
         for each variant. Where the step runs: two steps, and a copy of all that they may change.
     """
-    unknown = set(precisions) - set(get_args(Precision))
-    if unknown:
-        raise WorkloadError(
-            f"wanted precisions out of {', '.join(get_args(Precision))}, got {', '.join(sorted(unknown))}; "
-            "correct the name"
-        )
+    _check_names("precisions", precisions, get_args(Precision))
+    _check_names("memory_formats", memory_formats, get_args(MemoryFormat))
+    check_clip_norm(clip_norm)
     _check(model, loss_fn, optimizer, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
     with refusing_writes(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
@@ -144,6 +144,14 @@ def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
         assert error is not None
         raise error
     return real_workload(step, name, doubt)
+
+
+def _check_names(asked: str, given: Collection[str], known: Sequence[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise WorkloadError(
+            f"wanted {asked} out of {', '.join(known)}, got {', '.join(unknown)}; correct the name"
+        )
 
 
 def _check(

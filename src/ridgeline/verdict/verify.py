@@ -4,6 +4,7 @@ import math
 import statistics
 
 from ridgeline.errors import VerificationError
+from ridgeline.given import checked
 from ridgeline.machine import Machine
 from ridgeline.simulator.replay import replayed
 from ridgeline.timeline import LANES, Lane, Timeline
@@ -15,6 +16,7 @@ from ridgeline.workload import Workload
 _LEAST_HALF = 4
 
 
+@checked(VerificationError)
 def verify(
     predicted: Timeline,
     measured: Timeline,

@@ -243,10 +243,8 @@ def _check_rank() -> None:
     """See that the environment names a place among the workers: where it is none, torch waits for ever."""
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (
-        KeyError,
-        ValueError,
-    ):  # one that joins a running training has none; of no number torch tells
+    except (KeyError, ValueError):
+        # One that joins a running training has none; of what is no number torch tells.
         return
     if not 0 <= rank < size:
         raise ValueError(f"of {size} workers none has rank {rank}, the first has rank 0")

@@ -3,8 +3,9 @@
 Everything that is not a tensor becomes plain JSON, tensors become named entries of a safetensors
 file. What JSON lacks is written as an object with one key that starts with `$`: `$tensor`, `$tuple`,
 `$items` (a dict whose keys are not all text), `$float` (nan and infinities), `$numpy` (a number of NumPy's,
-as schedules that count with it have) and `$sparse` (a COO tensor by indices and values, as momenta of sparse
-gradients are). Nothing is pickled, so that loading a checkpoint executes nothing.
+as schedules that count with it have), `$sparse` (a COO tensor by indices and values, as momenta of sparse
+gradients are) and `$bytes` (a tensor of a dtype that safetensors files have no word for). Nothing is pickled,
+so that loading a checkpoint executes nothing.
 """
 
 import itertools
@@ -20,9 +21,16 @@ from ridgeline.errors import CheckpointError
 from ridgeline.reach.sparse import is_sparse, parts
 
 _SEQUENCES: tuple[type, ...] = (list, tuple)
-_MARKS = ("$tensor", "$tuple", "$items", "$float", "$numpy", "$sparse")
+_MARKS = ("$tensor", "$tuple", "$items", "$float", "$numpy", "$sparse", "$bytes")
 _NUMBERS = (np.bool_, np.integer, np.float64, np.float32, np.float16)
 """Of NumPy's that have an exact counterpart among Python's."""
+_FILED = {
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+}
+"""What torch's writer of safetensors files and its reader both know (torch 2.11 to 2.13)."""
 
 
 def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -38,7 +46,11 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         # safetensors holds dense tensors alone.
         held = [flatten(p, f"{name}.{i}", tensors) for i, p in enumerate(parts(value.detach()))]
         return {"$sparse": [*held, [*value.shape], value.is_coalesced()]}
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.dtype not in _FILED and _has_bytes(value):
+        held = value.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"$bytes": [dtype, [*value.shape], flatten(held, name, tensors)]}
+    if isinstance(value, Tensor) and _has_bytes(value):
         # Files hold bytes, which lazy conjugation and negation have not changed yet.
         free = _free(name, tensors)
         tensors[free] = value.detach().resolve_conj().resolve_neg()
@@ -63,8 +75,8 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         entries = [flatten(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
         return {"$tuple": entries} if isinstance(value, tuple) else entries
     raise CheckpointError(
-        f"wanted state of tensors, numbers, text, lists and dicts, got {type(value).__name__} at "
-        f"{name}; let its state_dict() return plain values"
+        "wanted state of dense or COO tensors, numbers, text, lists and dicts, got "
+        f"{_told(value)} at {name}; let its state_dict() return plain values"
     )
 
 
@@ -94,6 +106,9 @@ def restore(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return torch.sparse_coo_tensor(
             indices, values, shape, is_coalesced=is_coalesced, check_invariants=True
         )
+    if mark == "$bytes":
+        held = restore(content[2], tensors)
+        return held.view(getattr(torch, content[0])).reshape(content[1])
     if mark == "$float":
         return float(content)
     if mark == "$numpy":
@@ -127,6 +142,18 @@ def _free(name: str, taken: Mapping[str, Tensor]) -> str:
     """A name that no tensor has yet."""
     names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
     return next(each for each in names if each not in taken)
+
+
+def _has_bytes(value: Tensor) -> bool:
+    """Whether a tensor is what its bytes and its shape say: no compressed rows, no scale, no shape alone."""
+    is_plain = value.layout is torch.strided and not value.is_quantized and not value.is_nested
+    return is_plain and value.device.type != "meta"
+
+
+def _told(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"a tensor of {value.layout}, {value.dtype} on {value.device}"
 
 
 def _in_format(value: Tensor, parameter: Tensor) -> Tensor:

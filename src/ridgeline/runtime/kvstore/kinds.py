@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.errors import KVStoreError
+from ridgeline.given import checked
 from ridgeline.host.memory import keep_freed_memory
 from ridgeline.host.message_threads import calm_message_threads
 from ridgeline.runtime.kvstore.serving.joining.gathering import (
@@ -54,6 +55,7 @@ KINDS: dict[str, Kind] = {
 """Name to kind."""
 
 
+@checked(KVStoreError)
 def create(
     name: str = "local",
     *,

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError, PackageError
+from ridgeline.given import checked
 from ridgeline.packages.alone import check_alone
 from ridgeline.packages.metadata import Metadata
 from ridgeline.packages.package import Package, read_package
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from ridgeline.runtime.steps.whole_step.saved.saving import LoadedStep
 
 
-def load(path: str | Path, *, device: str | None = None) -> "LoadedCallable | LoadedStep":
+@checked(PackageError)
+def load(
+    path: str | Path, *, device: str | torch.device | None = None
+) -> "LoadedCallable | LoadedStep":
     """The program saved in a file: a callable, or a training step that continues where it was saved.
 
     Loading runs the native code in the file. The file is checked for damage and for fitting this machine

@@ -1,6 +1,5 @@
 """What a training step asks of its optimizer, its numbers and its plan, before anything is touched."""
 
-import math
 import re
 from typing import Any
 
@@ -17,6 +16,7 @@ from ridgeline.optimizer_forms import (
     cycled_setting,
     updates_by_element,
 )
+from ridgeline.optimizers.given import check_clip_norm, is_clip_norm
 from ridgeline.optimizers.groups import parameters_of
 from ridgeline.plan import Plan
 from ridgeline.reach.reach import Reach
@@ -311,30 +311,6 @@ def check_gradients(model: nn.Module, optimizer: Optimizer) -> None:
             f"wanted an optimizer of parameters that the loss has, got {type(optimizer).__name__} of "
             f"{len(held)} that are not in {type(model).__name__} and got no gradient; make it from "
             "model.parameters()"
-        )
-
-
-def is_clip_norm(value: object) -> bool:
-    """Whether gradients can be clipped by this: None, or a finite number above 0.
-
-    A norm of 0 would train nothing, and a negative one uphill.
-    """
-    if value is None:
-        return True
-    # `True` is an int to Python, and would clip to a norm of 1.
-    return isinstance(value, int | float) and value is not True and 0.0 < value < math.inf
-
-
-def check_clip_norm(clip_norm: float | None) -> None:
-    """Refuse what is no `is_clip_norm`.
-
-    Raises:
-        PlanError: names the value and what to give.
-    """
-    if not is_clip_norm(clip_norm):
-        raise PlanError(
-            f"wanted clip_norm as a finite number above 0, or None, got {clip_norm!r}; give the largest "
-            "total norm that gradients may have, or None to leave them as they are"
         )
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import ridgeline as rl
-from ridgeline.errors import LaunchError, PlanError, RidgelineError
+from ridgeline.errors import PlanError, RidgelineError
 from ridgeline.given import Positive, checked
-from ridgeline.workers.world import World
 
 
 @checked(PlanError, but=("own",))
@@ -144,13 +143,3 @@ def test_a_step_is_traced_as_asked(arguments: dict[str, Any], message: str) -> N
             model, lambda model, batch: model(batch).sum(), optimizer, torch.ones(1, 2), **arguments
         )
     assert str(error.value) == message
-
-
-def test_a_rank_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "x")
-    with pytest.raises(LaunchError) as error:
-        World.join(device="cpu")
-    assert str(error.value) == (
-        "wanted LOCAL_RANK as a whole number >= 0, got 'x' in the environment; start all workers by torchrun, "
-        "which sets it, or remove it to train alone"
-    )

@@ -22,7 +22,7 @@ from ridgeline.programs.inductor import name_unreadable_libraries
 from ridgeline.session import TrainStep
 
 GENERATOR, NUMPYS = torch.Generator(), np.random.default_rng(0)
-NUMBERS = {"on": np.bool_(True)}
+NUMBERS = np.ones(2)
 
 
 class Rated:
@@ -64,7 +64,7 @@ SAID = {
     "look": lambda x: scaled(2.0, x),
     "a call of fork_rng(), which gives no tensor": forked,
     "a branch on a number of NumPy's, whose value a program leaves open; make it Python's own, by item(), "
-    "where it is set": lambda x: x * 2 if NUMBERS["on"] else x,
+    "where it is set": lambda x: x * 2 if NUMBERS.sum() > 1 else x,
     "a branch on the value of a tensor": lambda x: x * 2 if x.sum() > 0 else x,
     "a call of torch.is_inference_mode_enabled(), where a captured program does not look": lambda x: (
         x if torch.is_inference_mode_enabled() else x * 2

@@ -23,7 +23,7 @@ from ridgeline.session import TrainStep
 
 GENERATOR, NUMPYS = torch.Generator(), np.random.default_rng(0)
 TRACED = torch.fx.symbolic_trace(nn.ReLU())
-NUMBERS = {"on": np.bool_(True)}
+NUMBERS = np.ones(2)
 
 
 class Rated:
@@ -71,7 +71,7 @@ SAID = {
     "look": lambda x: scaled(2.0, x),
     "a call of fork_rng(), which gives no tensor": forked,
     "a branch on a number of NumPy's, whose value a program leaves open; make it Python's own, by item(), "
-    "where it is set": lambda x: x * 2 if NUMBERS["on"] else x,
+    "where it is set": lambda x: x * 2 if NUMBERS.sum() > 1 else x,
     "slopes of an autograd.Function, in whose class the compiler reads numbers and texts only; hold it in a "
     "name of the module, or pass it to apply()": lambda x: torch.clamp(x, Listed.slopes),
     "a call of Interpreter.__init__, which the compiler does not read": lambda x: (

@@ -110,12 +110,12 @@ def test_the_program_equals_the_eager_step(
 ) -> None:
     """Losses, parameters, running statistics, step counts: equal while a scheduler moves learning rates.
 
-    In double precision: optimizers that divide by small roots make ten thousand times as much of a last bit, which
-    sums by another number of threads differ in. (The running product of NAdam has single precision in a program.)
+    In double precision, since dividing by small roots makes ten thousand times as much of a last bit. (The
+    running product of NAdam has single precision in a program.)
     """
-    plan, double = Plan(accumulate=accumulate), torch.float64
-    batches = [batch_of(index, dtype=double) for index in range(6)]
-    eager, traced = (body_of(OPTIMIZERS[name], plan, clip_norm, double) for _ in range(2))
+    plan = Plan(accumulate=accumulate)
+    batches = [batch_of(index, dtype=torch.float64) for index in range(6)]
+    eager, traced = (body_of(OPTIMIZERS[name], plan, clip_norm, torch.float64) for _ in range(2))
     for body in (eager, traced):
         torch.manual_seed(0)
         body(batches[0], SILENT)

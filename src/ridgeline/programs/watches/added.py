@@ -12,24 +12,23 @@ which methods an object holds itself.
 
 import builtins
 import collections
-import dis
 import functools
 import operator
 import os
 import re
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch._C._dynamo.guards import DictGuardManager
-from torch._dynamo import polyfills
+from torch._dynamo import guards
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._guards import Guard, TracingContext
+from torch._guards import Guard
 
 from ridgeline.programs.watches.asked import asked_of, note_asked
+from ridgeline.programs.watches.caught import catches_unknown, has_names, not_of_torch
 from ridgeline.programs.watches.comparing import (
     UNKNOWN,
     compare,
@@ -39,7 +38,6 @@ from ridgeline.programs.watches.comparing import (
     of_name,
     value_of,
 )
-from ridgeline.programs.watches.containers import read_containers, require_limit
 from ridgeline.programs.watches.functions import note_functions, noted_functions, require_functions
 from ridgeline.programs.watches.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
 from ridgeline.programs.watches.identities import (
@@ -70,16 +68,21 @@ from ridgeline.programs.watches.instances import (
     require_metaclass,
     require_shapes,
 )
-from ridgeline.programs.watches.left_to_python import is_plain_value, leave_to_python
+from ridgeline.programs.watches.left_to_python import (
+    is_marked,
+    is_plain_value,
+    leave_to_python,
+)
 from ridgeline.programs.watches.made_keys import compare_made_keys
+from ridgeline.programs.watches.objects.containers import read_containers, require_limit
+from ridgeline.programs.watches.objects.values import answer_truth, require_value
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 from ridgeline.reach.owners import is_users, is_users_class
 from ridgeline.reach.reach import names_in
 
 Backend = Callable[..., Callable[..., Any]]
-_TORCH = torch.__path__[0]
-_STANDARD = polyfills.__path__[0]
-"""Where the compiler has Python of its own for code of the standard library."""
+_GUARDED = "_ridgeline_guarded"
+_check_in_torch: Any = guards.CheckFunctionManager.__init__
 _NO_OBJECTS = (type, types.ModuleType, Tensor, dict)
 _KEY_ERRORS = frozenset({"KeyError", "LookupError", "Exception", "BaseException"})
 _ATTRIBUTE_ERRORS = frozenset({"AttributeError", "Exception", "BaseException"})
@@ -109,35 +112,13 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
     def backend(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         # The compiler builds its guards when its backend is done.
         output = InstructionTranslator.current_tx().output
-        guards = output.guards
-        code = tuple(TracingContext.get().traced_code)
-        named = {guard.name: guard.originating_source for guard in guards if guard.name}
-        kinds, sources = [*_required(code)], [*named.values()]
-        guards.update({Guard(source, kind) for source in sources for kind in kinds})
-        of_process: list[Callable[[Any, Guard], None]] = []
-        if watches_process:
-            of_process.append(_require_hooks)
-            settings = (*settings_of(operators_of(graph), code), *asked_of(output))
-            of_process.append(functools.partial(_require_settings, settings))
-        if imports := imports_of(code, output.import_sources, output.global_scope):
-            of_process.append(functools.partial(_require_imports, imports))
-        if _has_names(code, _ENVIRONMENT):
-            of_process.append(_require_environment)
-        if names := own_builtins(code):
-            of_process.append(functools.partial(_require_builtins, names))
-        functions = noted_functions(output)
-        if functions:
-            of_process.append(functools.partial(require_functions, functions))
-        of_process.append(functools.partial(require_names_of_python, code, tuple(functions)))
-        of_process.append(functools.partial(_require_instances, sources, tuple(functions)))
-        of_process.append(functools.partial(_require_identities, sources, code))
-        # For what is about the process and no object, one guard is enough, at whichever object.
-        guards.update({Guard(source, kind) for source in sources[:1] for kind in of_process})
+        _add_guards(output, operators_of(graph), watches_process=watches_process)
         compiled = compile_piece(graph, inputs)
         leave_untimed()
         return compiled
 
     leave_to_python(backend)
+    guards.CheckFunctionManager.__init__ = _check  # type: ignore[method-assign]
     follow_imports()
     read_containers()
     follow_identities()
@@ -145,8 +126,44 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
     note_asked()
     ask_for_slots_anew()
     compare_made_keys()
+    answer_truth()
     follow_instances()
     return backend
+
+
+def _check(manager: Any, code: Any, output: Any, *args: Any, **kwargs: Any) -> None:
+    """In place of the making of a piece's guards: one without an operator never comes to its backend."""
+    if is_marked(getattr(output, "compiler_fn", None)) and not hasattr(output, _GUARDED):
+        _add_guards(output, ())
+    _check_in_torch(manager, code, output, *args, **kwargs)
+
+
+def _add_guards(output: Any, operators: Any, *, watches_process: bool = True) -> None:
+    """Add ours to what the compiler compares of a piece."""
+    setattr(output, _GUARDED, True)
+    code = tuple(output.tracing_context.traced_code)
+    named = {guard.name: guard.originating_source for guard in output.guards if guard.name}
+    kinds, sources = [*_required(code)], [*named.values()]
+    output.guards.update({Guard(source, kind) for source in sources for kind in kinds})
+    of_process: list[Callable[[Any, Guard], None]] = []
+    if watches_process:
+        of_process.append(_require_hooks)
+        settings = (*settings_of(operators, code), *asked_of(output))
+        of_process.append(functools.partial(_require_settings, settings))
+    if imports := imports_of(code, output.import_sources, output.global_scope):
+        of_process.append(functools.partial(_require_imports, imports))
+    if has_names(code, _ENVIRONMENT):
+        of_process.append(_require_environment)
+    if names := own_builtins(code):
+        of_process.append(functools.partial(_require_builtins, names))
+    functions = noted_functions(output)
+    if functions:
+        of_process.append(functools.partial(require_functions, functions))
+    of_process.append(functools.partial(require_names_of_python, code, tuple(functions)))
+    of_process.append(functools.partial(_require_instances, sources, tuple(functions)))
+    of_process.append(functools.partial(_require_identities, sources, code))
+    # For what is about the process and no object, one guard is enough, at whichever object.
+    output.guards.update({Guard(source, kind) for source in sources[:1] for kind in of_process})
 
 
 def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard], None]]:
@@ -160,45 +177,16 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
     yield require_metaclass
     yield require_members
     yield require_class_of_plain
+    yield require_value
     if names_attributes(code):
         yield require_shapes
-    catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
-    if catches_unknown or _has_names(code, _KEY_ERRORS):
+    catches_all = any(map(catches_unknown, not_of_torch(code)))
+    if catches_all or has_names(code, _KEY_ERRORS):
         yield _require_keys
-    if catches_unknown or _has_names(code, _ATTRIBUTE_ERRORS | _DICTIONARIES):
+    if catches_all or has_names(code, _ATTRIBUTE_ERRORS | _DICTIONARIES):
         yield _require_attributes
     else:
         yield _require_late
-
-
-def _has_names(code: Iterable[types.CodeType], names: frozenset[str]) -> bool:
-    return any(not names.isdisjoint(part.co_names) for part in _not_of_torch(code))
-
-
-def _not_of_torch(code: Iterable[types.CodeType]) -> Iterator[types.CodeType]:
-    for part in code:
-        if not part.co_filename.startswith(_TORCH) or part.co_filename.startswith(_STANDARD):
-            yield part
-
-
-def _catches_unknown(code: types.CodeType) -> bool:
-    """Whether it catches errors without saying which, or by a name that only says it when the code runs."""
-    loaded: set[str] = set()
-    before = ""
-    for instruction in dis.get_instructions(code):
-        # Handlers are found in byte code, since source need not be there.
-        if before == "PUSH_EXC_INFO":
-            loaded.clear()
-            if instruction.opname == "POP_TOP":  # a bare `except:`
-                return True
-        if instruction.opname == "CHECK_EXC_MATCH":
-            if any(not hasattr(builtins, name) for name in loaded):
-                return True
-            loaded.clear()
-        if instruction.opname.startswith("LOAD_"):
-            loaded.add(str(instruction.argval))
-        before = instruction.opname
-    return False
 
 
 def _require_same(builder: Any, guard: Guard) -> None:

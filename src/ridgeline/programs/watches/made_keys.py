@@ -28,6 +28,7 @@ from torch._guards import Guard
 from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, value_of
 from ridgeline.programs.watches.identities import is_nan
 from ridgeline.programs.watches.left_to_python import is_marked, refuse
+from ridgeline.programs.watches.objects.values import answer_of, is_value
 from ridgeline.reach.owners import is_users
 from ridgeline.reach.reach import underlying
 
@@ -71,7 +72,11 @@ def _is_in(variable: Any, in_torch: Any, key: VariableTracker) -> bool:
 
 def _subscribe(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In place of the call of a function of Python's, `operator.getitem` among them."""
-    if variable.fn is operator.getitem and is_marked(tx.output.compiler_fn):
+    is_ours = is_marked(tx.output.compiler_fn)
+    answer = answer_of(variable.fn, args) if is_ours else None
+    if answer is not None:
+        return answer
+    if variable.fn is operator.getitem and is_ours:
         # Before torch tries: where one way is refused, it takes what the operator gives now for a constant.
         holder = args[0].realize()
         if isinstance(holder, _KINDS):
@@ -88,9 +93,12 @@ def _subscribe(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, An
 
 
 def _refuse_own_equality(holder: Any, key: Any) -> None:
-    """Refuse a look-up where methods of the user's say which keys are equal: their answers may change."""
+    """Refuse a look-up where methods of the user's or in C say which keys are equal.
+
+    Answers of the user's may change; to the compiler two dates are two keys.
+    """
     # Those of a holder are wrapped.
-    variables = [getattr(one, "vt", one) for one in (key, *holder.items)]
+    variables = [getattr(one, "vt", one) for one in (key.realize(), *holder.items)]
     kind = next(filter(None, map(_own_equality, variables)), None)
     if kind is not None:
         refuse(
@@ -108,7 +116,7 @@ def _own_equality(variable: Any) -> type | None:
         return None
     kind: type = variable.python_type()
     is_own = any(_is_users_method(kind, name) for name in ("__eq__", "__hash__"))
-    return kind if is_own else None
+    return kind if is_own or is_value(variable.value) else None
 
 
 def _is_users_method(kind: type, name: str) -> bool:

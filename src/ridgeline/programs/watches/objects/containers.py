@@ -3,7 +3,8 @@
 A deque with a limit (`collections.deque(maxlen=10)`: a window over steps) is one without to it, so that what
 a program appends is there beside what should have been dropped. Lists in a tuple it makes anew where code
 takes one, so that none is another one of the program. And where code goes through the keys of a dictionary,
-it may compare them in no order, or (`[*table]`) not at all.
+it may compare them in no order, or (`[*table]`) not at all; nor where it takes the whole for a constant, as
+when code asks whether an `OrderedDict` is empty.
 """
 
 import collections
@@ -23,6 +24,7 @@ from ridgeline.programs.watches.left_to_python import is_marked, is_plain_value
 _wrap_in_torch: Any = VariableBuilder.wrap_listlike
 _match_in_torch: Any = ConstDictVariable.install_dict_keys_match_guard
 _call_in_torch: Any = CommonListMethodsVariable.call_method
+_constant_in_torch: Any = ConstDictVariable.as_python_constant
 
 
 def read_containers() -> None:
@@ -30,6 +32,7 @@ def read_containers() -> None:
     VariableBuilder.wrap_listlike = _wrap  # type: ignore[method-assign]
     ConstDictVariable.install_dict_keys_match_guard = _match  # type: ignore[method-assign]
     CommonListMethodsVariable.call_method = _call  # type: ignore[method-assign]
+    ConstDictVariable.as_python_constant = _constant  # type: ignore[method-assign]
 
 
 def require_limit(builder: Any, guard: Guard) -> None:
@@ -57,6 +60,12 @@ def _match(variable: Any) -> None:
     output = InstructionTranslator.current_tx().output
     if variable.source is not None and is_marked(output.compiler_fn):
         output.guard_on_key_order.add(variable.source)
+
+
+def _constant(variable: Any) -> Any:
+    """In place of torch's: what a dictionary of constants is."""
+    variable.install_dict_keys_match_guard()
+    return _constant_in_torch(variable)
 
 
 def _call(variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:

@@ -1,0 +1,1 @@
+"""What programs ask of objects: containers, and values of Python's library."""

@@ -105,7 +105,7 @@ class MethodsOfTensors:
 
 
 _NOTES = ("__slotnames__", "__annotations__")
-"""What Python itself writes into a class: when an object is first copied, and when annotations are first read."""
+"""What Python writes into a class when an object is first copied, and when annotations are first read."""
 
 
 def _assigned(names: dict[str, Any]) -> dict[str, Any]:

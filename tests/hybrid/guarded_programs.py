@@ -71,6 +71,7 @@ class Base(nn.Module):
         self.act: Any = torch.tanh
         self.zero = 0.0
         self.pairs = ([1.0], [2.0])
+        self.functions = [Tensor.sin]
         self.scale = 1.0
 
     def shape(self, x: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class Base(nn.Module):
         h = self.shape(self.act(self.linear(x))) * FACTOR * self.scale
         h = self.part.of_class(self.part.of_nobody(self.part.helper(h) + self.part.bias))
         h = self.plain.apply(h) * math.copysign(1.0, self.zero) * getattr(self, "late", 1.0)
-        h = h * self.pairs[0][0]
+        h = self.functions[0](h) * self.pairs[0][0]
         try:
             h = h + self.absent
         except AttributeError:
@@ -137,6 +138,7 @@ CHANGES: dict[str, Callable[[Base], Any]] = {
     "attribute that appears": on(lambda m: m, "late", 7.0),
     "attribute that was missing": on(lambda m: m, "absent", 7.0),
     "list in a tuple": lambda m: m.pairs[0].__setitem__(0, 3.0),
+    "method of tensors in a list": lambda m: m.functions.__setitem__(0, Tensor.cos),
     "slot": on(lambda m: m.plain.config, "gain", 9.0),
     "element at depth": lambda m: m.plain.table["shift"].__setitem__(0, 8.0),
     "method of an object": on(lambda m: m.plain, "apply", lambda x: x),

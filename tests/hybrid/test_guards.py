@@ -75,7 +75,11 @@ def test_every_change_is_noticed(change: Callable[[Base], Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["inherited forward", "negative zero", "transposed in place", "method of an object"]
+    "name",
+    [
+        *("inherited forward", "negative zero", "transposed in place"),
+        *("method of an object", "method of tensors in a list"),
+    ],
 )
 @pytest.mark.parametrize("mode", ["script", "compiled"])
 def test_results_follow_the_changes(mode: Execution, name: str) -> None:

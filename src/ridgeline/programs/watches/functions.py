@@ -2,7 +2,8 @@
 
 The `__init__` of a class whose object the program makes, say, is read through like any other function, but
 what its parameters default to, and what its closure holds, are constants to the compiler. So are, in the
-closures of methods, classes, and annotations of any function.
+closures of methods, classes, and annotations of any function. And methods of classes in C that code holds
+(`self.activation = torch.Tensor.sin`) are constants wherever it finds them.
 """
 
 import types
@@ -16,6 +17,7 @@ from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch._dynamo.variables import UnspecializedNNModuleVariable
 from torch._dynamo.variables import functions as function_variables
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._guards import Guard
 
 from ridgeline.programs.watches.asked import is_missing
@@ -31,9 +33,12 @@ _MADE = "<"
 _ANNOTATIONS = "__annotations__"
 _CALLED, _COMPILED = "_call_impl", "_compiled_call_impl"
 """What the call of a module leads to, the second where it is not None."""
+_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
+"""Each is one object, which its class holds."""
 _build: Any = InliningInstructionTranslator.build_inline_tracer
 _attribute_in_torch: Any = function_variables.fn_var_getattr
 _call_in_torch: Any = UnspecializedNNModuleVariable.call_function
+_wrap_in_torch: Any = VariableBuilder._wrap  # noqa: SLF001 - all that a program reads goes through it
 
 
 def note_functions() -> None:
@@ -44,6 +49,7 @@ def note_functions() -> None:
     InliningInstructionTranslator.build_inline_tracer = staticmethod(_built)  # type: ignore[assignment]
     function_variables.fn_var_getattr = _attribute
     UnspecializedNNModuleVariable.call_function = _call  # type: ignore[method-assign]
+    VariableBuilder._wrap = _wrap  # type: ignore[method-assign]  # noqa: SLF001 - as above
 
 
 def _built(parent: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,6 +69,14 @@ def _attribute(tx: Any, fn: Any, source: Any, name: str) -> Any:
     if not (is_asked and is_marked(tx.output.compiler_fn)):
         return _attribute_in_torch(tx, fn, source, name)
     return VariableTracker.build(tx, fn.__annotations__, AttrSource(source, name))
+
+
+def _wrap(builder: Any, value: Any) -> Any:
+    """In place of the method of `VariableBuilder`, which compares no method of a class in C."""
+    output, source = builder.tx.output, builder.source
+    if isinstance(value, _IN_C) and source is not None and is_marked(output.compiler_fn):
+        output.guards.add(source.make_guard(GuardBuilder.ID_MATCH))
+    return _wrap_in_torch(builder, value)
 
 
 def _call(module: Any, tx: Any, args: Any, kwargs: Any) -> Any:

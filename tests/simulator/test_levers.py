@@ -44,6 +44,25 @@ def test_a_gain_is_the_ratio_of_two_predictions(part: str, factor: float, worker
     assert (found.low, found.high) == (pytest.approx(found.gain), pytest.approx(found.gain))
 
 
+def test_a_quartile_of_zero_is_no_certainty() -> None:
+    """It has no logarithm: numbers are drawn as far below their median as the other quartile is above it."""
+    machine, workload = make_machine(dispatch_s=1e-3), make_workload()
+    found = []
+    for low in (-1.0, 0.0, 0.8):
+        rates = [
+            msgspec.structs.replace(c.rate, low=low * c.rate.value, high=1.25 * c.rate.value)
+            for c in machine.ceilings
+        ]
+        pairs = zip(machine.ceilings, rates, strict=True)
+        ceilings = tuple(msgspec.structs.replace(c, rate=rate) for c, rate in pairs)
+        drawn = msgspec.structs.replace(machine, ceilings=ceilings)
+        found += levers(drawn, workload, Plan(), [{"compute": 2.0}])
+    assert found[0].low < found[0].gain < found[0].high
+    assert found[0] == found[1]
+    assert found[1].low == pytest.approx(found[2].low)
+    assert found[1].high == pytest.approx(found[2].high)
+
+
 def test_a_wider_spread_is_a_wider_interval() -> None:
     """The interval holds the gain, grows with the spread, and comes out again with the same seed."""
     machine, workload = make_machine(dispatch_s=1e-3), make_workload()

@@ -52,6 +52,9 @@ def _factor(quantity: Quantity, noise: random.Random) -> float:
     """What a number is multiplied by; 1 where it has no spread."""
     # In their order, as an edited profile may not have them.
     low, high = sorted((quantity.low, quantity.high))
+    if low <= 0.0 < high:
+        # Of no logarithm, and yet the widest of all: as far below the median as the upper one is above it.
+        low = quantity.value**2 / high
     if not 0.0 < low < high:
         return 1.0
     # In logarithms, as rates and seconds cannot fall below zero.

@@ -75,9 +75,7 @@ OPTIMIZERS = {
 }
 
 
-def body_of(
-    make: Any, plan: Plan, clip_norm: float | None, dtype: torch.dtype = torch.float32
-) -> StepBody:
+def body_of(make: Any, plan: Plan, clip_norm: Any, dtype: Any = torch.float32) -> StepBody:
     torch.manual_seed(0)
     model = Net().to(dtype)
     return StepBody(
@@ -108,11 +106,7 @@ PLAIN, FULL = (1, None), (3, 0.5)
 def test_the_program_equals_the_eager_step(
     name: str, accumulate: int, clip_norm: float | None
 ) -> None:
-    """Losses, parameters, running statistics, step counts: equal while a scheduler moves learning rates.
-
-    In double precision, since dividing by small roots makes ten thousand times as much of a last bit. (The
-    running product of NAdam has single precision in a program.)
-    """
+    """While rates change; in double precision, since division by small roots magnifies last bits."""
     plan = Plan(accumulate=accumulate)
     batches = [batch_of(index, dtype=torch.float64) for index in range(6)]
     eager, traced = (body_of(OPTIMIZERS[name], plan, clip_norm, torch.float64) for _ in range(2))

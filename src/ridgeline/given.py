@@ -73,8 +73,7 @@ def checked(
 def check_fields(value: Value, error: type[RidgelineError], where: str, prefix: str = "") -> None:
     """Raise this error for a field of another type, or out of the range, that its annotation says.
 
-    Decoders check files; a value that is made in Python is held to no annotation. Not for values that are
-    made by the thousands.
+    Decoders check files; a value that is made in Python is held to no annotation.
 
     Args:
         value: Its own fields are checked, not those of values in them.
@@ -82,9 +81,10 @@ def check_fields(value: Value, error: type[RidgelineError], where: str, prefix: 
         where: What the fields belong to, such as `the plan`.
         prefix: What stands before the names of fields, such as `sync.`.
     """
-    for field, hint in _fields(type(value)):
+    kind = type(value)
+    for field, hint in _fields(kind).items():
         mine = getattr(value, field)
-        if _fits(mine, hint):
+        if _is_known(kind, field, mine) if type(mine) in _WORDS else _fits(mine, hint):
             continue
         wanted, advice = _phrase(hint), "correct it"
         if get_origin(hint) is Literal:
@@ -95,8 +95,14 @@ def check_fields(value: Value, error: type[RidgelineError], where: str, prefix: 
 
 
 @functools.cache
-def _fields(kind: type[Value]) -> tuple[tuple[str, Any], ...]:
-    return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
+def _fields(kind: type[Value]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
+
+
+@functools.lru_cache(1024, typed=True)
+def _is_known(kind: type[Value], field: str, value: object) -> bool:
+    """Whether a number or text fits a field; remembered, since a search makes plans by the hundred."""
+    return _fits(value, _fields(kind)[field])
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -57,10 +57,10 @@ def padded(index: int, width: int) -> Tensor:
     return torch.cat([x_of(index), torch.zeros(3, width - 4)], 1)
 
 
-def moving(model: nn.Module, x: Tensor) -> Tensor:
-    x += model(x.clone())
-    loss: Tensor = x.square().mean()
-    return loss
+def moving(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    places, x = batch
+    places += model(x)
+    return places.square().mean()
 
 
 def taking(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -118,7 +118,7 @@ def test_what_a_step_writes_into_its_batch_is_there(execution: Execution) -> Non
 def test_a_step_may_add_to_its_batch_what_it_trains(execution: Execution, width: int) -> None:
     """As networks of particles move these; each run of the check begins without the one before."""
     wanted, got = (
-        trained(mode, moving, [padded(index, width)[:, :4] for index in range(4)])
+        trained(mode, moving, [(padded(i, width)[:, :4], x_of(i + 9)) for i in range(4)])
         for mode in ("eager", execution)
     )
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)

@@ -139,7 +139,7 @@ def settings_of(operators: Iterable[str], code: Iterable[types.CodeType]) -> tup
         code: Of the functions that were read.
     """
     text = " ".join(operators)
-    # Python's own code asks for a limit of its loops alone (`inspect.unwrap`), and torch's compiler raises it.
+    # Python's own code (`inspect.unwrap`) bounds its loops by a limit that torch's compiler raises.
     names = {n for part in code if not is_standard(part.co_filename) for n in part.co_names}
     return (
         _methods_of_tensors,

@@ -53,6 +53,16 @@ def halving(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
+def padded(index: int, width: int) -> Tensor:
+    return torch.cat([x_of(index), torch.zeros(3, width - 4)], 1)
+
+
+def moving(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    places, x = batch
+    places += model(x)
+    return places.square().mean()
+
+
 def taking(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     target = batch.pop("target")
     return (model(batch["x"]) - target).square().mean()
@@ -101,6 +111,17 @@ def test_what_a_step_writes_into_its_batch_is_there(execution: Execution) -> Non
     trained(execution, halving, batches)
     for index, x in enumerate(batches):
         torch.testing.assert_close(x, x_of(index) * 0.5)
+
+
+@pytest.mark.parametrize("execution", ["compiled", "step-graph"])
+@pytest.mark.parametrize("width", [4, 6])
+def test_a_step_may_add_to_its_batch_what_it_trains(execution: Execution, width: int) -> None:
+    """As networks of particles move these; each run of the check begins without the one before."""
+    wanted, got = (
+        trained(mode, moving, [(padded(i, width)[:, :4], x_of(i + 9)) for i in range(4)])
+        for mode in ("eager", execution)
+    )
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_a_compiled_step_may_take_from_its_batch() -> None:

@@ -14,6 +14,7 @@ BEGIN = (
     "wanted a step that changes tensors only, got one that changes model.0.weight (a Linear), which one "
     "program would never do again; "
 )
+ADVICE = "make the attribute of a tensor a buffer (register_buffer), do it after each training step, or use"
 OTHERWISE = " execution='compiled' or 'eager'"
 
 
@@ -48,5 +49,26 @@ def test_hooks_of_others_are_refused_as_before() -> None:
     layer.raw = nn.Parameter(torch.ones(4, 4))
     del layer.weight
     layer.register_forward_pre_hook(lambda module, _: setattr(module, "weight", 2 * module.raw))
-    wanted = f"{BEGIN}do it after each training step, or use{OTHERWISE}"
+    wanted = f"{BEGIN}{ADVICE}{OTHERWISE}"
     assert refusal(nn.Sequential(layer)) == wanted
+
+
+class Keeping(nn.Linear):
+    """Shows what it gave."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.given = super().forward(x)
+        return self.given
+
+
+def test_a_tensor_that_is_kept_is_advised_to_be_a_buffer() -> None:
+    """Those are renewed by the program: statistics of a batch, spikes, what attention saw."""
+    kept = BEGIN.replace("model.0.weight (a Linear)", "model.given (a Keeping)")
+    assert refusal(Keeping(4, 4)) == f"{kept}{ADVICE}{OTHERWISE}"
+    model = Keeping(4, 4)
+    model.register_buffer("given", None, persistent=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with PlannedStep(model, squared, optimizer, STEP_GRAPH) as step:
+        for scale in (1.0, 2.0, 3.0):
+            step(torch.full((2, 4), scale))
+            torch.testing.assert_close(model.given, model(torch.full((2, 4), scale)))

@@ -3,6 +3,7 @@
 import abc
 import copy
 import dataclasses
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from adversary.interpreting import interpreted
 from ridgeline.callables.calls.reads import CallReads
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.plan import Plan
-from ridgeline.programs.watches.settings import MethodsOfTensors
+from ridgeline.programs.watches.settings import MethodsOfTensors, settings_of
 from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
@@ -337,3 +338,9 @@ def test_notes_that_python_makes_in_a_class_compile_nothing_again(
     assert nn.Parameter.__annotations__ == {}
     assert "__annotations__" in vars(nn.Parameter)
     assert ask() == before
+
+
+def test_what_pythons_own_code_asks_for_is_not_compared() -> None:
+    """`unwrap` counts its loops, and torch's compiler sets another limit: programs were compiled twice."""
+    asked = [settings_of([], [kind.__code__]) for kind in (recursion_limit, inspect.unwrap)]
+    assert [sys.getrecursionlimit in asks for asks in asked] == [True, False]

@@ -64,6 +64,8 @@ SETTINGS: dict[str, Any] = {
 """Of TorchDynamo, while it reads. What a version of torch does not have is left out."""
 WEAKLY = "()"
 """In expressions of what weak references refer to, which nobody here may keep alive."""
+_TENSOR = object()
+"""What stands for a tensor that is assigned."""
 _lock = threading.Lock()
 _PLAIN = (bool, int, float, str)
 """Classes of values that say all of themselves."""
@@ -79,10 +81,12 @@ class Write(NamedTuple):
     Attributes:
         what: An attribute, list, dictionary or variable, as the program gets at it.
         kind: Its type.
+        gets_tensor: Whether it is an attribute that is assigned a tensor.
     """
 
     what: str
     kind: str
+    gets_tensor: bool = False
 
 
 class ProgramReading(NamedTuple):
@@ -211,7 +215,7 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
     }
     modified = effects._get_modified_vars()  # noqa: SLF001 - nothing public says what a program writes
     writes = {
-        Write(name, _kind_of(variable)): final
+        Write(name, _kind_of(variable), gets_tensor=final is _TENSOR): final
         for variable in modified
         # Objects that the program makes are nobody else's yet.
         if not isinstance(variable.mutation_type, AttributeMutationNew)
@@ -363,7 +367,7 @@ def _names_of(
         held = constant_of(variable)
         return {name: held if type(held) is set else UNKNOWN}
     return {
-        place: constant_of(value)
+        place: constant_of(value) if value_of(value) is None else _TENSOR
         for place, value in assigned.items()
         if value_of(value) is None or tensors.get(id(value_of(value))) != place
     }

@@ -149,7 +149,10 @@ class Undo:
                 tensor.__class__ = kind
         for place in self._places:
             place.restore()
+        self._make_leaves()
         for leaf, grad, requires_grad in self._grads:
+            if not is_leaf(leaf):
+                continue
             if leaf.grad is not grad:
                 leaf.grad = grad
             if leaf.requires_grad != requires_grad:
@@ -160,8 +163,18 @@ class Undo:
         self._random.restore()
         self._context.restore()
 
+    def _make_leaves(self) -> None:
+        """Have leaves be such again to which code added what it trains: `positions += moved` of a batch.
+
+        Not views, of which torch makes none.
+        """
+        for leaf, _, _ in self._grads:
+            if not is_leaf(leaf) and not leaf._is_view():  # noqa: SLF001 - has no public name
+                leaf.detach_()
+
     def restore_values(self) -> None:
         """Put the elements of tensors and arrays back, and nothing else."""
+        self._make_leaves()
         for values in self._tensors:
             self.notes += values.restore()
         self._arrays.restore()

@@ -19,6 +19,7 @@ from torch import fx
 from torch._C._dynamo.guards import dict_version
 
 from ridgeline.programs.watches.conditions import Conditions
+from ridgeline.reach.owners import is_standard
 
 Ask = Callable[[], Any]
 
@@ -138,7 +139,8 @@ def settings_of(operators: Iterable[str], code: Iterable[types.CodeType]) -> tup
         code: Of the functions that were read.
     """
     text = " ".join(operators)
-    names = {name for part in code for name in part.co_names}
+    # Python's own code (`inspect.unwrap`) bounds its loops by a limit that torch's compiler raises.
+    names = {n for part in code if not is_standard(part.co_filename) for n in part.co_names}
     return (
         _methods_of_tensors,
         *(ask for choice in CHOICES if choice.operators.search(text) for ask in choice.settings),

@@ -23,6 +23,7 @@ _BUFFERS = re.compile(r"L\['model'\](\._modules\['\w+'\])*\.(?:_buffers|__dict__
 _BATCH = "L['batch']"
 _SHOWING = {SpectralNorm: "spectral_norm", WeightNorm: "weight_norm"}
 """The hooks of modules that set an attribute in each call, and the functions that add them."""
+_IN_BUFFERS = "make the attribute of a tensor a buffer (register_buffer), "
 _AFTERWARDS = "do it after each training step, or use"
 
 
@@ -88,7 +89,7 @@ class StepReads(LayoutReads):
             f"torch.nn.utils.{listed} puts the weight there in each call, so use "
             f"torch.nn.utils.parametrizations.{listed}, or"
             if hooks
-            else _AFTERWARDS,
+            else _IN_BUFFERS * any(w.gets_tensor for w in written) + _AFTERWARDS,
         )
 
     def check_batch_kept(self) -> None:

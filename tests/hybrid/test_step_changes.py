@@ -1,11 +1,12 @@
 """Steps as one program whose batches want gradients, or whose optimizer no longer trains all that it did."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from step_pairs import STEP_GRAPH, Pair, batch_of, pair_of
+from step_pairs import STEP_GRAPH, Pair, adamw, batch_of, make, pair_of
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
 from ridgeline.runtime.steps.step import PlannedStep
@@ -84,6 +85,37 @@ def test_sparse_buffers_are_refused_by_name() -> None:
         "wanted dense parameters and buffers, which one program reads and writes where they lie, got the buffer "
         "'adjacency' of layout sparse_coo; use execution='compiled' or 'eager'"
     )
+
+
+def _half_frozen() -> nn.Module:
+    model = make()
+    model[4].requires_grad_(False)
+    return model
+
+
+def _of_trained(model: nn.Module) -> Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.01)
+
+
+def _release(step: PlannedStep) -> None:
+    step.model[4].requires_grad_(True)  # type: ignore[index]
+
+
+def _add(step: PlannedStep) -> None:
+    _release(step)
+    step.optimizer.add_param_group({"params": [*step.model[4].parameters()]})  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("optimizer", "change"), [(adamw, _release), (_of_trained, _add)])
+def test_what_trains_from_the_second_step_on_has_its_state_made_first(
+    optimizer: Callable[[nn.Module], Optimizer],
+    change: Callable[[PlannedStep], None],
+    interpreted: None,
+) -> None:
+    """By a step as it was written, like that of what trains from the first one on."""
+    with pair_of(model=_half_frozen, optimizer=optimizer) as pair:
+        pair.train(5, {1: change})
+        assert pair.counters()["shapes"] == 1
 
 
 def test_variables_of_the_loss_are_called_by_their_names(interpreted: None) -> None:

@@ -38,6 +38,7 @@ from ridgeline.runtime.steps.whole_step.lifting import LiftedState, place_state
 from ridgeline.runtime.steps.whole_step.program import StepProgram, trace_body
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.runtime.steps.whole_step.saved.saving import save_step
+from ridgeline.runtime.steps.whole_step.substitution import MissingStateError
 from ridgeline.simulator.frames import WHOLE_STEP
 from ridgeline.tensors import batch as batches
 from ridgeline.tensors.batch_pattern import BatchPattern
@@ -108,6 +109,7 @@ class StepGraphRunner:
         self._packaged = packaged
         self._num_eager = 0
         self._num_recompiles = 0
+        self._awaits_state = False
         self._prepared: list[Prepared] = []
         self._shapes = UsualShapes()
         self._refused: set[batches.Signature] = set()
@@ -273,9 +275,18 @@ class StepGraphRunner:
                 return False
             self._prepared.append(prepared)
             self._check(prepared)
+        except MissingStateError:
+            # A parameter is trained only now: was added or released, or not used before. This step makes its
+            # state, as it is written.
+            self._discard()
+            if self._awaits_state:
+                raise
+            self._awaits_state = True
+            return False
         except BaseException:  # a program that was not checked to the end must not run
             self._discard()
             raise
+        self._awaits_state = False
         self._recorder.counts["shapes"] = float(len(self._prepared))
         self._note(ONE_FRAME)
         return True

@@ -12,6 +12,10 @@ from ridgeline.errors import CaptureError
 from ridgeline.tensors.copies import num_writes
 
 
+class MissingStateError(CaptureError):
+    """A step that makes state for its optimizer, as the first one does that trains a parameter."""
+
+
 class OptimizerSubstitution:
     """An optimizer that updates other tensors than its own, until `remove()`.
 
@@ -73,7 +77,8 @@ class OptimizerSubstitution:
         """After a step: copy state that it replaced, or computed in 64 bits, into the substitutes.
 
         Raises:
-            CaptureError: the step made state, keeps a count in a Python number (in its state, in a group,
+            MissingStateError: the step made state.
+            CaptureError: it keeps a count in a Python number (in its state, in a group,
                 or in itself), or renews a tensor of a group.
         """
         name = type(self._optimizer).__name__
@@ -87,7 +92,7 @@ class OptimizerSubstitution:
                     continue
                 target = self._targets.get((parameter, key))
                 if target is None:
-                    raise CaptureError(
+                    raise MissingStateError(
                         f"wanted the optimizer's state to exist before its step is traced, got {key!r} made "
                         f"by {name}.step(); run one eager step first"
                     )

@@ -23,7 +23,6 @@ _BUFFERS = re.compile(r"L\['model'\](\._modules\['\w+'\])*\.(?:_buffers|__dict__
 _BATCH = "L['batch']"
 _SHOWING = {SpectralNorm: "spectral_norm", WeightNorm: "weight_norm"}
 """The hooks of modules that set an attribute in each call, and the functions that add them."""
-_IN_BUFFERS = "make the attribute of a tensor a buffer (register_buffer), "
 _AFTERWARDS = "do it after each training step, or use"
 
 
@@ -82,15 +81,17 @@ class StepReads(LayoutReads):
             CaptureError: names what it changes.
         """
         written = [w for w in self.guards[0].writes if not _BUFFERS.match(w.what)]
+        advice = _AFTERWARDS
+        if any(write.gets_tensor for write in written):
+            advice = f"make the attribute of a tensor a buffer (register_buffer), {_AFTERWARDS}"
         hooks = _showing(written, *self._fixed.values()) if written else set()
-        listed = " and ".join(sorted(hooks))
-        self._refuse(
-            written,
-            f"torch.nn.utils.{listed} puts the weight there in each call, so use "
-            f"torch.nn.utils.parametrizations.{listed}, or"
-            if hooks
-            else _IN_BUFFERS * any(w.gets_tensor for w in written) + _AFTERWARDS,
-        )
+        if hooks:
+            listed = " and ".join(sorted(hooks))
+            advice = (
+                f"torch.nn.utils.{listed} puts the weight there in each call, so use "
+                f"torch.nn.utils.parametrizations.{listed}, or"
+            )
+        self._refuse(written, advice)
 
     def check_batch_kept(self) -> None:
         """Refuse a step that puts something into its batch, or takes something from it.

@@ -40,7 +40,7 @@ class Scaled(SGD):
         factor *= self.settings.by_name["depth"][0] * self.inner.param_groups[0]["lr"] * 10
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter.grad.mul_(factor)
+                parameter.grad.mul_(factor * getattr(parameter, "rate", 1.0))
         super().step()
 
 
@@ -58,6 +58,7 @@ CHANGES: dict[str, Callable[[Scaled], Any]] = {
     "the optimizer's settings": lambda o: o.settings.by_name["depth"].__setitem__(0, 0.5),
     "the optimizer's array": lambda o: o.array.fill(0.5),
     "the optimizer's inner": lambda o: o.inner.param_groups[0].update(lr=0.05),
+    "rate of a parameter": _set("rate", 0.5, lambda o: o.param_groups[0]["params"][0]),
     "SCALE, which the optimizer's code names,": _set_global,
 }
 
@@ -68,7 +69,9 @@ def test_a_change_of_what_is_read_is_named(
 ) -> None:
     """At any depth; groups, state and what no code names are compared elsewhere, or not at all."""
     monkeypatch.setitem(globals(), "SCALE", 1.0)
-    optimizer = Scaled([nn.Parameter(torch.ones(2))])
+    parameter: Any = nn.Parameter(torch.ones(2))
+    parameter.rate = 1.0
+    optimizer = Scaled([parameter])
     reads = OptimizerReads(optimizer)
     optimizer.unread = 1
     optimizer.param_groups[0]["lr"] = 0.1

@@ -1,7 +1,7 @@
 """What the code of an optimizer that is not torch's reads beside its groups and its state.
 
-Torch's own read nothing else. Others have settings in attributes, of their own and of their class, and name
-variables of modules: to the program of a step, these are constants.
+Torch's own read nothing else. Others have settings in attributes, of their own, of their class and of
+parameters, and name variables of modules: to the program of a step, these are constants.
 """
 
 import inspect
@@ -13,6 +13,7 @@ import numpy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.reach.owners import is_users
 from ridgeline.reach.reach import CONTAINERS, contents, contents_of, methods_of, names_in
 from ridgeline.reach.step_code import is_torchs
@@ -111,6 +112,8 @@ def _places(optimizer: Optimizer) -> Iterator[_Place]:
     for name in sorted(named - _COMPARED_ELSEWHERE):
         stores = [vars(optimizer), *(vars(kind) for kind in kinds if name in vars(kind))]
         yield from ((f"the optimizer's {name}", store, name) for store in stores)
+    for own in map(vars, parameters_of(optimizer)):
+        yield from ((f"{name} of a parameter", own, name) for name in sorted(named & own.keys()))
 
 
 def _outside(function: types.FunctionType, names: list[str]) -> Iterator[_Place]:

@@ -8,6 +8,7 @@ import pytest
 
 from ridgeline.cli.arguments import run_directory
 from ridgeline.cli.arguments.claim import claimed
+from ridgeline.cli.main import main
 from ridgeline.errors import CheckpointError, RidgelineError
 
 
@@ -132,3 +133,17 @@ def test_a_lock_that_goes_while_it_is_looked_at_is_none(
     monkeypatch.setattr(os.path, "samestat", removed_once)
     with claimed("mlp", tmp_path / "mine", resume=False):
         assert len(looks) == 2
+
+
+def test_a_damaged_request_is_no_end_of_the_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a run was asked for cannot be made again: the error says what can be done without it."""
+    (tmp_path / "request.json").write_text('{"kind": ')
+    assert main(["train", "mlp", "--resume", "-o", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"ridgeline: wanted to read what the run in {tmp_path} was asked for, got: wanted a train-request file, got "
+        f"content that does not fit in {tmp_path}/request.json: Input data was truncated; put that file back from "
+        f"a copy, or start a new run with -o and --plan {tmp_path}/plan.json (the state in {tmp_path}/checkpoints "
+        "is as it was)\n"
+    )

@@ -14,7 +14,7 @@ from ridgeline.cli.arguments.wishes import TRIES, Wishes
 from ridgeline.cli.training.decision import Decision
 from ridgeline.cli.training.worker import Job, RunTerms, TrainRequest
 from ridgeline.decision.heartbeat import Say
-from ridgeline.errors import CheckpointError, PlanError, RidgelineError
+from ridgeline.errors import CheckpointError, FileFormatError, PlanError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
@@ -73,8 +73,22 @@ def order_from(
     )
 
 
+def _before(run_dir: Path) -> TrainRequest:
+    """What the run was asked for, without which it cannot go on."""
+    try:
+        return TrainRequest.load(run_dir / run_directory.REQUEST)
+    except FileFormatError as error:
+        # That error advises to make the file again, which only a new run does.
+        what = str(error).rpartition(";")[0]
+        raise RidgelineError(
+            f"wanted to read what the run in {run_dir} was asked for, got: {what}; put that file back from "
+            "a copy, or start a new run with -o and "
+            f"--plan {run_dir / run_directory.PLAN} (the state in {run_dir / 'checkpoints'} is as it was)"
+        ) from error
+
+
 def _resumed(args: argparse.Namespace, run_dir: Path, say: Say, workers: int | None) -> Order:
-    before = TrainRequest.load(run_dir / run_directory.REQUEST)
+    before = _before(run_dir)
     task = _task_place(args.task)
     if not _is_same_place(before.job.task, task):
         raise RidgelineError(

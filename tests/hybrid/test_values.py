@@ -19,6 +19,8 @@ from ridgeline.programs.compiling import many_variants
 from ridgeline.programs.watches.added import with_guards
 
 HELD: Any = SimpleNamespace()
+NAN = math.nan
+WITH_NAN, PAIR = (NAN, 1), (1, [2])
 DAY, LATER = datetime.date(2020, 1, 2), datetime.date(2020, 1, 5)
 
 
@@ -66,6 +68,30 @@ def order_ahead_of_a_break(x: Tensor) -> Tensor:
     return x * by
 
 
+def class_of_a_result(x: Tensor) -> Tensor:
+    return x * (2.0 if isinstance(np.sqrt(HELD.value), float) else 3.0)
+
+
+def class_of_a_sum(x: Tensor) -> Tensor:
+    return x * (2.0 if type(np.sum(HELD.value)) is np.float64 else 3.0)
+
+
+def class_of_a_number(x: Tensor) -> Tensor:
+    return x * (2.0 if type(HELD.value) is np.float32 else 3.0)
+
+
+def is_in(x: Tensor) -> Tensor:
+    return x * (2.0 if HELD.value in [NAN, 1.0] else 3.0)
+
+
+def equal_to_one_with_nan(x: Tensor) -> Tensor:
+    return x * (2.0 if (HELD.value, 1) == WITH_NAN else 3.0)
+
+
+def one_object(x: Tensor) -> Tensor:
+    return x * (2.0 if HELD.value is PAIR else 3.0)
+
+
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any]] = {
     "date compared": (compared, DAY, LATER),
     "date as a key": (key, DAY, LATER),
@@ -80,6 +106,12 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any]] = {
     "default dictionary": (true, collections.defaultdict(int, a=1), collections.defaultdict(int)),
     "counter": (true, collections.Counter("a"), collections.Counter()),
     "dictionary of a class": (true, Table(a=1.0), Table()),
+    "class of a result": (class_of_a_result, 3, np.float32(3)),
+    "class of a sum": (class_of_a_sum, np.ones(2), np.ones(2, np.int64)),
+    "class of a number": (class_of_a_number, np.float32(2), np.float64(2)),
+    "nan in a list": (is_in, NAN, float("nan")),
+    "nan in a tuple": (equal_to_one_with_nan, NAN, float("nan")),
+    "one tuple": (one_object, PAIR, (1, [2])),
     "zero ahead of a break": (sign_ahead_of_a_break, 0.0, -0.0),
     "order ahead of a break": (
         order_ahead_of_a_break,

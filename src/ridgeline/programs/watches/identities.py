@@ -7,12 +7,13 @@ where one of them begins at an argument and the other at a variable of a module 
 import dis
 import functools
 import math
+import operator
 import re
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch._dynamo import variables
+from torch._dynamo import exc, variables
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import builder as builders
 from torch._dynamo.variables import builtin
@@ -20,7 +21,7 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._guards import Guard
 
 from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, resolved, value_of
-from ridgeline.programs.watches.left_to_python import is_marked, is_plain_value
+from ridgeline.programs.watches.left_to_python import is_marked, is_plain_value, refuse
 from ridgeline.reach.owners import is_users, is_users_class
 
 _CONTAINERS = (list, dict, set)
@@ -33,10 +34,17 @@ _OF_MODULES = ("_hooks", "_parameters", "_buffers", "_modules")
 
 _LAST = re.compile(r"(\w+)(?:'\])?$")
 """The last part of a name of the compiler's: an attribute or a key."""
+_NAN = (
+    "nan compared in a container, where Python asks whether it is the same object; ask with math.isnan(...) "
+    "before"
+)
+_EQUALITIES = (operator.eq, operator.ne, operator.contains)
+_IDENTITIES = (operator.is_, operator.is_not)
 _protocol: Any = getattr(variables, "object_protocol", None)
 """Where a version of torch (2.13) has one function for all comparisons of identities."""
 _name = "vt_identity_compare"
 _compare_in_torch: Any = getattr(_protocol, _name, None)
+_list_in_torch: Any = variables.BaseListVariable.call_method
 _dupe_in_torch: Any = builders.make_dupe_guard
 
 
@@ -46,7 +54,9 @@ def follow_identities() -> None:
     Programs of other backends are compiled as before.
     """
     builders.make_dupe_guard = _found_again  # type: ignore[assignment]
-    if _compare_in_torch is not None:
+    if _compare_in_torch is None:
+        variables.BaseListVariable.call_method = _call_of_list  # type: ignore[method-assign]
+    else:
         setattr(_protocol, _name, _compare)
         # Where code asks with `is`: the other asks for what is equal, too.
         setattr(builtin, _name, functools.partial(_compare, is_exact=True))
@@ -98,6 +108,53 @@ def _require_identity(other: Any, builder: Any, guard: Guard, *, is_exact: bool 
 
     what = f"whether {guard.name} is {name} changed"
     builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
+
+
+def answer_identity(function: Any, args: Sequence[Any]) -> Any:
+    """What `is` gives for tuples and nan that a program holds, in torch 2.11; None for all else.
+
+    Also refuses comparisons of containers that hold `nan`: Python asks first whether that is one object.
+    """
+    if _compare_in_torch is not None or len(args) != 2:
+        return None
+    if function in _EQUALITIES and any(map(_has_nan, args)):
+        refuse("nan", _NAN, "The compiler makes another object of it.")
+    sources = [part.source for part in args]
+    if function not in _IDENTITIES or None in sources:
+        return None
+    output = InstructionTranslator.current_tx().output
+    one, other = (resolved(output, source) for source in sources)
+    if not (isinstance(one, tuple) and isinstance(other, tuple)) and not (
+        is_nan(one) and is_nan(other)
+    ):
+        return None
+    if sources[0] != sources[1]:
+        require = functools.partial(_require_identity, sources[1], is_exact=True)
+        output.guards.add(Guard(sources[0], require))
+    return ConstantVariable.create(function(one, other))
+
+
+def _call_of_list(variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """In place of the methods of lists and tuples in torch 2.11."""
+    if name == "__contains__" and _is_ours() and _has_nan(variable):
+        if tx.one_graph:
+            raise exc.TorchDynamoException(_NAN)
+        raise exc.SkipFrame(_NAN)  # what is refused is asked again of each element
+    return _list_in_torch(variable, tx, name, args, kwargs)
+
+
+def _has_nan(variable: Any) -> bool:
+    """Whether it is a list or tuple that holds one."""
+    known = variable.realize()
+    if isinstance(known, ConstantVariable):
+        return isinstance(known.value, tuple) and any(map(is_nan, known.value))
+    items = getattr(known, "items", ())
+    return isinstance(items, list) and any(_is_or_has_nan(item.realize()) for item in items)
+
+
+def _is_or_has_nan(variable: Any) -> bool:
+    is_number = isinstance(variable, ConstantVariable) and is_nan(variable.value)
+    return is_number or _has_nan(variable)
 
 
 def asks_identity(code: Iterable[types.CodeType]) -> bool:

@@ -26,8 +26,9 @@ from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserD
 from torch._guards import Guard
 
 from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, value_of
-from ridgeline.programs.watches.identities import is_nan
+from ridgeline.programs.watches.identities import answer_identity, is_nan
 from ridgeline.programs.watches.left_to_python import is_marked, refuse
+from ridgeline.programs.watches.objects.arrays import answer_class
 from ridgeline.programs.watches.objects.values import answer_of, is_value
 from ridgeline.reach.owners import is_users
 from ridgeline.reach.reach import underlying
@@ -73,9 +74,14 @@ def _is_in(variable: Any, in_torch: Any, key: VariableTracker) -> bool:
 def _subscribe(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In place of the call of a function of Python's, `operator.getitem` among them."""
     is_ours = is_marked(tx.output.compiler_fn)
-    answer = answer_of(variable.fn, args) if is_ours else None
-    if answer is not None:
-        return answer
+    if is_ours:
+        for answer in (
+            answer_of(variable.fn, args),
+            answer_class(variable.fn, tx, args),
+            answer_identity(variable.fn, args),
+        ):
+            if answer is not None:
+                return answer
     if variable.fn is operator.getitem and is_ours:
         # Before torch tries: where one way is refused, it takes what the operator gives now for a constant.
         holder = args[0].realize()

@@ -75,13 +75,13 @@ def _subscribe(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, An
     """In place of the call of a function of Python's, `operator.getitem` among them."""
     is_ours = is_marked(tx.output.compiler_fn)
     if is_ours:
-        for answer in (
-            answer_of(variable.fn, args),
-            answer_class(variable.fn, tx, args),
-            answer_identity(variable.fn, args),
-        ):
-            if answer is not None:
-                return answer
+        answer = (
+            answer_of(variable.fn, args)
+            or answer_class(variable.fn, tx, args)
+            or answer_identity(variable.fn, args)
+        )
+        if answer is not None:
+            return answer
     if variable.fn is operator.getitem and is_ours:
         # Before torch tries: where one way is refused, it takes what the operator gives now for a constant.
         holder = args[0].realize()

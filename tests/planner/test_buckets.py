@@ -9,7 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chained_workloads import make_chain
+from ridgeline.machine import Quantity
 from ridgeline.plan import Execution, Plan, Sync, cut_buckets
+from ridgeline.planner import choose
 from ridgeline.planner.exchanges.buckets import (
     SLACK,
     Slowdown,
@@ -220,3 +222,25 @@ def test_nothing_to_cut() -> None:
         ),
     )
     assert searched_bucket_bytes(machine, mixed, plan) is None
+
+
+@pytest.mark.parametrize(
+    ("gain", "is_one"), [(0.9, True), (1.2, True), (1.5, False), (None, False)]
+)
+def test_nothing_is_cut_where_messages_take_from_computing(
+    gain: float | None, is_one: bool
+) -> None:
+    """As on the cores of one host; unless nobody knows, or the user has set a cut."""
+    machine = make_machine(latency_s=1e-4, bandwidth=1e9)
+    found = None if gain is None else Quantity.measured([gain], "x")
+    overlaps = tuple(msgspec.structs.replace(one, gain=found) for one in machine.overlaps)
+    machine = msgspec.structs.replace(machine, overlaps=overlaps)
+    workload = make_workload(backward=[5_000_000] * 12, gradient_bytes=[3 << 20] * 12)
+
+    def compared(**fixed: object) -> set[tuple[int, ...]]:
+        ranking = choose(machine, {2: workload}, fixed={"execution": "eager", **fixed})
+        assert {c.plan.workers for c in ranking.candidates} == {2}
+        return {c.plan.sync.bucket_bytes for c in ranking.candidates}
+
+    assert (compared() == {(36 << 20,)}) is is_one
+    assert compared(bucket_bytes=1 << 20) == {(1 << 20,)}

@@ -17,7 +17,7 @@ from ridgeline.planner.preparation import (
     sum_words,
 )
 from ridgeline.planner.ranking import Candidate, ratio
-from ridgeline.synchronisation import LEAST_GAIN
+from ridgeline.synchronisation import DEFAULT_BUCKET_BYTES, LEAST_GAIN
 
 EXCHANGED = (PERMISSION, APART_PERMISSION)
 """Permissions that are named with the knobs of exchanges."""
@@ -204,6 +204,8 @@ def _default_reason(knob: str, best: Candidate) -> str:
         "options": "they are set with the interval"
         if plan.sync.every > 1
         else "they are set with the algorithm, or the compression",
-        "bucket_bytes": "no other cut makes sense for these gradients",
+        "bucket_bytes": "no other cut makes sense for these gradients"
+        if plan.sync.bucket_bytes == DEFAULT_BUCKET_BYTES
+        else "all in one: messages take from computing what they hide behind it",
         "depth": "two batches ahead hide loading that is faster than a step",
     }[knob]

@@ -14,6 +14,7 @@ import msgspec
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan, Sync, cut_buckets
+from ridgeline.planner.exchanges.buckets import is_worth_hiding
 from ridgeline.planner.labels import label
 from ridgeline.planner.ranking import Candidate
 from ridgeline.simulator.model import rows_beside
@@ -55,6 +56,8 @@ def held_plans(
         waiting = [p for p in plans if p.workers == workers and _waits_for_all(p)]
         # One plan is enough to ask: what keeps a step from holding is in its trace, not in its knobs.
         if not waiting or why_not_held(workload, waiting[0]):
+            continue
+        if not is_worth_hiding(machine, workload, waiting[0]):
             continue
         seconds = [predicted_s(machine, workload, plan) for plan in waiting]
         waited_s = min(seconds)

@@ -6,7 +6,7 @@ import msgspec
 
 from ridgeline.errors import MachineError
 from ridgeline.plan import Plan
-from ridgeline.planner.exchanges.buckets import searched_bucket_bytes
+from ridgeline.planner.exchanges.buckets import is_worth_hiding, searched_bucket_bytes
 from ridgeline.planner.exchanges.exchanges import exchanges
 from ridgeline.planner.exchanges.pruning import Pruned, exchanging, fitting, losing
 from ridgeline.planner.exchanges.rhythms import rhythms
@@ -68,6 +68,8 @@ def _bucket_choices(request: PlanRequest, plan: Plan) -> list[tuple[int, ...]]:
         return [DEFAULT_BUCKET_BYTES]
     workload = request.workloads[plan.workers]
     total = sum(p.num_bytes for p in bucket_gradients(workload, plan.sync))
+    if total > DEFAULT_BUCKET_BYTES[0] and not is_worth_hiding(request.machine, workload, plan):
+        return [(total,)]
     choices: list[tuple[int, ...]] = [DEFAULT_BUCKET_BYTES]
     if total > DEFAULT_BUCKET_BYTES[0]:
         # One bucket pays one latency, and is the best cut where nothing hides communication.

@@ -205,6 +205,16 @@ def overlap_slowdown(
     return slowdown, f"overlap at {setting} was not measured: assumed as at {nearest}"
 
 
+def overlap_gain(machine: Machine, setting: Setting) -> float | None:
+    """What computing and communicating at once do over the same one after the other.
+
+    Of the setting that is most like it; None where it was not measured, as on GPUs. See `Overlap`.
+    """
+    known = {entry.setting: entry.gain for entry in machine.overlaps if entry.gain is not None}
+    nearest = nearest_setting(known, setting)
+    return None if nearest is None else known[nearest].value
+
+
 def _distance(kernel_s: float, entry: Overlap) -> float:
     """How unlike two lengths of kernels are: the logarithm of their ratio."""
     if entry.kernel is None or not kernel_s:

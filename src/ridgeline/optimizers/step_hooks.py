@@ -33,11 +33,10 @@ def replaced_methods(optimizer: Optimizer) -> tuple[str, ...]:
 def tell_schedulers(optimizer: Optimizer) -> None:
     """Note that a step was taken, also by a program, which calls no `step()` that a scheduler could count.
 
-    Source: torch/optim/lr_scheduler.py, releases 2.11 to 2.13: what it puts around `step` sets this, and its
-    own first step warns of a wrong order where it is not set.
+    For one around whose `step` a scheduler has put something. Source: torch/optim/lr_scheduler.py of torch
+    2.11 to 2.13: that sets this, and the first step of the scheduler warns of a wrong order without it.
     """
-    if "step" in vars(optimizer):
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _below(method: Any) -> Any:

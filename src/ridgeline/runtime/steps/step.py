@@ -24,7 +24,7 @@ from ridgeline.history import Outage
 from ridgeline.optimizers.capturable import make_fused
 from ridgeline.optimizers.given import check_parts, check_shaped
 from ridgeline.optimizers.step_alone import StepAlone, allow_alone
-from ridgeline.optimizers.step_hooks import tell_schedulers
+from ridgeline.optimizers.step_hooks import step_hooks, tell_schedulers
 from ridgeline.plan import Plan
 from ridgeline.programs.compiling import CompiledForms
 from ridgeline.recording.clocks import DeviceClock, HostClock
@@ -132,6 +132,7 @@ class PlannedStep(Closing):
             self.model = move(model, self.world.device)
             self.optimizer = optimizer
             self._alone = self._forbidden_alone()
+            self._step_hooks = step_hooks(optimizer)[0]
             self.name = name
             self.notes: list[str] = []
             self.num_steps = 0
@@ -183,7 +184,8 @@ class PlannedStep(Closing):
             raise PlanError(CLOSED)
         self.world.check_open()
         called = time.perf_counter_ns()
-        allow_alone(self.optimizer)
+        if self._step_hooks:
+            allow_alone(self.optimizer)
         recorder = self.recorder
         recorder.begin_step(called)
         overhead = 0
@@ -193,7 +195,8 @@ class PlannedStep(Closing):
             overhead = time.perf_counter_ns() - called
         loss = self._runner(batch) if self._watch is None else self._run_among_others(batch)
         begin = time.perf_counter_ns()
-        tell_schedulers(self.optimizer)
+        if "step" in vars(self.optimizer):  # put there by schedulers, which count calls of it
+            tell_schedulers(self.optimizer)
         if self._alone is not None:
             self._alone.forbid()
         is_warmup = self.num_steps < self._num_warmup
@@ -304,7 +307,6 @@ class PlannedStep(Closing):
         from ridgeline.runtime.steps.whole_step.saved.saving import save_step
 
         check_alone("packaged", self.world.size)
-        allow_alone(self.optimizer)
         batch = self._body.placed(batch)
         if isinstance(self._runner, StepGraphRunner) and self._runner.has_program(batch):
             return self._runner.save(path, batch)

@@ -19,6 +19,7 @@ from ridgeline.guards.model_guard import check_scripted
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.optimizers.groups import parameters_of
+from ridgeline.optimizers.step_alone import allow_alone
 from ridgeline.packages.compilers import working_compiler
 from ridgeline.reach.generators import random_state_kept
 from ridgeline.recording.recorder import Recorder
@@ -183,6 +184,7 @@ class StepGraphRunner:
         Args:
             batch: Of the shape that it has to serve; None: of any.
         """
+        allow_alone(self._body.optimizer)  # what forbids that is no change of the script's
         self._forget_outdated()
         outdated = (prepared.reads.broken() for prepared in self._prepared)
         why = next((reason for reason in outdated if reason is not None), None)

@@ -33,6 +33,8 @@ _WORDS = {
     None: "None",
 }
 _TEXTS = (str, bytes, bytearray)
+_BOUNDS = (("ge", ">=", operator.ge), ("gt", ">", operator.gt), ("lt", "<", operator.lt))
+"""Of `msgspec.Meta`: its names, how they are written, and what they ask."""
 
 
 def checked(
@@ -150,9 +152,6 @@ def _holds(value: object, inner: tuple[Any, ...]) -> bool:
 
 def _is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
-
-
-_BOUNDS = (("ge", ">=", operator.ge), ("gt", ">", operator.gt), ("lt", "<", operator.lt))
 
 
 def _is_within(value: Any, meta: object) -> bool:

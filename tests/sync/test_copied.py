@@ -33,9 +33,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_copy_remembers_all_or_is_refused(found: dict[str, Any], algorithm: str) -> None:
     """It would begin anew, with the parts of one worker or with nothing; once all was loaded it is as any other."""
     text = REFUSED.get(algorithm)
-    copies = {moment: told for moment, told in found[algorithm].items() if moment != "alone"}
     trained = WHOLE if text is None else {"deepcopy": text, "pickle": text}
-    assert copies == {
+    assert found[algorithm]["copies"] == {
         "before": NEW,
         "live": trained,
         "closed": trained,
@@ -48,7 +47,7 @@ def test_a_step_alone_finds_the_gradients_or_is_refused(
     found: dict[str, Any], algorithm: str
 ) -> None:
     """Without gradients it would do nothing, where a plain loop applies those of the last batch again."""
-    said = found[algorithm]["alone"]["between"]
+    said = found[algorithm]["alone"]
     assert said == (
         ""
         if algorithm == "all_reduce"

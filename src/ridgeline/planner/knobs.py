@@ -339,8 +339,7 @@ def _threads(request: PlanRequest, workers: int) -> tuple[int, ...]:
 
 
 def _are_workloads(given: object) -> bool:
-    loads = given.values() if isinstance(given, Mapping) else [None]
-    return all(isinstance(load, Workload) for load in loads)
+    return isinstance(given, Mapping) and all(isinstance(load, Workload) for load in given.values())
 
 
 def check_allowed(allow: Collection[str]) -> None:

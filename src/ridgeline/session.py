@@ -116,7 +116,7 @@ class TrainStep(HasWorkerState):
         check_parts(model, loss_fn, optimizer)
         check_clip_norm(clip_norm)
         check_choice(allow, machine, steps, seconds, progress)
-        self.world = World.join(device=device, mesh=mesh, process_group=process_group)
+        self.world = World.join(0, device, mesh=mesh, process_group=process_group, model=model)
         attendance.of(self.world)  # a worker that waits for this one learns that it is there
         requirements.check_undistributed(model, loss_fn, optimizer, self.world)
         self.model = move(model, self.world.device)

@@ -190,6 +190,8 @@ FINE = [
     (lambda x: x * torch.tensor(2.0), "meta"),
     (lambda x: x * torch.full((3,), 2.0, device="meta"), "meta"),
     (lambda x: x * torch.tensor([2.0, 3.0]).sum().item(), "meta"),
+    (lambda x: torch.cat([torch.tensor([], device="meta"), x[0]]), "meta"),
+    (lambda x: torch.cat([torch.empty(0).to(x.device), x[0]]), "meta"),
 ]
 
 

@@ -340,6 +340,32 @@ def test_notes_that_python_makes_in_a_class_compile_nothing_again(
     assert ask() == before
 
 
+class Bare(nn.Module):
+    gain = 2.0
+
+    def __call__(self, x: Tensor) -> Any:
+        return super().__call__(x)
+
+
+class Derived(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return x * self.gain
+        except KeyError:
+            return x
+
+
+def test_nor_are_they_keys_of_a_class() -> None:
+    """A program was refused in the frame that made it, where the compiler had asked for the annotations."""
+    model, x = nn.Sequential(Derived()), torch.randn(2, 4)
+    with torch.no_grad():
+        guards = CallReads(model, (x,)).guards
+        assert "__annotations__" not in vars(Bare)
+        assert Bare.__annotations__ == {}
+        assert "__annotations__" in vars(Bare)
+        assert guards.holds({"fn": model, "args": (x,)})
+
+
 def test_what_pythons_own_code_asks_for_is_not_compared() -> None:
     """`unwrap` counts its loops, and torch's compiler sets another limit: programs were compiled twice."""
     asked = [settings_of([], [kind.__code__]) for kind in (recursion_limit, inspect.unwrap)]

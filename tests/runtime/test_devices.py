@@ -1,5 +1,6 @@
 """Which device a worker trains on, of what a user may write for it."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,8 +46,11 @@ def test_a_gpu_is_never_taken_for_the_host(device: Any, monkeypatch: pytest.Monk
         ),
     ],
 )
-def test_another_device_is_refused(device: Any, message: str) -> None:
+def test_another_device_is_refused(
+    device: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the model is moved."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for plan in ("auto", rl.Plan()):
@@ -108,14 +112,46 @@ def test_a_number_on_the_host_that_is_none_is_told(
     )
 
 
-@pytest.mark.parametrize(("device", "number"), [(None, 1), ("cuda", 1), ("cuda:2", 2)])
-def test_a_worker_that_a_script_has_started_has_the_gpu_of_the_script(
-    device: str | None, number: int, monkeypatch: pytest.MonkeyPatch
+class Placed(nn.Module):
+    """A model whose parameters lie on GPUs of these numbers, made on a host without any."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self._numbers = numbers
+
+    def parameters(self, recurse: bool = True) -> Any:
+        """As `nn.Module` has them, by their devices alone."""
+        del recurse
+        return (SimpleNamespace(device=torch.device("cuda", number)) for number in self._numbers)
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "in_group", "number"),
+    [
+        (None, None, True, 1),
+        ("cuda", None, True, 1),
+        ("cuda:2", None, True, 2),
+        ("cuda:2", Placed(0), True, 2),
+        (None, Placed(2, 2), True, 2),
+        (None, Placed(0, 2), True, 1),
+        (None, nn.Linear(2, 1), True, 1),
+        (None, Placed(2), False, 2),
+        ("cuda:2", None, False, 2),
+        (None, None, False, 0),
+    ],
+)
+def test_a_worker_without_a_number_has_the_gpu_that_its_script_names(
+    device: str | None,
+    model: nn.Module | None,
+    in_group: bool,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By `torch.multiprocessing.spawn` none is told its number on the host; all took the first GPU."""
+    """`torch.multiprocessing.spawn` tells none, nor does a script that trains on one GPU of several."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: in_group)
+    monkeypatch.setattr("ridgeline.workers.world.mesh_over", lambda *_: None)
     for name, value in {"is_available": True, "device_count": 3, "current_device": 1}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    assert World.join(device=device).device == torch.device("cuda", number)
+    assert World.join(device=device, model=model).device == torch.device("cuda", number)

@@ -143,6 +143,10 @@ def test_attention_is_known_whichever_library_computes_it() -> None:
     call = library("_scaled_dot_product_cudnn_attention", *shapes)
     assert timed_ns(make_step([op]), {0: 0.5}, [call]) == 500_000_000
     assert timed_ns(small_step(), {}, [call]) == 4 * (2 * 4 * 8 * 16) * 8
+    # Backward takes its gradient before and what it kept behind: two heads' sums, and random state.
+    state = [(2, 4, 8), (), ()]
+    call = library("_scaled_dot_product_flash_attention_backward", *shapes, *shapes, *state)
+    assert timed_ns(small_step(), {}, [call]) == 10 * (2 * 4 * 8 * 16) * 8
 
 
 def test_equal_operators_are_taken_in_turn() -> None:

@@ -166,7 +166,8 @@ class FunctionWatch(TorchFunctionMode):
             result, has_synced = _run(func, args, kwargs or {}, seen.device)
         finally:
             seen.is_judged = False
-        is_copy = name in COPIES_FROM_HOST and self._is_on_device(result)
+        # Where there is nothing to copy the host does not wait: the caches of transformers begin so.
+        is_copy = name in COPIES_FROM_HOST and self._is_on_device(result) and result.numel() > 0
         if is_copy and not any(self._is_on_device(value) for value in args):
             op = f"{name}(..., device={result.device.type!r})"
             seen.report("unpinned-copy", op, frame)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -59,6 +60,7 @@ class World:
         *,
         mesh: DeviceMesh | None = None,
         process_group: ProcessGroup | None = None,
+        model: nn.Module | None = None,
     ) -> "World":
         """Find this worker's place and join the process group if there is one to join.
 
@@ -74,6 +76,7 @@ class World:
                 `cuda` where there is a GPU.
             mesh: Its workers along the data axis train together, and not all of the job; see `given_group`.
             process_group: Likewise, its workers.
+            model: What it trains; where nothing else tells this worker's GPU, it is the one of all parameters.
 
         Raises:
             LaunchError: `cuda` is wanted where there are fewer GPUs than local workers, another kind of
@@ -84,7 +87,7 @@ class World:
         """
         group = given_group(mesh, process_group)
         wanted = None if device is None else _device_of(device)
-        local_rank = _local_rank(wanted)
+        local_rank = _local_rank(wanted, model)
         named = None if wanted is None else _kind(wanted, local_rank)
         if mesh is not None and named not in (None, mesh.device_type):
             raise PlanError(
@@ -250,11 +253,11 @@ def _check_rank() -> None:
         raise ValueError(f"of {size} workers none has rank {rank}, the first has rank 0")
 
 
-def _local_rank(wanted: torch.device | None) -> int:
+def _local_rank(wanted: torch.device | None, model: nn.Module | None) -> int:
     """This worker's number on its host, and that of its GPU; `wanted` is its device as it was given.
 
     `torchrun` says it. A script that starts workers itself (`torch.multiprocessing.spawn`) names each one's
-    GPU, here or by `torch.cuda.set_device`.
+    GPU: here, by where it puts the model, or by `torch.cuda.set_device`.
     """
     told = os.environ.get("LOCAL_RANK")
     if told is not None:
@@ -265,10 +268,14 @@ def _local_rank(wanted: torch.device | None) -> int:
             )
         return int(told)
     kind = _default_kind() if wanted is None else wanted.type
-    if kind != "cuda" or not dist.is_initialized():
+    if kind != "cuda":
         return 0
-    index = None if wanted is None else wanted.index
-    return torch.cuda.current_device() if index is None else index
+    if wanted is not None and wanted.index is not None:
+        return wanted.index
+    held = set() if model is None else {parameter.device for parameter in model.parameters()}
+    if len(held) == 1 and (place := held.pop()).type == "cuda":
+        return place.index
+    return torch.cuda.current_device() if dist.is_initialized() else 0
 
 
 def _default_kind() -> str:

@@ -121,7 +121,7 @@ class PlannedStep(Closing):
         with contextlib.ExitStack() as ending:
             ending.callback(self._give_threads_back)
             self.world = world or World.join(
-                self.plan.threads, device, mesh=mesh, process_group=process_group
+                self.plan.threads, device, mesh=mesh, process_group=process_group, model=model
             )
             requirements.check_supported(self.plan, self.world)
             requirements.check_undistributed(model, loss_fn, optimizer, self.world)

@@ -192,9 +192,10 @@ def _as_op(kernel: CompilerKernel, phase: Phase) -> Op:
     if sizes is not None:
         family, flops = "matmul", 2 * prod(sizes)
     elif kernel.name.startswith(_ATTENTION) and len(kernel.shapes) >= 3:
-        # Two products; backward computes one of them again and four more.
-        query, key = kernel.shapes[-3:-1]
-        family, flops = "attention", 4 * prod(query) * key[-2]
+        # Two products; backward, whose first tensor is the gradient, computes one again and four more.
+        products, first = (5, 1) if "backward" in kernel.name else (2, 0)
+        query, key = kernel.shapes[first : first + 2]
+        family, flops = "attention", products * 2 * prod(query) * key[-2]
     return Op(
         name=f"aten.{kernel.name}.default",
         phase=phase,

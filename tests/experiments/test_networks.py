@@ -60,7 +60,6 @@ def test_kinds_are_those_of_the_command() -> None:
     assert all(any(word in kind for word in words) for kind in kinds)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 @pytest.mark.parametrize("network", ALL_NETWORKS, ids=lambda network: network.name)
 def test_every_network_trains(network: Network) -> None:
     """Three plain steps have finite losses, and all that is trained of more than one dimension moves, no more."""

@@ -79,7 +79,6 @@ def test_twenty_steps_equal_eager(execution: Execution, make_optimizer: Any) -> 
         torch.testing.assert_close(graph, eager, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")
 def test_sparse_gradients_train_on() -> None:
     """Rows of a table with sparse gradients, which the optimizer sums up outside of the graph."""
 

@@ -20,7 +20,7 @@ import ridgeline as rl
 from ridgeline.errors import AbsentWorkerError
 
 TIMEOUT = timedelta(seconds=4)
-"""Of collectives: how long the workers wait for each other in vain."""
+"""Of collectives, once a host is cut off: how long the workers wait for each other in vain."""
 STEPS_BEFORE, STEPS_AFTER = 3, 3
 
 
@@ -31,7 +31,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 def main() -> None:
     rank, directory = int(os.environ["RANK"]), Path(sys.argv[1])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    dist.init_process_group("gloo")
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     step = rl.TrainStep(
         model,
@@ -44,6 +44,7 @@ def main() -> None:
         step(batch())
     print("ready", flush=True)  # noqa: T201 - to the test
     sys.stdin.readline()
+    dist.distributed_c10d._set_pg_timeout(TIMEOUT, dist.group.WORLD)
     told = ""
     try:
         for _ in range(STEPS_AFTER):

@@ -277,11 +277,9 @@ ends = pytest.mark.parametrize(
         "variable of a metaclass",
     ],
 )
-asks = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
 
 
 @ends
-@asks
 def test_calls_in_pieces_follow(name: str) -> None:
     """By itself the compiler would give the results of before."""
     model, x = Net(name), torch.randn(2, 4)
@@ -292,7 +290,6 @@ def test_calls_in_pieces_follow(name: str) -> None:
 
 
 @ends
-@asks
 def test_steps_follow(name: str) -> None:
     """The loss of a compiled step after a change is that of the step as written."""
     model, x = Net(name), torch.randn(2, 4)

@@ -115,7 +115,6 @@ def _loss(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @cases
-@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
 @pytest.mark.parametrize("execution", ["compiled", "regional"])
 def test_compiled_steps_go_on_with_what_was_kept(name: str, execution: Any) -> None:
     """Before and after a change, their loss is that of the step as written."""
@@ -170,7 +169,6 @@ def test_a_program_in_one_piece_is_refused(read: Read, name: str) -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_a_cache_that_changes_no_result_is_read() -> None:
     """The function computes with numbers alone."""
 
@@ -195,7 +193,6 @@ def test_what_is_pure(function: Any, wanted: bool) -> None:
     assert is_pure(getattr(function, "__wrapped__", function)) is wanted
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_what_others_compile_is_as_before() -> None:
     """Their programs look through caches, as torch has it."""
     compiled: list[fx.GraphModule] = []

@@ -71,7 +71,6 @@ def trained(execution: Execution, batch: Tensor) -> list[Tensor]:
     reason="the C++ of torch 2.11 leaves out what a program rounds: such steps are refused",
 )
 @pytest.mark.parametrize("execution", ["compiled", "step-graph"])
-@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
 def test_gradients_of_extremes_are_numbers(execution: Execution) -> None:
     """Kernels compare an extreme of 16 bits with elements that they have rounded as well."""
     batch = torch.randn(8, 12, 16, generator=torch.Generator().manual_seed(1))

@@ -43,7 +43,6 @@ def waves(x: Tensor) -> Tensor:
     return torch.tanh(x) * 2
 
 
-@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 @pytest.mark.parametrize("mode", ["compiled", "packaged"], indirect=True)
 def test_signs_that_are_only_noted_count(mode: Execution) -> None:
     """In an example and in a later call, also one with the strides of the example, and conjugated numbers."""
@@ -120,7 +119,6 @@ def step_of(execution: Execution) -> PlannedStep:
 
 
 @pytest.mark.filterwarnings("ignore:what reads tensors whose sign")
-@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 @pytest.mark.parametrize("execution", ["compiled", "step-graph"])
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_batches_whose_signs_are_only_noted(execution: Execution, *, is_complex: bool) -> None:

@@ -132,7 +132,6 @@ def mean(x: Tensor) -> Tensor:
     raise ValueError(f"no {x.ndim} rows")
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -2,8 +2,8 @@
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python absent_workers.py OUTPUT
 
-Started by hand, since a launcher would end the other worker. Every case has a process group of its own; some
-wait at once, in processes forked from the worker. The last one, which kills it, comes behind them.
+Started by hand, since a launcher would end the other worker. Every case has a process group of its own, and a
+process forked from the worker; the last one, which kills it, comes behind them.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,8 @@ import ridgeline as rl
 from ridgeline.errors import AbsentWorkerError, KVStoreError
 from ridgeline.runtime.kvstore.serving.joining import gathering
 
-TIMEOUT = timedelta(seconds=3)
-"""Of collectives: what a case lasts, since all but the last one wait for its end."""
-AT_ONCE = 3
-"""Cases that wait at a time."""
+TIMEOUT = timedelta(seconds=15)
+"""Of collectives: what all cases last, which wait for its end at once, but the last one."""
 PATIENCE = timedelta(seconds=90)
 
 
@@ -236,23 +234,20 @@ CASES = (
 )
 
 
-def hold(cases: Sequence[Callable[..., None]], rank: int, store: dist.Store) -> dict[str, Any]:
-    """What this worker was told in each case."""
-    told = {}
-    for case in cases:
-        name = case.__name__
-        own = dist.PrefixStore(name, store)
-        store.set(
-            f"begins/{name}/{rank}", "1"
-        )  # its time-out is not for one that is still elsewhere
-        store.wait([f"begins/{name}/{other}" for other in range(2)], PATIENCE)
-        dist.init_process_group("gloo", store=own, rank=rank, world_size=2, timeout=TIMEOUT)
-        try:
-            case(rank, functools.partial(store.wait, [f"told/{name}"], PATIENCE))
-        except AbsentWorkerError as error:
-            told[name] = {"message": str(error), "pid": os.getpid()}
-        store.set(f"told/{name}", "1") if rank == 0 else None
-        dist.destroy_process_group()
+def hold(case: Callable[..., None], rank: int, store: dist.Store) -> dict[str, str]:
+    """What this worker was told, by the name of the case; nothing where it was told nothing."""
+    told, name = {}, case.__name__
+    # Its time-out is not for one that is still elsewhere.
+    store.set(f"begins/{name}/{rank}", "1")
+    store.wait([f"begins/{name}/{other}" for other in range(2)], PATIENCE)
+    own = dist.PrefixStore(name, store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=2, timeout=TIMEOUT)
+    try:
+        case(rank, functools.partial(store.wait, [f"told/{name}"], PATIENCE))
+    except AbsentWorkerError as error:
+        told[name] = str(error)
+    store.set(f"told/{name}", "1") if rank == 0 else None
+    dist.destroy_process_group()
     return told
 
 
@@ -260,25 +255,25 @@ def main() -> None:
     rank, output = int(os.environ["RANK"]), Path(sys.argv[1])
     torch.set_num_threads(1)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    parts = [output.with_name(f"{rank}.{part}.json") for part in range(AT_ONCE)]
+    parts = {case: output.with_name(f"{rank}.{case.__name__}.json") for case in CASES[:-1]}
     children = []
-    for part, path in enumerate(parts):  # before there is a thread that would not come along
+    for case, path in parts.items():  # before there is a thread that would not come along
         child = os.fork()
         if not child:
             store = dist.TCPStore(address, port, is_master=False, timeout=PATIENCE)
-            path.write_text(json.dumps(hold(CASES[part:-1:AT_ONCE], rank, store)))
-            return
+            path.write_text(json.dumps(hold(case, rank, store)))
+            os._exit(0)  # the end of an interpreter costs as much as all of the case
         children.append(child)
     store = dist.TCPStore(
         address, port, is_master=rank == 0, wait_for_workers=False, timeout=PATIENCE
     )
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * AT_ONCE
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
     store.set(f"there/{rank}", "1")
     store.wait(["there/0", "there/1"], PATIENCE)
-    told = hold(CASES[-1:], rank, store)
-    output.write_text(
-        json.dumps({k: v for p in parts for k, v in json.loads(p.read_text()).items()} | told)
-    )
+    told = hold(CASES[-1], rank, store)
+    for path in parts.values():
+        told |= json.loads(path.read_text())
+    output.write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from ports import free_port
 from ridgeline.errors import AbsentWorkerError, EngineError, UnansweredError
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
-from ridgeline.workers import attendance
+from ridgeline.workers import attendance, bounded
 from ridgeline.workers.attendance import Attendance
 from warm import WARM
 
@@ -92,7 +93,7 @@ WANTED = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What rank 0 was told in each case; rank 1 ends by a signal in the last."""
     output = tmp_path_factory.mktemp("absent") / "told.json"
     environment = {
@@ -119,19 +120,19 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", WANTED)
-def test_the_worker_that_does_not_come_is_named(told: dict[str, Any], case: str) -> None:
+def test_the_worker_that_does_not_come_is_named(told: dict[str, str], case: str) -> None:
     """With the steps that each has completed, what is waited for, and what to do."""
-    text = re.sub(r"process \d+ on [^);]+", "process PID on HOST", told[case]["message"])
+    text = re.sub(r"process \d+ on [^);]+", "process PID on HOST", told[case])
     assert re.sub(r"--pid \d+", "--pid PID", text) == WANTED[case]
 
 
-def test_a_killed_worker_is_named(told: dict[str, Any]) -> None:
+def test_a_killed_worker_is_named(told: dict[str, str]) -> None:
     """How far it was is known from its last word."""
     assert re.fullmatch(
         r"wanted all 2 workers in (all_reduce/0|broadcast_buffers) of step 3, got none from rank 1: its "
         r"process is gone \(process \d+ on .+; last heard .+\)\. Completed: 2 steps on rank 0; at least "
         r"(\d steps?|no step) on rank 1\. See its log, its exit status, and whether .+ ran out of memory",
-        told["is_killed"]["message"],
+        told["is_killed"],
     )
 
 
@@ -177,6 +178,26 @@ def test_other_errors_stay_what_they_are(both: tuple[Attendance, Attendance]) ->
         raise RuntimeError("out of memory")
     other.call()
     other.call()
+    with pytest.raises(RuntimeError, match="gloo"), mine.meeting("a sum"):
+        raise RuntimeError("gloo/transport: unreachable")
+
+
+def test_a_host_that_stood_still_has_not_waited(
+    both: tuple[Attendance, Attendance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clock went on, and the others could say no more than it could look."""
+    mine, other = both
+    other.call()
+    other.call()
+    now = SimpleNamespace(s=0.0)
+
+    def sleep(_: float) -> None:
+        if now.s:
+            other.publish()
+        now.s = 60.0
+
+    monkeypatch.setattr(bounded, "time", SimpleNamespace(monotonic=lambda: now.s))
+    monkeypatch.setattr(attendance.time, "sleep", sleep)
     with pytest.raises(RuntimeError, match="gloo"), mine.meeting("a sum"):
         raise RuntimeError("gloo/transport: unreachable")
 

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,3 +44,24 @@ def test_an_answer_that_comes_as_the_wait_ends_is_taken(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bounded, "Future", LateFuture)
     assert within(60.0, lambda: 7, "the store") == 7
+
+
+def test_a_process_that_stood_still_waits_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the time went by in one of its looks, in which nobody else could answer either."""
+    now, begun, goes_on = SimpleNamespace(s=0.0), threading.Event(), threading.Event()
+
+    class Stopped(bounded.Future):
+        def result(self, timeout: float | None = None) -> object:
+            if not now.s:
+                begun.wait()
+                now.s = 60.0
+                raise FutureTimeoutError
+            goes_on.set()
+            return super().result()
+
+    monkeypatch.setattr(bounded, "Future", Stopped)
+    monkeypatch.setattr(bounded, "time", SimpleNamespace(monotonic=lambda: now.s))
+    try:
+        assert within(5.0, lambda: begun.set() or goes_on.wait(), "the store")
+    finally:
+        goes_on.set()

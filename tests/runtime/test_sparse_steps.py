@@ -11,7 +11,6 @@ import ridgeline as rl
 from emulated_graphs import emulated_graphs
 from ridgeline.capture import unloadable
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 NODES, STEPS = 12, 10
 Change = Callable[["Held"], None]
 

@@ -275,7 +275,6 @@ def test_state_that_is_not_plain_is_refused() -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_dtypes_that_files_have_no_word_for_come_back(tmp_path: Path) -> None:
     """By their bytes, whatever their shape; what has no bytes of its own is refused by name."""
     values = torch.randn(2, 3, dtype=torch.complex128)

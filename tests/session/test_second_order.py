@@ -51,7 +51,6 @@ def make(kind: type[Curved] = Curved) -> tuple[nn.Module, Curved]:
     return model, kind(model.parameters())
 
 
-@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning")
 @pytest.mark.parametrize("kind", [Curved, Told])
 @pytest.mark.parametrize("plan", ["auto", rl.Plan()], ids=["auto", "eager"])
 def test_they_train_as_in_a_plain_loop_bit_for_bit(plan: Any, kind: type[Curved]) -> None:

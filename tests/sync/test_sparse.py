@@ -22,8 +22,6 @@ from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
 from strategies import make_machine
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-
 SIZES = (2, 3)
 DENSE = "make its layer with sparse=False"
 UNDONE: dict[str, dict[str, Any]] = {

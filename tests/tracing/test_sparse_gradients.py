@@ -36,7 +36,6 @@ def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
     return model(batch).square().mean()
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("make", [Adagrad, SparseAdam, SGD])
 def test_an_optimizer_is_traced_on_the_rows_of_a_gradient(
     make: Callable[..., Optimizer],

@@ -230,7 +230,6 @@ def test_tensors_get_their_own_memory_back(is_fake: bool) -> None:
     assert layer.weight.grad is not None
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize(("layout", "replaces"), [("coo", False), ("coo", True), ("csr", False)])
 def test_a_sparse_tensor_is_put_back_where_it_was(layout: str, replaces: bool) -> None:
     """Its elements are, in the same memory, which a captured graph may read; other indices are, too."""

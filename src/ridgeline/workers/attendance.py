@@ -33,7 +33,7 @@ from ridgeline.errors import (
 )
 from ridgeline.recording.recorder import Recorder
 from ridgeline.workers import leaving
-from ridgeline.workers.bounded import within
+from ridgeline.workers.bounded import Wait, within
 from ridgeline.workers.roll_call import Absence, Row, absence_text, absent, without_store
 from ridgeline.workers.world import World
 
@@ -289,7 +289,7 @@ class Attendance:
         self, mine: Row, named: Collection[int] | None
     ) -> tuple[dict[int, Row], list[Absence]]:
         """What all others say, each as of now if it still speaks, and who of them is absent; see `absent`."""
-        end_s, first = time.monotonic() + PATIENCE_S, None
+        wait, first = Wait(PATIENCE_S), None
         while True:
             try:
                 rows = within(PATIENCE_S, self.others, _STORE)
@@ -304,7 +304,7 @@ class Attendance:
             asked = pending | {r for r, row in rows.items() if row.is_waiting and not row.end}
             silent = {r: GONE for r in asked if r in rows and self.is_gone(rows[r])}
             is_clear = not pending.isdisjoint(silent) or any(r.has_raised for r in rows.values())
-            is_over = time.monotonic() > end_s
+            is_over = wait.is_over()
             if is_clear or not pending:
                 absences = absent(mine, rows, self.ranks, silent, named)
                 # Who gave up closes its connections at once, and says only later that it leaves.

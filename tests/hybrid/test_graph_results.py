@@ -89,6 +89,8 @@ def test_gradients_turned_on_inside_of_inference_are_those_of_the_code() -> None
         torch.testing.assert_close(hybrid(x), 2.0 * x)
         with torch.inference_mode():
             for call in (slope, hybrid):
-                with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
+                with pytest.raises(
+                    RuntimeError, match="element 0 of tensors does not require grad"
+                ):
                     call(x)
         assert "wanted code in inference mode that leaves gradients off" in hybrid.report.notes[0]

@@ -38,7 +38,7 @@ def set_threads(count: int) -> None:
 class ThreadsKept:
     """The number of threads as it is when this is made, given back by `close`.
 
-    Several may be open at a time, and close in any order. Where other code has set a number meanwhile, it stays.
+    Several may be open at a time, and close in any order. A number that other code has set meanwhile stays.
 
     Args:
         count: What is set afterwards; 0: nothing.

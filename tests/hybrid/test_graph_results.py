@@ -74,3 +74,23 @@ def test_results_of_inference_are_tensors_of_inference(fn: Any) -> None:
         for mine, theirs in held:  # no replay has written over a result that is held
             torch.testing.assert_close(mine, theirs)
         assert not any(leaf.is_inference() for leaf in pytree.tree_leaves(hybrid(x)))
+
+
+def test_gradients_turned_on_inside_of_inference_are_those_of_the_code() -> None:
+    """Nothing is recorded there, so the code raises; a graph made outside of it had a value."""
+
+    def slope(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            return torch.autograd.grad(at.square().sum(), at)[0]
+
+    x = torch.randn(3, 4)
+    with emulated_graphs(), hybridize(slope, x, "graph") as hybrid:
+        torch.testing.assert_close(hybrid(x), 2.0 * x)
+        with torch.inference_mode():
+            for call in (slope, hybrid):
+                with pytest.raises(
+                    RuntimeError, match="element 0 of tensors does not require grad"
+                ):
+                    call(x)
+        assert "wanted code in inference mode that leaves gradients off" in hybrid.report.notes[0]

@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam
+from torch.optim import SGD, Adam
 
+from emulated_graphs import emulated_graphs
 from ridgeline.callables.calls.dispatch import OF_WRITTEN
 from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import CaptureError
 from ridgeline.optimizers.shared_memory import sharing
 from ridgeline.plan import Execution, Plan
+from ridgeline.runtime.steps.graphs.captured_step import OF_BATCHES
 from ridgeline.runtime.steps.graphs.checked import OF_BUFFERS
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.runtime.steps.whole_step.runner import OF_STATE
@@ -181,6 +183,41 @@ def test_arguments_in_memory_that_is_written_run_as_written(interpreted: None) -
 def _given(model: Layers, index: int) -> tuple[Tensor, Tensor]:
     x, y = inputs(index)
     return (x, model.table.detach()) if index % 2 else (x, y)
+
+
+def _halved(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Writes into its batch, and reads that again where the second tensor shows it."""
+    x, y = batch
+    return (model(x.mul_(0.5)) - y).square().mean()
+
+
+@pytest.mark.parametrize("execution", ["eager", "compiled", "graph"])
+def test_batches_that_share_what_is_written_are_those_of_the_code(
+    interpreted: None, execution: Execution
+) -> None:
+    """Compiled code, and a graph with its copies, saw the write in one of them only."""
+
+    def trained_on(start: int, execution: Execution) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        losses = []
+        with PlannedStep(
+            model, _halved, SGD(model.parameters(), 0.1), Plan(execution=execution), device="cpu"
+        ) as step:
+            for index in range(6):
+                rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(index))
+                losses.append(float(step((rows[:4], rows[start : start + 4]))))
+            if execution == "graph":
+                assert any(OF_BATCHES in note for note in step.notes) == (start < 4)
+        return losses
+
+    with emulated_graphs():
+        assert trained_on(4, execution) == pytest.approx(trained_on(4, "eager"))
+        if execution == "compiled":
+            with pytest.raises(CaptureError, match="wanted tensors of a batch that lie apart"):
+                trained_on(2, execution)
+        else:
+            assert trained_on(2, execution) == pytest.approx(trained_on(2, "eager"))
 
 
 def test_elements_decide_and_only_where_one_is_written() -> None:

@@ -229,5 +229,12 @@ def test_threads_are_given_back() -> None:
         torch.set_num_threads(3)
         step.close()
         assert torch.get_num_threads() == 3
+        plans = Plan(threads=1), Plan(threads=2)
+        for first, last in ((0, 1), (1, 0)):  # of two at a time, whichever ends first
+            steps = [PlannedStep(model, nn.Module.__call__, optimizer, plan) for plan in plans]
+            steps[first].close()
+            assert torch.get_num_threads() == last + 1
+            steps[last].close()
+            assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

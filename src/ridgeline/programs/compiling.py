@@ -22,8 +22,10 @@ from torch._functorch import config as autograd_config
 from ridgeline.capture.capturing import told_of_capture
 from ridgeline.capture.deadline import deadline
 from ridgeline.errors import CaptureError
+from ridgeline.optimizers.shared_memory import sharing
 from ridgeline.programs import inductor
 from ridgeline.programs.watches.class_watch import ClassWatch
+from ridgeline.tensors.nests import tensors_in
 
 _T = TypeVar("_T", bound="Form")
 LossFunction = Callable[[nn.Module, Any], Tensor]
@@ -82,12 +84,22 @@ class WholeForm(Form):
         """The loss of a batch; the first call compiles.
 
         Raises:
-            CaptureError: compiling took longer than it may.
+            CaptureError: compiling took longer than it may, or it has written into a tensor of the batch of
+                which another one shows a part.
         """
         # Only now, since a form is made without the model.
         if self._classes is None:
             self._classes = ClassWatch(model, self._loss_fn)
         self._classes.forget_stale_programs()
+        tensors = {id(tensor): tensor for tensor in tensors_in(batch) if not tensor.is_inference()}
+        counted = [(tensor, tensor._version) for tensor in tensors.values()]  # noqa: SLF001
+        loss = self._loss(model, batch)
+        written = [t for t, version in counted if t._version != version]  # noqa: SLF001 - no other way
+        if written:
+            _require_apart(written, [t for t, version in counted if t._version == version])  # noqa: SLF001
+        return loss
+
+    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         if self._limit_s is None:
             return self._compiled(model, batch)
         # The backward pass is compiled by the first call as well: its own threads cannot be stopped.
@@ -105,6 +117,16 @@ class WholeForm(Form):
         """Switch the form on for the calls inside."""
         with many_variants():
             yield
+
+
+def _require_apart(written: Sequence[Tensor], read: Sequence[Tensor]) -> None:
+    """Refuse a batch that torch's compiler (2.11 to 2.13) takes for tensors with memory of their own."""
+    if sharing(written, read) is not None:
+        raise CaptureError(
+            "wanted tensors of a batch that lie apart, since the step writes into one, which compiled code "
+            "does not see in the others, got two that share elements; give it copies (.clone()), or use "
+            "execution='eager'"
+        )
 
 
 class RegionalForm(Form):

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -33,6 +33,40 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
     if mkl is not None:
         mkl.set(before)
+
+
+class ThreadsKept:
+    """The number of threads as it is when this is made, given back by `close`.
+
+    Several may be open at a time, and close in any order. A number that other code has set meanwhile stays.
+
+    Args:
+        count: What is set afterwards; 0: nothing.
+
+    Attributes:
+        before: The number to give back.
+    """
+
+    _open: ClassVar[list["ThreadsKept"]] = []
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.before = torch.get_num_threads()
+        if count:
+            self._open.append(self)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self not in self._open:
+            return
+        place = self._open.index(self)
+        self._open.remove(self)
+        if place < len(self._open):  # what was there before is for that one to give back
+            later = self._open[place]
+            if later.before == self._count:
+                later.before = self.before
+        elif torch.get_num_threads() == self._count:
+            set_threads(self.before)
 
 
 @lru_cache(maxsize=1)

@@ -42,6 +42,9 @@ OWN = (
 OF_WRITTEN = "calls with arguments in the memory of buffers that they write ran eagerly"
 WRITING = "calls that change more than the values of tensors, such as those that fill a cache, ran eagerly"
 REPLACED = "parameters, modules, hooks or objects were replaced after the capture: captured again"
+TURNS_ON = "torch._C._set_grad_enabled(True)"
+"""In the text of a program that was read: what `enable_grad` does."""
+
 MOST_READINGS = 32
 """After so many calls that were read again, what changes changes all the time, and reading takes longer."""
 MANY_READINGS = (
@@ -106,8 +109,14 @@ class CallDispatch:
         """A captured program for such arguments; not yet used.
 
         Raises:
-            CaptureError, PackageError: see `Entry`.
+            CaptureError, PackageError: see `Entry`; or the call is one in inference mode whose code turns
+                gradients on, of which nothing is recorded there.
         """
+        if torch.is_inference_mode_enabled() and TURNS_ON in reads.guards.graph:
+            raise CaptureError(
+                "wanted code in inference mode that leaves gradients off, got some that turns them on "
+                "(torch.enable_grad()), which only outside records what is computed; call it under no_grad()"
+            )
         if reads.guards.leaves_out_checks:
             self._note(NOTE)
         with capturing():

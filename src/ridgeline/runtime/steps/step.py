@@ -43,7 +43,7 @@ from ridgeline.synchronisation import replaces_update, shards_update
 from ridgeline.tensors.memory_format import ChannelsLast
 from ridgeline.timeline import Timeline
 from ridgeline.workers import attendance
-from ridgeline.workers.host_threads import set_threads
+from ridgeline.workers.host_threads import ThreadsKept
 from ridgeline.workers.same_plan import check_same_plan
 from ridgeline.workers.world import World
 
@@ -112,14 +112,13 @@ class PlannedStep(Closing):
     ) -> None:
         check_parts(model, loss_fn, optimizer)
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
-        # Before a world is joined, which sets the plan's number.
-        self._threads_before = torch.get_num_threads()
         if world is not None and (mesh is not None or process_group is not None):
             raise PlanError("wanted a world, a mesh or a process group, got two of them; give one")
         self._is_closed = False
         # Where the rest fails, what was begun is ended: the next plan may be tried with the same model.
         with contextlib.ExitStack() as ending:
-            ending.callback(self._give_threads_back)
+            # Before a world is joined, which sets the plan's number.
+            ending.callback(ThreadsKept(self.plan.threads).close)
             self.world = world or World.join(
                 self.plan.threads, device, mesh=mesh, process_group=process_group, model=model
             )
@@ -316,7 +315,8 @@ class PlannedStep(Closing):
     def close(self) -> None:
         """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice.
 
-        Torch computes with as many threads as before the step was made, unless other code set them since.
+        Torch computes with as many threads as before the step was made, unless other code set them since, or
+        another step that is open.
         """
         if self._attendance is not None and not self._is_closed:
             self._attendance.closed(self._enrolled)
@@ -336,10 +336,6 @@ class PlannedStep(Closing):
         else:
             return None
         return StepAlone(self.optimizer, why)
-
-    def _give_threads_back(self) -> None:
-        if torch.get_num_threads() == self.plan.threads:
-            set_threads(self._threads_before)
 
     def _make_body(
         self,

@@ -33,7 +33,7 @@ from ridgeline.runtime.steps.checks import failed_attempts
 from ridgeline.runtime.steps.checks.equivalence import check_replay
 from ridgeline.runtime.steps.checks.perturbed_runs import ONE_SHIFT, SHIFTS
 from ridgeline.runtime.steps.graphs import clearance, cleared
-from ridgeline.runtime.steps.graphs.captured_step import CapturedStep
+from ridgeline.runtime.steps.graphs.captured_step import OF_BATCHES, CapturedStep
 from ridgeline.runtime.steps.graphs.checked import check_compiled
 from ridgeline.runtime.steps.graphs.graph_gradients import COPIED, leave_kept
 from ridgeline.runtime.steps.whole_step.reads import StepReads
@@ -154,6 +154,9 @@ class GraphRunner:
             loss = self._run_as_written(batch)
             step.dropout.adopt()
             return loss
+        if step.mixes(tensors):
+            self._count_as_written(OF_BATCHES)
+            return self._run_as_written(batch)
         step.load(tensors)
         self._body.overhead_ns = time.perf_counter_ns() - begin
         loss = step.replay(are_shown=are_shown)

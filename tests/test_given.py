@@ -5,11 +5,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 
 import ridgeline as rl
-from ridgeline.errors import PlanError, RidgelineError
+from ridgeline.errors import FileFormatError, PlanError, RidgelineError
 from ridgeline.given import Positive, checked
 
 
@@ -26,7 +27,7 @@ def door(
     own: int = 0,
 ) -> str:
     """Stands for a public function."""
-    return "in"
+    return f"in {own!r} {number!r}"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_the_error_says_wanted_got_where_and_next(
 def test_what_fits_goes_in_and_a_path_is_told_who_reads_it() -> None:
     assert (
         door(rl.Plan(), 1, ("a",), {"x": 1}, [(1, 2), ()], print, 2.5, "not looked at", "own")
-        == "in"
+        == "in 'own' 1"
     )  # type: ignore[arg-type]
     with pytest.raises(
         PlanError, match=r"got 'p.json' in .*; for a file give rl.Plan.load\(path\)$"
@@ -68,6 +69,33 @@ def test_what_fits_goes_in_and_a_path_is_told_who_reads_it() -> None:
         door("p.json")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'plan'"):
         door()  # type: ignore[call-arg]
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    """What an array gives for a length or a rate, also where the function itself says what it wants."""
+    given = door(rl.Plan(), np.float32(0.5), own=np.int64(2))  # type: ignore[arg-type]
+    assert given == "in 2 0.5"
+    plan = rl.Plan(accumulate=np.int64(2))  # type: ignore[arg-type]
+    assert repr(plan) == "rl.Plan(accumulate=2)"
+    with pytest.raises(PlanError, match="wanted accumulate as a whole number >= 1, got"):
+        rl.Plan(accumulate=np.float64(2))  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="wanted threads >= 0, got -1 in the plan"):
+        rl.Plan(threads=np.int32(-1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", [None, 3, b"x", "", "/dev/full"])
+def test_a_noun_is_in_a_file(path: Any) -> None:
+    """Reading a device may never end."""
+    with pytest.raises(FileFormatError, match=r"^wanted a p.* got .*; give .*a file$"):
+        rl.Plan.load(path)
+
+
+@pytest.mark.parametrize("make", [rl.hybridize, rl.parallelize])
+def test_a_class_is_no_function_of_tensors(make: Any) -> None:
+    with pytest.raises(
+        RidgelineError, match=r"wanted a function or module.*, got the class Linear"
+    ):
+        make(torch.nn.Linear, torch.ones(2))
 
 
 @pytest.mark.parametrize("wrong", [3, "a.json", {"a": 1}, rl.Plan, rl.Feed])

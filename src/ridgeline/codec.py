@@ -38,9 +38,10 @@ class Noun(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Write this value to `path` as JSON, atomically, and return the path.
 
         Raises:
+            FileFormatError: `path` is no path.
             OSError: the file cannot be written; whatever stood there before is untouched.
         """
-        target = Path(path)
+        target = _path(path, f"{type(self).__name__}.save")
         write_atomically(target, encode(self))
         return target
 
@@ -49,10 +50,16 @@ class Noun(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The value stored in `path`.
 
         Raises:
-            FileFormatError: the file is not JSON, is of another kind or version, or has wrong fields.
+            FileFormatError: `path` is no path, or that of a device; the file is not JSON, is of another
+                kind or version, or has wrong fields.
             OSError: the file cannot be read.
         """
-        return decode(cls, Path(path).read_bytes(), where=str(path))
+        file = _path(path, f"{cls.__name__}.load")
+        if file.is_char_device():
+            raise FileFormatError(
+                f"wanted a {cls.kind} file, got the device {path}, which may never end; give a file"
+            )
+        return decode(cls, file.read_bytes(), where=str(path))
 
     def diff(self, other: Self) -> dict[str, tuple[Any, Any]]:
         """The leaves in which two values differ: JSON path to (mine, theirs); empty when equal."""
@@ -64,6 +71,12 @@ class Noun(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
             for path in paths
             if mine.get(path) != theirs.get(path)
         }
+
+
+def _path(given: object, where: str) -> Path:
+    if isinstance(given, str | Path) and str(given):
+        return Path(given)
+    raise FileFormatError(f"wanted a path, got {given!r} in {where}(); give the path of a file")
 
 
 N = TypeVar("N", bound=Noun)

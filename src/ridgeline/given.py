@@ -7,13 +7,14 @@ wants, and not from an attribute that something else lacks, deep inside or after
 import functools
 import inspect
 import math
+import numbers
 import operator
 import re
 import reprlib
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
@@ -42,8 +43,8 @@ def checked(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator: arguments of another type than annotated, and NaN as a number, raise this error.
 
-    Annotations in quotes, of classes that the module does not import, are not looked at; nor is what an
-    iterator gives.
+    Numbers of NumPy's become Python's where a number is wanted. Annotations in quotes, of classes that the
+    module does not import, are not looked at; nor is what an iterator gives.
 
     Args:
         error: What to raise.
@@ -52,20 +53,26 @@ def checked(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters.items()
-        hints = {name: Any if name in but else given.annotation for name, given in parameters}
-        where = f"ridgeline.{function.__qualname__}"
+        said = ((name, given.annotation) for name, given in parameters)
+        hints = {name: Any if hint is inspect.Parameter.empty else hint for name, hint in said}
+        where = f"ridgeline.{function.__qualname__.removesuffix('.__init__')}"
+
+        def taken(name: str, value: Any) -> Any:
+            hint = hints.get(name, Any)
+            value = _as_python(value, hint)
+            if name not in but and not _fits(value, hint):
+                raise error(
+                    f"wanted {name} {_phrase(hint)}, got {_told(value)} in {where}(); "
+                    f"{_advice(value, hint, where)}"
+                )
+            return value
 
         @functools.wraps(function)
         def held(*args: P.args, **kwargs: P.kwargs) -> R:
             # What is missing, or one too many, is for Python to say.
-            for name, value in (*zip(hints, args, strict=False), *kwargs.items()):
-                hint = hints.get(name, Any)
-                if not _fits(value, hint):
-                    raise error(
-                        f"wanted {name} {_phrase(hint)}, got {_told(value)} in {where}(); "
-                        f"{_advice(value, hint, where)}"
-                    )
-            return function(*args, **kwargs)
+            known = [taken(name, value) for name, value in zip(hints, args, strict=False)]
+            named = {name: taken(name, value) for name, value in kwargs.items()}
+            return cast("Callable[..., R]", function)(*known, *args[len(known) :], **named)
 
         return held
 
@@ -86,6 +93,9 @@ def check_fields(value: Value, error: type[RidgelineError], where: str, prefix: 
     kind = type(value)
     for field, hint in _fields(kind).items():
         mine = getattr(value, field)
+        if isinstance(mine, numbers.Number) and type(mine) not in _WORDS:
+            mine = _as_python(mine, hint)
+            msgspec.structs.force_setattr(value, field, mine)
         if _is_known(kind, field, mine) if type(mine) in _WORDS else _fits(mine, hint):
             continue
         wanted, advice = _phrase(hint), "correct it"
@@ -105,6 +115,16 @@ def _fields(kind: type[Value]) -> dict[str, Any]:
 def _is_known(kind: type[Value], field: str, value: object) -> bool:
     """Whether a number or text fits a field; remembered, since a search makes plans by the hundred."""
     return _fits(value, _fields(kind)[field])
+
+
+def _as_python(value: Any, hint: Any) -> Any:
+    """A number of NumPy's as Python's, where the annotation wants a number."""
+    if type(value) in _WORDS or not isinstance(value, numbers.Real):
+        return value
+    kinds = {part for one in (hint, *get_args(hint)) for part in (one, *get_args(one))}
+    if isinstance(value, numbers.Integral):
+        return int(value) if kinds & {int, float} else value
+    return float(value) if float in kinds else value
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -19,8 +19,9 @@ from ridgeline.decision.revisions import Revisions, without_best
 from ridgeline.decision.shared_trace import shared_trace
 from ridgeline.decision.trial import Script
 from ridgeline.errors import CaptureError, EquivalenceError, PlanError, RidgelineError
+from ridgeline.given import checked
 from ridgeline.machine import Machine
-from ridgeline.optimizers.given import check_clip_norm, check_parts
+from ridgeline.optimizers.given import check_parts
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.knobs import NO_PRECISION
@@ -95,6 +96,7 @@ class TrainStep(HasWorkerState):
         ...     loss = step(batch)
     """
 
+    @checked(PlanError, but=("plan", "clip_norm", "allow", "steps", "seconds"))
     def __init__(
         self,
         model: "nn.Module",
@@ -114,8 +116,7 @@ class TrainStep(HasWorkerState):
         process_group: "ProcessGroup | None" = None,
     ) -> None:
         check_parts(model, loss_fn, optimizer)
-        check_clip_norm(clip_norm)
-        check_choice(allow, machine, steps, seconds, progress)
+        check_choice(clip_norm, allow, steps, seconds)
         self.world = World.join(0, device, mesh=mesh, process_group=process_group, model=model)
         attendance.of(self.world)  # a worker that waits for this one learns that it is there
         requirements.check_undistributed(model, loss_fn, optimizer, self.world)
@@ -126,8 +127,7 @@ class TrainStep(HasWorkerState):
         self.workload: Workload | None = None
         self.ranking: Ranking | None = None
         self.name = name
-        self._clip_norm = clip_norm
-        self._num_steps, self._allow = steps, tuple(allow)
+        self._clip_norm, self._num_steps, self._allow = clip_norm, steps, tuple(allow)
         self._example: Any = _NONE_YET  # a batch may be None
         self._step: PlannedStep | None = None
         self._revisions: Revisions | None = None

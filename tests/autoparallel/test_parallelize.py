@@ -309,6 +309,8 @@ def test_wrong_use_is_refused(inputs: tuple[Tensor, Tensor]) -> None:
     assert message(PlanError, devices=["gpu"]) == (
         "wanted devices such as ['cuda:0', 'cpu'] for parallelize, got devices=['gpu']; name each"
     )
+    # Of more lanes than operations the others would be empty.
+    assert parallelize(torch.sin, inputs[0], lanes=10**30, mode="serial").report.operations == 1
     with pytest.raises(
         PlanError, match=r"^wanted a function or module to parallelize, got NoneType; give"
     ):

@@ -96,12 +96,14 @@ def test_gradients_stay_behind() -> None:
     assert got.tolist() == [2.0, 2.0]
 
 
-def test_a_negative_depth_is_refused() -> None:
+def test_a_depth_out_of_range_is_refused() -> None:
     """Checked at the call."""
     with pytest.raises(
         PlanError, match=r"wanted a whole depth >= 0, got -1 in to_host\(\.\.\.\); 2 serves"
     ):
         to_host([], -1)
+    with pytest.raises(PlanError, match=r"wanted a depth of at most 65536, got 10{30} in to_host"):
+        to_host([], 10**30)
 
 
 def test_what_cannot_be_iterated_is_refused() -> None:

@@ -233,10 +233,14 @@ def test_a_module_of_torchscript_is_refused_where_it_has_to_be_watched() -> None
             ),
         ),
         (
+            {"allow": 3},
+            "wanted allow to be a collection of names, got 3; give allow=('bf16',)",
+        ),
+        (
             {"machine": "machine.json"},
             (
-                "wanted a Machine or None, got machine='machine.json'; load a saved one: "
-                "rl.Machine.load(path)"
+                "wanted machine as Machine or None, got 'machine.json' in ridgeline.TrainStep(); for a "
+                "file give rl.Machine.load(path)"
             ),
         ),
         ({"steps": 10.5}, "wanted steps as a whole number from 1, or None, got 10.5"),
@@ -245,8 +249,8 @@ def test_a_module_of_torchscript_is_refused_where_it_has_to_be_watched() -> None
         (
             {"progress": False},
             (
-                "wanted progress as a function of one line, or None for standard error, got False; "
-                "lambda line: None says nothing"
+                "wanted progress as a function or None, got False in ridgeline.TrainStep(); "
+                "help(ridgeline.TrainStep) says what each argument is"
             ),
         ),
     ],

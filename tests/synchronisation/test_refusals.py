@@ -209,6 +209,8 @@ def test_places_of_workers_are_refused_before_anything_is_predicted(
         rl.simulate(make_machine(), make_chain((4,)), plan)
     assert str(caught.value) == message
     check_sync(sync, 1, "cpu")
+    # Written out, the usual rings of so many workers would fill the memory.
+    check_sync(Sync(algorithm="rings"), 10**30, "cuda")
     fitting = Sync(algorithm="rings", options={"orders": "0,1,2,3", "pieces": 2})
     check_sync(fitting, 4, "cpu")
     assert resized(Plan(workers=4, sync=fitting), 8).sync.options == {"pieces": 2}

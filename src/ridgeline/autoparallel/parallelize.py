@@ -102,9 +102,10 @@ def _check(fn: object, mode: str) -> None:
         raise PlanError(
             f"wanted mode 'auto', 'serial' or 'parallel' for parallelize, got {mode!r}; use one of these"
         )
-    if not callable(fn):
+    if not callable(fn) or isinstance(fn, type):
+        got = f"the class {fn.__name__}" if isinstance(fn, type) else type(fn).__name__
         raise PlanError(
-            f"wanted a function or module to parallelize, got {type(fn).__name__}; give what is called, and "
+            f"wanted a function or module to parallelize, got {got}; give what is called, and "
             "an example of its arguments behind it"
         )
 

@@ -74,6 +74,8 @@ def offer(
     if lanes is not None and (type(lanes) is not int or lanes < 1):
         cure = "raise it" if type(lanes) is int else "give a whole number"
         raise PlanError(f"wanted at least 1 lane, got lanes={lanes!r} for parallelize; {cure}")
+    # More lanes than there is work for would only cost memory.
+    lanes = lanes and max(1, min(lanes, len(program.operations)))
     kinds = sorted({device.type for device in devices})
     if not set(kinds) <= {"cpu", "cuda"}:
         raise PlanError(

@@ -20,6 +20,7 @@ from ridgeline.capture.named_arguments import positional
 from ridgeline.closing import Closing
 from ridgeline.errors import CaptureError, PlanError, SideEffectError
 from ridgeline.execution import check_offered
+from ridgeline.given import checked
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.guards.settled import WritingError, filled
 from ridgeline.plan import Execution
@@ -28,6 +29,7 @@ from ridgeline.reach.undo import undone
 from ridgeline.tensors.copies import overlaps, written
 
 
+@checked(PlanError, but=("fn_or_module", "mode"))
 def hybridize(
     fn_or_module: Callable[..., Any],
     example_inputs: Any,

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ridgeline.errors import PlanError
-from ridgeline.machine import Machine
+from ridgeline.optimizers.given import check_clip_norm
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import check_allowed
 from ridgeline.runtime.steps.body.requirements import check_seconds
@@ -23,20 +23,12 @@ def given_plan(plan: Plan | str | Path) -> Plan:
 
 
 def check_choice(
-    allow: Collection[str], machine: object, steps: object, seconds: object, progress: object
+    clip_norm: float | None, allow: Collection[str], steps: object, seconds: object
 ) -> None:
     """Raise a PlanError for what a choice could not go by, before anything is measured."""
+    check_clip_norm(clip_norm)
     check_allowed(allow)
     check_seconds(seconds)
-    if machine is not None and not isinstance(machine, Machine):
-        raise PlanError(
-            f"wanted a Machine or None, got machine={machine!r}; load a saved one: rl.Machine.load(path)"
-        )
     # True is 1 to Python, and no number of steps.
     if steps is not None and (not isinstance(steps, int) or steps is True or steps < 1):
         raise PlanError(f"wanted steps as a whole number from 1, or None, got {steps!r}")
-    if progress is not None and not callable(progress):
-        raise PlanError(
-            f"wanted progress as a function of one line, or None for standard error, got {progress!r}; "
-            "lambda line: None says nothing"
-        )

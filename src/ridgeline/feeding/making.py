@@ -9,6 +9,7 @@ from ridgeline.errors import PlanError
 from ridgeline.feeding.batches import FeedStream
 from ridgeline.feeding.channel import Channel, CudaChannel, HostChannel
 from ridgeline.feeding.handover import Handover
+from ridgeline.feeding.stream import check_depth
 from ridgeline.given import checked
 
 
@@ -51,9 +52,9 @@ def feed(
         handed over. So are objects that hold tensors moved to a GPU; see `ridgeline.tensors.moving`.
 
     Raises:
-        PlanError: `loader` cannot be iterated; `depth` is no whole number, negative, or 0 with fixed
-            addresses; the device is neither CPU nor CUDA, or torch cannot use it; in the iteration, the feed
-            is closed, its loader gives no further pass, or another pass has begun since.
+        PlanError: `loader` cannot be iterated; `depth` is no whole number, negative, above 65536, or 0 with
+            fixed addresses; the device is neither CPU nor CUDA, or torch cannot use it; in the iteration, the
+            feed is closed, its loader gives no further pass, or another pass has begun since.
         Exception: in the iteration, whatever the loader raises, unchanged, at its batch.
 
     Cost: `depth + 2` batches of pinned memory and of device memory during a pass; with fixed addresses
@@ -64,12 +65,8 @@ def feed(
             f"wanted an iterable of batches, got {type(loader).__name__} in feed(...); pass a DataLoader or "
             "a generator"
         )
-    least = 1 if fixed_addresses else 0
-    if not isinstance(depth, int) or depth < least:
-        wanted = (
-            f"a whole depth >= {least}{' with fixed_addresses=True' if fixed_addresses else ''}"
-        )
-        raise PlanError(f"wanted {wanted}, got {depth!r} in feed(...); 2 serves most loaders")
+    why = " with fixed_addresses=True" if fixed_addresses else ""
+    check_depth(depth, int(fixed_addresses), "feed(...); 2 serves most loaders", why)
     place = _place(device)
     channel: Channel | None = None
     if place.type == "cuda":

@@ -20,9 +20,11 @@ from ridgeline.feeding.meter import Meter, Totals, Trace
 from ridgeline.feeding.own_memory import address_of
 from ridgeline.feeding.report import CopyReport, bounding_stage, hidden_share
 from ridgeline.feeding.slots import Slot
-from ridgeline.feeding.stream import Stream
+from ridgeline.feeding.stream import Stream, check_depth
+from ridgeline.given import checked
 
 
+@checked(PlanError, but=("tensors", "depth"))
 def to_host(tensors: Iterable[Any], depth: int = 2) -> "ToHost":
     """The same results in host memory, in order, copied while the next ones are computed.
 
@@ -38,17 +40,14 @@ def to_host(tensors: Iterable[Any], depth: int = 2) -> "ToHost":
         `close()` and `report()`. A result stays valid as long as it, or a view of it, is referenced.
 
     Raises:
-        PlanError: `tensors` cannot be iterated; `depth` is no whole number or negative; in the iteration:
-            results come from several GPUs, or in memory whose copy is not over yet.
+        PlanError: `tensors` cannot be iterated; `depth` is no whole number, negative or above 65536; in the
+            iteration: results come from several GPUs, or in memory whose copy is not over yet.
         Exception: in the iteration, whatever the iterable raises, unchanged, at its place.
 
     Cost: `depth + 2` results of pinned memory, and one more for each that is held: to keep many large
         results, copy them out of it. The host waits for the copy of the result that it is given.
     """
-    if not isinstance(depth, int) or depth < 0:
-        raise PlanError(
-            f"wanted a whole depth >= 0, got {depth!r} in to_host(...); 2 serves most programs"
-        )
+    check_depth(depth, 0, "to_host(...); 2 serves most programs")
     if not isinstance(tensors, Iterable) and not hasattr(tensors, "__getitem__"):
         raise PlanError(
             f"wanted an iterable of results, got {type(tensors).__name__} in to_host(...); pass a generator "

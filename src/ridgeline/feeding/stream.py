@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from ridgeline.closing import Closing
+from ridgeline.errors import PlanError
 from ridgeline.feeding.slots import Slot
+
+MOST_AHEAD = 1 << 16
+"""Places in the ring are made before there is anything in them."""
 
 
 class Stream(Closing, Iterator[Any]):
@@ -57,6 +61,15 @@ class Stream(Closing, Iterator[Any]):
             raise error
         finally:
             del error  # its traceback holds this frame: no cycle, or what it refers to would linger
+
+
+def check_depth(depth: object, least: int, where: str, why: str = "") -> None:
+    """Raise a PlanError for what is no number of nests that can be made ahead."""
+    is_number = isinstance(depth, int) and not isinstance(depth, bool)
+    if not is_number or depth < least:
+        raise PlanError(f"wanted a whole depth >= {least}{why}, got {depth!r} in {where}")
+    if depth > MOST_AHEAD:
+        raise PlanError(f"wanted a depth of at most {MOST_AHEAD}, got {depth} in {where}")
 
 
 _streams: weakref.WeakSet[Stream] = weakref.WeakSet()

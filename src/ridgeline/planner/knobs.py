@@ -344,9 +344,10 @@ def _are_workloads(given: object) -> bool:
 
 def check_allowed(allow: Collection[str]) -> None:
     """Raise a PlanError for what is not a collection of known changes of the maths."""
-    if isinstance(allow, str):
+    if isinstance(allow, str) or not isinstance(allow, Collection):
+        example = allow if isinstance(allow, str) else "bf16"
         raise PlanError(
-            f"wanted allow to be a collection of names, got {allow!r}; give allow=({allow!r},)"
+            f"wanted allow to be a collection of names, got {allow!r}; give allow=({example!r},)"
         )
     for name in allow:
         if name not in INEXACT:

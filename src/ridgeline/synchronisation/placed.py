@@ -14,7 +14,7 @@ LOCAL = Option("local", int, 0, least=0)
 
 def orders_objection(workers: int, options: Options) -> str:
     """Why rings are none through so many workers; empty where they are, and for one, who sends nothing."""
-    if workers == 1:
+    if workers == 1 or not options[ORDERS.name]:
         return ""
     try:
         read(str(options[ORDERS.name]), workers)

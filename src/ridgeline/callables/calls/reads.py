@@ -54,11 +54,12 @@ def check_given(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Refuse what cannot be called, or has tensors without values, of which nothing could be compared.
 
     Raises:
-        CaptureError: it is not callable, or a tensor lies on the device `meta`.
+        CaptureError: it is not callable or is a class, or a tensor lies on the device `meta`.
     """
-    if not callable(fn):
+    if not callable(fn) or isinstance(fn, type):
+        got = f"the class {fn.__name__}" if isinstance(fn, type) else type(fn).__name__
         raise CaptureError(
-            f"wanted a function or module, got {type(fn).__name__} in hybridize(...); give what is called, "
+            f"wanted a function or module, got {got} in hybridize(...); give what is called, "
             "and an example of its arguments behind it"
         )
     meta = [tensor for tensor in (*tensors_in(args), *tensors_of(fn)) if tensor.is_meta]

@@ -13,7 +13,7 @@ from ridgeline.errors import FileFormatError
 from ridgeline.machine import Machine
 from ridgeline.reporting.terminal.text_step import timeline_text, verdict_text
 from ridgeline.timeline import Timeline
-from ridgeline.verdict import verify
+from ridgeline.verdict import TOLERANCE, verify
 from ridgeline.workload import Workload
 
 
@@ -34,9 +34,9 @@ class VerifyCommand:
         parser.add_argument(
             "--tolerance",
             type=fraction,
-            default=0.15,
+            default=TOLERANCE,
             metavar="FRACTION",
-            help="largest error of the step that still counts as agreement (default 0.15)",
+            help=f"largest error of the step that still counts as agreement (default {TOLERANCE})",
         )
         parser.add_argument(
             "--machine", type=Path, metavar="FILE", help="machine profile, for the causes"

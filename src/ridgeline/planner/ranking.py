@@ -128,8 +128,8 @@ def _ratio(mine: float, other: float) -> float:
 class Ranking(Noun, frozen=True, kw_only=True):
     """The plans that were compared, best first; made by `rl.choose()`.
 
-    `error` is the fraction by which predictions may be off: the largest miss of the trials, or what is
-    assumed without any, more where operators were not timed (then plans miss alike: smaller differences
+    `error` is the fraction by which predictions may be off: the largest miss of the trials, at least what is
+    assumed without any, and more where operators were not timed (then plans miss alike: smaller differences
     decide). Else differences below it decide nothing. With known `steps` the order is that of the
     whole run: preparing (compiling) plus all steps.
     """

@@ -29,6 +29,7 @@ from ridgeline.planner.request import PlanRequest
 from ridgeline.planner.trials.other_exchange import with_other_exchanges
 from ridgeline.planner.trials.readings import as_read
 from ridgeline.planner.trials.run_off import NUM_TRIALS, run_off
+from ridgeline.planner.trials.second_look import looked_at_again
 from ridgeline.planner.trials.trial_loop import Allowance, Trial, since_now, tried_in_turn
 from ridgeline.planner.trials.trials import MOST_TRIAL_SHARE, has_failed_alike, num_tries
 from ridgeline.planner.trials.untimed import ASSUMED_ERROR, with_doubt
@@ -145,9 +146,11 @@ def _tried(
             lambda plans: _simulated(request, plans)[0],
             left_s=_time_left(allowance, candidates),
         )
-        room = allowance.room(candidates, sum(c.measured is not None for c in candidates), 0.0)
-        if room.tries >= NUM_TRIALS:
-            candidates, told = run_off(
+        for again, num_trials in ((looked_at_again, 1), (run_off, NUM_TRIALS)):
+            room = allowance.room(candidates, sum(c.measured is not None for c in candidates), 0.0)
+            if room.tries < num_trials:
+                break
+            candidates, told = again(
                 candidates,
                 retrial,
                 device=allowance.device,
@@ -222,11 +225,14 @@ def _model_graphs(request: PlanRequest) -> list[Candidate]:
 
 
 def _largest_miss(candidates: Sequence[Candidate]) -> float:
-    """By what fraction predictions were off in the trials, or what is assumed without any."""
+    """By what fraction predictions were off in the trials; never below what is assumed without any.
+
+    One trial that hits its prediction says little of the others.
+    """
     misses = [
         abs(verify(c.timeline, c.measured).error) for c in candidates if c.measured is not None
     ]
-    return max(misses, default=ASSUMED_ERROR)
+    return max([ASSUMED_ERROR, *misses])
 
 
 def _ranked(

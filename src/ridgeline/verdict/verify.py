@@ -15,6 +15,9 @@ from ridgeline.workload import Workload
 
 _LEAST_HALF = 4
 
+TOLERANCE = 0.15
+"""Largest error of a step that still counts as agreement, unless the caller names another."""
+
 
 @checked(VerificationError)
 def verify(
@@ -24,7 +27,7 @@ def verify(
     expected: Timeline | None = None,
     machine: Machine | None = None,
     workload: Workload | None = None,
-    tolerance: float = 0.15,
+    tolerance: float = TOLERANCE,
 ) -> Verdict:
     """Compare a predicted step with a measured one.
 

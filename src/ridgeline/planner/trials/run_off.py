@@ -64,7 +64,7 @@ def run_off(
         assert tried.measured is not None
         found[id(candidate)].append(tried.measured)
     for candidate in pair:
-        measured = _pooled(found[id(candidate)], candidate)
+        measured = pooled(found[id(candidate)], candidate)
         pooled = msgspec.structs.replace(candidate, measured=measured)
         candidates = _with(candidates, candidate, pooled)
     note = f"{label(fastest.plan)} and {label(rival.plan)} were tried again in turns, being close"
@@ -104,10 +104,14 @@ def _are_issued(one: Candidate, other: Candidate, device: str) -> bool:
     return device == "cuda" and not any(m.is_captured or m.is_one_program for m in modes)
 
 
+def retrial_seconds(tried: Candidate) -> float:
+    """Seconds that one more trial takes; a step that is one program is made again in each trial."""
+    anew_s = tried.compile_s if MODES[tried.plan.execution].is_one_program else 0.0
+    return anew_s + trial_steps(tried.plan, tried.step_s) * tried.step_s
+
+
 def _seconds(pair: Sequence[Candidate]) -> float:
-    """Seconds that the run-off takes; a step that is one program is made again in each trial."""
-    anew_s = sum(c.compile_s for c in pair if MODES[c.plan.execution].is_one_program)
-    return 2 * (anew_s + sum(trial_steps(c.plan, c.step_s) * c.step_s for c in pair))
+    return 2 * sum(map(retrial_seconds, pair))
 
 
 def _is_foretold(pair: Sequence[Candidate]) -> bool:
@@ -120,7 +124,7 @@ def _is_foretold(pair: Sequence[Candidate]) -> bool:
     return abs(predicted / measured - 1.0) <= AGREED
 
 
-def _pooled(timelines: Sequence[Timeline], candidate: Candidate) -> Timeline:
+def pooled(timelines: Sequence[Timeline], candidate: Candidate) -> Timeline:
     """One timeline with the steps of several trials, and what the first trial spent on preparing."""
     last = timelines[-1]
     counters = dict(last.counters)

@@ -1,0 +1,90 @@
+"""A second trial of the plan that may win, where its first one contradicts what was predicted of it.
+
+A trial takes a second or two, and a machine that others use may have been busy in just these. Of the prediction
+and two trials at most one is far off then, and their median is believed.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.planner.labels import label
+from ridgeline.planner.ranking import Candidate
+from ridgeline.planner.trials.run_off import pooled, retrial_seconds
+from ridgeline.planner.trials.trial_loop import Trial, attempted
+from ridgeline.timeline import Timeline
+from ridgeline.verdict import TOLERANCE
+
+CONTRADICTED: Mapping[str, float] = {"cpu": TOLERANCE, "cuda": math.inf}
+"""A miss above this fraction is looked at again, by device: by more than this no verdict holds.
+
+A GPU's steps keep their time from trial to trial; there it is the prediction that misses.
+"""
+
+
+def looked_at_again(
+    candidates: list[Candidate],
+    retrial: Trial,
+    *,
+    device: str,
+    fixed: Mapping[str, object],
+    steps: int | None = None,
+    left_s: float = math.inf,
+) -> tuple[list[Candidate], list[str]]:
+    """The candidates with what a second trial says, where there was need and time for it, and what to note.
+
+    Raises as `attempted`.
+
+    Cost: One trial; most of what it compiles is compiled already.
+    """
+    doubted = contradicted(candidates, device=device, steps=steps)
+    if doubted is None or retrial_seconds(doubted) > left_s:
+        return candidates, []
+    tried, _ = attempted(doubted, candidates, retrial, fixed)
+    predicted_s, first_s = doubted.timeline.step_ns / 1e9, doubted.step_s
+    note = (
+        f"{label(doubted.plan)} was tried again, since its trial took {units.seconds(first_s)} a step where "
+        f"{units.seconds(predicted_s)} was predicted"
+    )
+    if tried.failure:  # what fails the second time is not to be trained with
+        tried = msgspec.structs.replace(tried, measured=None)
+    else:
+        note += f": {units.seconds(tried.step_s)}"
+        tried = msgspec.structs.replace(doubted, measured=_believed(doubted, tried))
+    return [tried if c is doubted else c for c in candidates], [note]
+
+
+def contradicted(
+    candidates: Sequence[Candidate], *, device: str, steps: int | None = None
+) -> Candidate | None:
+    """The plan that may win and took another time than predicted: the fastest, or one that was to be faster."""
+    tried = [c for c in candidates if c.measured is not None and not c.failure]
+    if not tried:
+        return None
+    fastest = min(tried, key=lambda c: c.cost_s(steps))
+    may_win = [c for c in tried if c is fastest or _predicted_s(c) < _measured_s(fastest)]
+    found = min(may_win, key=_predicted_s)
+    miss = abs(_predicted_s(found) / _measured_s(found) - 1.0)
+    return found if miss > CONTRADICTED[device] else None
+
+
+def _predicted_s(candidate: Candidate) -> float:
+    """Seconds a sample, as it was predicted."""
+    return candidate.timeline.step_ns / 1e9 / candidate.samples
+
+
+def _measured_s(candidate: Candidate) -> float:
+    return candidate.step_s / candidate.samples
+
+
+def _believed(first: Candidate, second: Candidate) -> Timeline:
+    """The trial that took the median of the prediction and both trials; both, where they lie around it."""
+    assert first.measured is not None, "a trial is doubted"
+    assert second.measured is not None, "the second trial succeeded"
+    trials = (first.measured, second.measured)
+    median_ns = statistics.median(t.step_ns for t in (first.timeline, *trials))
+    found = next((trial for trial in trials if trial.step_ns == median_ns), None)
+    return found or pooled(trials, first)

@@ -17,7 +17,8 @@ from ports import free_port
 from ridgeline.errors import AbsentWorkerError, EngineError, UnansweredError
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
-from ridgeline.workers import attendance, bounded
+from ridgeline.host import bounded
+from ridgeline.workers import attendance, telling
 from ridgeline.workers.attendance import Attendance
 from warm import WARM
 
@@ -171,6 +172,55 @@ def test_no_progress_is_told_before_anything_fails(
     )
 
 
+def test_who_closed_its_step_is_told_at_once(
+    both: tuple[Attendance, Attendance], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who is only behind is not: it may be slow. Nor is anybody who makes the next step later."""
+    mine, other = both
+    mine.begin_step("step", Recorder(HostClock()))
+    assert not mine._tell_of_absent(telling.SURE_AFTER_S)
+    other.closed("step")
+    other.publish()
+    with mine.phase("TrainStep(...)"):
+        assert not mine._tell_of_absent(telling.SURE_AFTER_S)
+    assert capsys.readouterr().err == ""
+    assert mine._tell_of_absent(telling.SURE_AFTER_S)
+    assert "it runs (process" in (said := capsys.readouterr().err)
+    assert "after closing its TrainStep 'step'. Completed: 1 step on ranks 0 and 1" in said
+
+
+def test_who_trained_to_its_end_is_not_missed(
+    both: tuple[Attendance, Attendance],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first worker evaluates alone, say, when the others have left."""
+    mine, other = both
+    other.close()
+    assert not mine._tell_of_absent(60.0)
+    monkeypatch.setattr(telling, "is_gone", lambda row: True)
+    assert not mine._tell_of_absent(60.0)
+    assert capsys.readouterr().err == ""
+    mine.begin_step("step", Recorder(HostClock()))
+    assert mine._tell_of_absent(telling.SURE_AFTER_S)
+    assert "none from rank 1: its process is gone" in capsys.readouterr().err
+    mine.closed("step")
+    assert not mine._tell_of_absent(60.0)
+
+
+def test_looks_at_the_others_become_rare() -> None:
+    """From a worker's last progress on; what is sure is not said again before all else is."""
+    looks = telling.Looks()
+    assert not looks.look((1, 0), 100.0)
+    times = [100.5 + 0.5 * number for number in range(300)]
+    assert [t - 100.0 for t in times if looks.look((1, 0), t)] == [2, 4, 8, 16, 30, 60, 120]
+    assert not looks.look((1, 1), 300.0)
+    assert looks.look((1, 1), 302.0) == 2.0
+    looks.has_told()
+    assert not looks.look((1, 1), 329.5)
+    assert looks.look((1, 1), 330.0) == 30.0
+
+
 def test_other_errors_stay_what_they_are(both: tuple[Attendance, Attendance]) -> None:
     """Those that no collective raised, and those of a collective to which all came."""
     mine, other = both
@@ -251,7 +301,7 @@ def test_who_gave_up_is_told_by_those_that_come_later(
     if is_seen_to_leave:
         monkeypatch.setattr(attendance.time, "sleep", lambda seconds: other.close())
     else:
-        monkeypatch.setattr(mine, "is_gone", lambda row: row.rank == 1)
+        monkeypatch.setattr(telling, "is_gone", lambda row: row.rank == 1)
     with (
         pytest.raises(AbsentWorkerError, match="rank 1: it had waited for other workers until"),
         mine.meeting("a sum"),

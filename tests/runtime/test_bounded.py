@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ridgeline.workers import bounded
-from ridgeline.workers.bounded import within
+from ridgeline.host import bounded
+from ridgeline.host.bounded import within
 
 
 def test_what_returns_and_what_is_raised_comes_through() -> None:

@@ -2,8 +2,8 @@
 
 What a step does for it is to count, in this process alone. A thread writes the count into the store of the
 process group (see `Attendance`), twice a second. A worker that waits in vain reads what the others wrote,
-names those that did not come, and says what they do instead. After half a minute without progress that is
-printed on stderr, too: collectives on GPUs never fail where Python could catch it.
+names those that did not come, and says what they do instead. Meanwhile that is printed on stderr, too (see
+`telling`): collectives on GPUs never fail where Python could catch it.
 """
 
 import contextlib
@@ -14,12 +14,11 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 from typing import NoReturn
 
 import msgspec
-import psutil
 import torch.distributed as dist
 
 from ridgeline import units
@@ -31,9 +30,9 @@ from ridgeline.errors import (
     first_line,
     unanswered,
 )
+from ridgeline.host.bounded import Wait, within
 from ridgeline.recording.recorder import Recorder
-from ridgeline.workers import leaving
-from ridgeline.workers.bounded import Wait, within
+from ridgeline.workers import leaving, telling
 from ridgeline.workers.roll_call import Absence, Row, absence_text, absent, without_store
 from ridgeline.workers.world import World
 
@@ -41,11 +40,8 @@ EVERY_S = 0.5
 """Seconds between two words of a worker. One takes about 10 us of another thread."""
 PATIENCE_S = 5.0
 """How long an answer is waited for, once something has failed: ten times what one takes."""
-TOLD_AFTER_S = 30.0
-"""Seconds without progress after which those that are behind are named on stderr; then twice as long."""
 _POLL_S = 0.02
 _IN_STEP = "in a step"
-GONE = "its process is gone"
 _STORE = "the store"
 _OF_GLOO = ("gloo", "Application timeout caused pair closure")
 """In its errors: the first to time out has the file where it did, what waited behind it only these words."""
@@ -138,7 +134,7 @@ class Attendance:
     def closed(self, name: str) -> None:
         """A `TrainStep` was closed."""
         if name:
-            self._doing = f"after closing its TrainStep {name!r}"
+            self._doing = telling.after_closing(name)
 
     @contextlib.contextmanager
     def phase(self, doing: str) -> Iterator[None]:
@@ -259,31 +255,37 @@ class Attendance:
         return f"step {number}" + (f" of {self._step!r}" if len(self._completed) > 1 else "")
 
     def _run(self) -> None:
-        place, since_s, due_s = (-1, -1), 0.0, TOLD_AFTER_S
+        looks = telling.Looks()
         while not self._is_over.wait(EVERY_S):
             with contextlib.suppress(RuntimeError):
                 self._write()  # here, in a thread of its own, it may wait as long as it takes
-            now_s, here = time.monotonic(), (self._rounds, self._calls)
-            if here != place:
-                place, since_s, due_s = here, now_s, TOLD_AFTER_S
-            elif now_s - since_s >= due_s:
-                # Told ever more rarely: a long evaluation is no fault.
-                due_s *= 2
-                self._tell_of_absent(now_s - since_s)
+            waited_s = looks.look((self._rounds, self._calls), time.monotonic())
+            if waited_s and self._tell_of_absent(waited_s):
+                looks.has_told()
 
-    def _tell_of_absent(self, waited_s: float) -> None:
-        """Say on stderr who is behind; of all that wait, the first worker does."""
-        mine = self.row()
+    def _tell_of_absent(self, waited_s: float) -> bool:
+        """Say on stderr who is behind; whether there was something to say."""
+        is_early, mine = waited_s < telling.TOLD_AFTER_S, self.row()
+        if is_early and not mine.is_inside:
+            return False
+        lower = [rank for rank in self.ranks if rank < self._rank][:1]
         with contextlib.suppress(RuntimeError):
+            # Early on most workers read one row: if that one comes, or is only late, it is its to tell.
+            if is_early and lower and not self._sure(self.others(lower)):
+                return False
             rows = self.others()
-            silent = {rank: GONE for rank, row in rows.items() if self.is_gone(row)}
-            absences = absent(mine, rows, self.ranks, silent)
-            missing = {absence.rank for absence in absences}
-            if absences and missing.issuperset(r for r in self.ranks if r < self._rank):
-                where = mine.doing.removeprefix("in ")
-                text = absence_text(where, mine, absences, rows, len(self.ranks))
-                sys.stderr.write(f"ridgeline: no progress for {units.seconds(waited_s)}: {text}\n")
-                sys.stderr.flush()
+            sure = self._sure(rows) if is_early else rows
+            gone = [rank for rank, row in rows.items() if telling.is_gone(row)]
+            line = telling.told_line(mine, rows, self.ranks, gone, sure, waited_s)
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            return bool(line)
+        return False
+
+    def _sure(self, rows: Mapping[int, Row]) -> list[int]:
+        """Those that are sure not to come to where this worker is."""
+        closed = "" if self.phases else telling.after_closing(self._step)
+        return [r for r, row in rows.items() if row.doing == closed or telling.is_gone(row)]
 
     def _call_roll(
         self, mine: Row, named: Collection[int] | None
@@ -302,7 +304,7 @@ class Attendance:
             pending = set(self.ranks) - fresh - told - {self._rank}
             # Sure at once on this host; of other hosts only silence tells.
             asked = pending | {r for r, row in rows.items() if row.is_waiting and not row.end}
-            silent = {r: GONE for r in asked if r in rows and self.is_gone(rows[r])}
+            silent = {r: telling.GONE for r in asked if r in rows and telling.is_gone(rows[r])}
             is_clear = not pending.isdisjoint(silent) or any(r.has_raised for r in rows.values())
             is_over = wait.is_over()
             if is_clear or not pending:
@@ -316,9 +318,10 @@ class Attendance:
                 return rows, absent(mine, rows, self.ranks, silent, named)
             time.sleep(_POLL_S)
 
-    def others(self) -> dict[int, Row]:
-        """The last word of each other worker that ever gave one."""
-        keys = {rank: self._key(rank) for rank in self.ranks if rank != self._rank}
+    def others(self, ranks: Collection[int] | None = None) -> dict[int, Row]:
+        """The last word of each other worker that ever gave one, or of some of them."""
+        asked = self.ranks if ranks is None else ranks
+        keys = {rank: self._key(rank) for rank in asked if rank != self._rank}
         # `get` blocks until a key exists, so keys of workers that never came are looked up first.
         there = {rank: key for rank, key in keys.items() if self.store.check([key])}
         return {
@@ -335,16 +338,6 @@ class Attendance:
         # The event and not `self`: the callback would otherwise keep this object, its thread and its store
         # alive.
         self._on_end = weakref.ref(group, lambda _: over.set())
-
-    def is_gone(self, row: Row) -> bool:
-        """Whether a process of this host has ended."""
-        if row.host != self._host:
-            return False
-        try:
-            # A process that ended stays visible until its launcher has waited for it, which may take seconds.
-            return psutil.Process(row.pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
 
 
 def of(world: World) -> Attendance | None:

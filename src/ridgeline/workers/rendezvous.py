@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ridgeline.errors import AbsentWorkerError
-from ridgeline.workers import attendance
-from ridgeline.workers.attendance import EVERY_S, GONE, Attendance
+from ridgeline.workers import attendance, telling
+from ridgeline.workers.attendance import EVERY_S, Attendance
 from ridgeline.workers.roll_call import Row, absence_of, absence_text
 from ridgeline.workers.world import World
 
@@ -82,7 +82,7 @@ def _check(present: Attendance, call: str, advice: str, before: Rows, *, is_over
         for rank in present.ranks
         if rank != mine.rank and not _has_come(rows.get(rank), mine)
     }
-    silent = {r: GONE for r, row in missing.items() if row and present.is_gone(row)}
+    silent = {r: telling.GONE for r, row in missing.items() if row and telling.is_gone(row)}
     lost = {
         rank: row
         for rank, row in missing.items()

@@ -137,6 +137,12 @@ def _place(row: Row) -> tuple[int, int]:
     return row.rounds, row.calls
 
 
+def is_ahead(row: Row, mine: Row) -> bool:
+    """Whether a worker left in good order, having begun all that this one has, which is in nothing."""
+    has_left = bool(row.end) and not row.has_raised and not row.is_waiting
+    return has_left and not mine.is_inside and _place(row) >= _place(mine)
+
+
 def _is_elsewhere(row: Row, mine: Row) -> bool:
     """Whether both are inside of something in the same round, and not of the same."""
     if row.rounds != mine.rounds or not (row.is_inside and mine.is_inside):

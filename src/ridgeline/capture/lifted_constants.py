@@ -6,7 +6,7 @@ from torch import Tensor, fx
 def lift_constants(graph: fx.GraphModule, position: int) -> list[Tensor]:
     """Make inputs of the tensors that the traced code brought along (class weights, masks, ...).
 
-    So a change in place is seen by the program, and a package holds them. Returns these tensors.
+    So a change in place is seen by the program, and a package holds them. Returns these very tensors.
 
     Args:
         graph: Changed: its `get_attr` nodes become inputs.
@@ -28,7 +28,7 @@ def lift_constants(graph: fx.GraphModule, position: int) -> list[Tensor]:
             with graph.graph.inserting_before(anchor):
                 by_target[target] = graph.graph.placeholder(f"constant_{len(constants)}")
             by_target[target].meta = dict(node.meta)
-            constants.append(value.detach())
+            constants.append(value)
         node.replace_all_uses_with(by_target[target])
         graph.graph.erase_node(node)
     for target in by_target:

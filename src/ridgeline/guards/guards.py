@@ -1,7 +1,7 @@
 """Whether a captured program still computes what its code would."""
 
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -129,6 +129,25 @@ class Guards:
         # Sorted, since sets have another order in each process.
         code = sorted({part for one in self._reading.code for part in _code_text(one)})
         return "\n".join((self.graph, *code, *sorted(map(repr, self.writes))))
+
+    def found(self, expression: str, arguments: Mapping[str, Any]) -> Any:
+        """The value of an expression of the compiler's; None where there is none (any more)."""
+        try:
+            return self.values_of([expression])(dict(arguments))[0]
+        except (*MISSING, NameError, SyntaxError):
+            return None
+
+    def name_of(self, tensor: Tensor, arguments: Mapping[str, Any]) -> str | None:
+        """The expression by which the program gets at a tensor that no call brings along."""
+        names = self._reading.tensors
+        values = reader(names, self._reading.scope)(dict(arguments))
+        brought = tuple(f"L[{name!r}]" for name in self._given)
+        pairs = zip(names, values, strict=True)
+        return next((n for n, t in pairs if t is tensor and not n.startswith(brought)), None)
+
+    def values_of(self, expressions: Sequence[str]) -> Callable[[dict[str, Any]], Sequence[Any]]:
+        """What gives the values of expressions of the compiler's for some arguments."""
+        return reader(expressions, self._reading.scope)
 
     def difference(self, arguments: dict[str, Any]) -> str:
         """What does not hold for these arguments, in words; for people, after `holds` said no."""

@@ -1,7 +1,7 @@
 """Guards of a program for each memory layout of what its calls bring along."""
 
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -29,6 +29,7 @@ class LayoutReads:
 
     Attributes:
         guards: One for each layout that comes to the same program, the example's first.
+        carried: Gives what stands now where the tensors given to `follow` stood; asked while guards hold.
         still_hold: Whether nothing is another, whatever a call brings; `broken` says what. Costs as `fit`.
 
     Raises:
@@ -48,12 +49,37 @@ class LayoutReads:
         self._fixed = dict(fixed)
         self._example = dict(example)
         self._followed = followed
+        self.carried: Callable[[], Sequence[Tensor]] = tuple
         self.guards = [self._read(self._example)]
         self._others: list[Guards] = []
         self._num_unread = 0
         self._captured = {**self._fixed, **self._example}
         # Asked before every step, where a method around it would count.
         self.still_hold: Callable[[], bool] = partial(self.guards[0].holds, self._captured)
+
+    def follow(self, tensors: Sequence[Tensor]) -> None:
+        """Have the program take what stands where these do now, as long as it is of their kind.
+
+        Raises:
+            CaptureError: the code of the program does not get at one of them by a name.
+        """
+        guards = self.guards[0]
+        names = [guards.name_of(tensor, self._captured) for tensor in tensors]
+        for name, tensor in zip(names, tensors, strict=True):
+            if name is None:
+                raise CaptureError(
+                    "wanted tensors under names that the step's code reads, got one of shape "
+                    f"{tuple(tensor.shape)} that it replaces and gets at otherwise; use execution='compiled' "
+                    "or 'eager'"
+                )
+        if not tensors:
+            return
+        find = guards.values_of([name for name in names if name is not None])
+        self.carried = partial(find, self._captured)
+        moved = guards.moved(self._captured, [*self._followed, *tensors])
+        assert moved is not None
+        self.guards = [moved]
+        self.still_hold = partial(moved.holds, self._captured)
 
     def fit(self, brought: Mapping[str, Any]) -> bool:
         """Whether the captured program computes a call that brings this.
@@ -96,7 +122,8 @@ class LayoutReads:
         return spoken(expression, next(closures, None))
 
     def _read(self, brought: Mapping[str, Any]) -> Guards:
-        return Guards(self._program, {**self._fixed, **brought}, [*brought], self._followed)
+        followed = [*self._followed, *self.carried()]
+        return Guards(self._program, {**self._fixed, **brought}, [*brought], followed)
 
 
 def refused_unread(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

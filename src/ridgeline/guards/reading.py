@@ -81,12 +81,13 @@ class Write(NamedTuple):
     Attributes:
         what: An attribute, list, dictionary or variable, as the program gets at it.
         kind: Its type.
-        gets_tensor: Whether it is an attribute that is assigned a tensor.
+        gets_constant: Whether it is an attribute that is assigned a number, a text, or a constant of another
+            type; else a tensor, a container or another object.
     """
 
     what: str
     kind: str
-    gets_tensor: bool = False
+    gets_constant: bool = False
 
 
 class ProgramReading(NamedTuple):
@@ -215,7 +216,7 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
     }
     modified = effects._get_modified_vars()  # noqa: SLF001 - nothing public says what a program writes
     writes = {
-        Write(name, _kind_of(variable), gets_tensor=final is _TENSOR): final
+        Write(name, _kind_of(variable), final is not _TENSOR and final is not UNKNOWN): final
         for variable in modified
         # Objects that the program makes are nobody else's yet.
         if not isinstance(variable.mutation_type, AttributeMutationNew)

@@ -14,14 +14,18 @@ from torch import Tensor
 from ridgeline.reach.differences import differences, have_same_places, members_of, parts_of
 from ridgeline.reach.reach import BUFFERS, Reach
 from ridgeline.reach.renewals import can_be_renewed
-from ridgeline.reach.undo import Undo
+from ridgeline.reach.undo import StateChange, Undo
 
 _ATOMS = (bool, int, float, complex, str, bytes, numpy.generic)
 # No replay writes into arrays on the host.
 _COUNTS = (*_ATOMS, numpy.ndarray, *BUFFERS)
 
 
-def changed_in_python(before: Undo, is_read: Callable[[Tensor], bool] | None = None) -> str:
+def changed_in_python(
+    before: Undo,
+    is_read: Callable[[Tensor], bool] | None = None,
+    is_anew: Callable[[StateChange], bool] = lambda _: False,
+) -> str:
     """The first variable, entry or container that a step has changed, in words; empty where none was.
 
     A number that was replaced by an equal one is as it was.
@@ -31,8 +35,9 @@ def changed_in_python(before: Undo, is_read: Callable[[Tensor], bool] | None = N
         is_read: Where given, whether the step read a tensor. What held only tensors that it did not read, and
             holds others now, counts as unchanged, unless it got one from another name, or a copy of it cannot
             be put there.
+        is_anew: Whether a change is none to report: what is there now has nothing of what was there.
     """
-    changes = [*before.changes()]
+    changes = [change for change in before.changes() if not is_anew(change)]
     if is_read is None:
         found = (change.what for change in changes if not _is_same(change.before, change.now))
         return next(found, "")

@@ -34,6 +34,8 @@ not write into such, and a note names one that does."""
 class StateChange(NamedTuple):
     """Something that holds another object than before, or a tensor with other elements: what, and both.
 
+    Of a container that grew or shrank these are lists of what was in it, and is.
+
     `put` puts an object there; None where that cannot be said of one place.
     """
 
@@ -221,7 +223,8 @@ class _Store:
         """What in it is another now; of a container that grew or shrank nothing else."""
         now, kind = self._content(), type(self._store).__name__
         if len(now) != len(self._saved):
-            yield StateChange(f"the length of a {kind}", len(self._saved), len(now))
+            put = partial(_refill, self._store) if isinstance(self._store, list) else None
+            yield StateChange(f"the length of a {kind}", self._saved, now, put)
             return
         for index, (a, b) in enumerate(zip(now, self._saved, strict=True)):
             if a is not b:
@@ -229,15 +232,20 @@ class _Store:
                 key = now[index - len(now) // 2] if is_value else index
                 name = repr(key) if is_value else f"an element of a {kind}"
                 is_place = is_value or not isinstance(self._store, (dict, set))
-                yield StateChange(name, b, a, partial(self._put, key) if is_place else None)
-
-    def _put(self, key: Any, value: Any) -> None:
-        if isinstance(self._store, dict) or key < len(self._store):
-            self._store[key] = value
+                yield StateChange(name, b, a, partial(_put, self._store, key) if is_place else None)
 
     def _content(self) -> list[Any]:
         """The elements; of a dictionary all keys, then all values."""
         return contents_of(self._store)
+
+
+def _put(store: Any, key: Any, value: Any) -> None:
+    if isinstance(store, dict) or key < len(store):
+        store[key] = value
+
+
+def _refill(store: list[Any], elements: list[Any]) -> None:
+    store[:] = elements
 
 
 class _Place:

@@ -92,7 +92,8 @@ class TracedFunction:
                 f"wanted to trace the function as one graph, got {type(error).__name__}: "
                 f"{first_line(error)}{advice}"
             ) from error
-        self.state = tensors + lift_constants(self.graph, len(tensors))
+        constants = lift_constants(self.graph, len(tensors))
+        self.state = tensors + [tensor.detach() for tensor in constants]
         self.example = [*self.state, *inputs]
 
     def _program(self, *flat: Tensor) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ WARMUP_CALLS = 2
 
 
 class BoundStep:
-    """A compiled program with its state, on the CPU: `loss = step(tensors of a batch)`.
+    """A compiled program with its state, on the CPU: `loss, *others = step(tensors of a batch)`.
 
     Args:
         call: The program.
@@ -41,8 +41,8 @@ class BoundStep:
         self._state = list(state)
         self._strides = [tensor.stride() for tensor in examples]
 
-    def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
-        """One step; the loss, a tensor of its own.
+    def __call__(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """One step; the loss and what else the program returns, tensors of their own.
 
         Args:
             inputs: Tensors of a batch of the compiled shapes; used as they are where their strides fit.
@@ -58,11 +58,11 @@ class BoundStep:
                 )
                 flat.append(laid_out.copy_(tensor.detach()))
         given = flat[len(self._state) :] if self._written else []
-        loss = self._call(flat)[0]
+        results = self._call(flat)
         for place in self._written:
             if given[place] is not inputs[place]:
                 inputs[place].detach().copy_(given[place])
-        return loss
+        return results
 
     def close(self) -> None:
         """Nothing is held but memory."""
@@ -107,14 +107,14 @@ class ReplayedStep:
                 call(arguments.copy())
         torch.cuda.synchronize()
         with capturing(self._graph, "the step's program", stream=stream), torch.no_grad():
-            self._loss = call(arguments.copy())[0]
+            self._results = call(arguments.copy())
         self._call = call
         # A graph has addresses only, so tensors and compiled code live as long as it does.
         self._arguments = arguments
         self._release = weakref.finalize(self, _release, self._graph)
 
-    def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
-        """One step; the loss, a tensor of its own.
+    def __call__(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """One step; the loss and what else the program returns, tensors of their own.
 
         Cost: Copies the batch on the device; does not wait.
         """
@@ -123,7 +123,7 @@ class ReplayedStep:
         # The graph has copies, and a step as written leaves what it writes in the batch itself.
         for place in self._written:
             inputs[place].detach().copy_(self._inputs[place])
-        return self._loss.clone()
+        return [*map(Tensor.clone, self._results)]
 
     def close(self) -> None:
         """Release the graph and its memory.

@@ -5,7 +5,7 @@ every leaf that it reaches, the weights of another network too, and trace what a
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -13,12 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
-from ridgeline.lint.python_state import changed_in_python
 from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
 from ridgeline.programs.compiling import LossFunction
 from ridgeline.reach.generators import HostGenerators
 from ridgeline.reach.reach import Reach
-from ridgeline.reach.undo import Undo
 from ridgeline.runtime.steps.body.capture_watch import of_accumulation, of_gradient
 
 
@@ -89,7 +87,7 @@ def check_hooks(model: nn.Module, optimizer: Optimizer) -> None:
             )
 
 
-def check_kept(*roots: Any) -> None:
+def check_kept(*roots: Any, shown: Container[int] = ()) -> None:
     """Refuse a step that keeps tensors of its trace where the next step, or the script, would look for them.
 
     A program computes, and puts nothing into lists, closures and attributes: a hidden state that is carried
@@ -97,32 +95,19 @@ def check_kept(*roots: Any) -> None:
 
     Args:
         roots: Model, loss function and optimizer, after the trace.
+        shown: Numbers of tensors that the program returns, to be put there.
 
     Raises:
         CaptureError: there is a tensor without data in what they can get at.
     """
     # Only a trace makes tensors without data, so any that can still be reached was left there by it.
-    kept = next((t for t in Reach(*roots).tensors if isinstance(t, FakeTensor)), None)
+    left = (tensor for tensor in Reach(*roots).tensors if isinstance(tensor, FakeTensor))
+    kept = next((tensor for tensor in left if id(tensor) not in shown), None)
     if kept is not None:
         raise CaptureError(
             "wanted a step that leaves tensors in the model's buffers and the optimizer only, got one of "
             f"shape {tuple(kept.shape)} that its code keeps elsewhere (an attribute, a list, a closure), "
             "where one program would not renew it; use execution='compiled' or 'eager'"
-        )
-
-
-def check_changed(before: Undo) -> None:
-    """Refuse a step that counts in Python: its program would count no further.
-
-    Raises:
-        CaptureError: names what the trace has changed.
-    """
-    what = changed_in_python(before)
-    if what:
-        raise CaptureError(
-            f"wanted a step that changes tensors only, got one that changes {what} in Python, which one "
-            "program would never do again; do it after each training step, or use execution='compiled' or "
-            "'eager'"
         )
 
 

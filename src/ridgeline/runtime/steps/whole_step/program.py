@@ -5,7 +5,8 @@ operators. Its inputs are the lifted state and the batch; it writes new state in
 the loss. The graph can be run as it is, compiled, replayed as a CUDA graph, or packaged.
 """
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +26,10 @@ from ridgeline.runtime.steps.body.body import LossFunction, StepBody
 from ridgeline.runtime.steps.whole_step.draws.decided_draws import take_host_draws
 from ridgeline.runtime.steps.whole_step.draws.forked_draws import is_draw, refusing_forked_draws
 from ridgeline.runtime.steps.whole_step.draws.random_order import draw_in_memory_order
+from ridgeline.runtime.steps.whole_step.left import LeftTensors
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, StateTensor
 from ridgeline.runtime.steps.whole_step.outside import (
     OutsideGradients,
-    check_changed,
     check_constants,
     check_drawn,
     check_hooks,
@@ -36,6 +37,7 @@ from ridgeline.runtime.steps.whole_step.outside import (
 )
 from ridgeline.runtime.steps.whole_step.scalar_gathering import gather_scalars
 from ridgeline.runtime.steps.whole_step.shared_state import written_state
+from ridgeline.runtime.steps.whole_step.shown import Carried, Shown
 from ridgeline.runtime.steps.whole_step.trace import TracedOptimizer, trace_graph
 from ridgeline.tensors import batch as batches
 from ridgeline.tensors.copies import num_writes
@@ -57,6 +59,8 @@ class StepProgram:
         clip_norm: Total norm that gradients are clipped to, or None; a constant of the program.
         accumulate: Micro-batches per step.
         written: Places among `inputs` that the step writes in place.
+        shown: What it returns behind the loss, to be put under names.
+        carried: What of its state is found under those names before each run.
         host_draws: Random numbers that a step as written draws on the host of a GPU, and that decide nothing.
         device: Where the step runs.
 
@@ -74,8 +78,12 @@ class StepProgram:
         clip_norm: float | None,
         accumulate: int,
         written: Sequence[int] = (),
+        shown: Shown | None = None,
+        carried: Sequence[Carried] = (),
     ) -> None:
         self.graph = graph
+        self.shown = shown or Shown()
+        self.carried = tuple(carried)
         self.written = tuple(written)
         self.state = state
         self._written_state = written_state(graph.graph, state)
@@ -139,14 +147,13 @@ def trace_step(
 ) -> StepProgram:
     """The training step as one program; nothing is executed and nothing changed.
 
-    The maths is that of `StepBody`, whose code is what is traced. Numbers of Python (weight decay, momentum,
-    the clipping norm) become constants of the program; learning rates, step counts and all other state
-    are inputs. The optimizer must have its state: run one eager step before (`StepGraphRunner` does).
+    What is traced is `StepBody`. Numbers of Python (weight decay, the clipping norm) become constants of the
+    program; learning rates, step counts and all other state are inputs.
 
     Args:
         model: Its training flags are those of the program.
         loss_fn: `loss_fn(model, batch)` gives the mean loss as a scalar tensor.
-        optimizer: Any optimizer whose `step()` consists of torch operators without reading values.
+        optimizer: Its `step()` reads no values; it has its state, which an eager step makes.
         batch: An example on the model's device; its tensors are copied.
         clip_norm: Total norm that gradients are clipped to, or None.
         accumulate: Micro-batches per step.
@@ -154,11 +161,8 @@ def trace_step(
         lifted: State lifted before from the same model and optimizer; None to lift it now.
 
     Raises:
-        CaptureError: the step cannot be expressed without running it (it reads a value, for example), or
-            the optimizer has no state yet; names the operator and the line. Or there are hooks that no
-            program calls, see `check_hooks`, or the step keeps tensors, counts or draws random numbers where
-            no program does, see `check_kept`, `check_changed`, `check_drawn` and `refusing_forked_draws`. Or
-            state that it writes lies in the memory of other state, see `written_state`.
+        CaptureError: the step reads a value, or the optimizer has no state yet; names the line. Or see
+            `check_hooks`, `check_drawn`, `LeftTensors`, `refusing_forked_draws` and `written_state`.
         PlanError: the optimizer has parameters that are not the model's.
         WorkloadError: the loss is not a scalar that depends on the parameters.
 
@@ -175,22 +179,38 @@ def trace_step(
         return StepBody(model, outside, traced, plan, None, clip_norm=clip_norm, device=device)
 
     written = list[int]()
-    step = _stepping(lifted, outside, body, pytree.tree_flatten(example), written)
     # Operators on tensors outside that need nothing of the trace are executed while it is made.
     before = Undo(model, loss_fn, optimizer, spared=lifted.tensors())
+    left = LeftTensors(before)
+    step = _stepping(lifted, outside, body, pytree.tree_flatten(example), written, left)
     host = HostGenerators.now()
     try:
         with outside.kept(), unchecked(), refusing_forked_draws():
             graph = trace_graph(step, [*lifted.examples(), *tensors_in(example)])
-        check_kept(model, loss_fn, optimizer)
-        check_changed(before)
         check_drawn(host)
+        constants, carried, shown = _outside_tensors(graph, len(lifted.entries), left)
+        check_kept(model, loss_fn, optimizer, shown=left.held())
     finally:
         before.restore()
-    state = (*lifted.entries, *_constants(graph, len(lifted.entries)))
+    named = [*_constants(constants, carried)]
     return StepProgram(
-        graph, state, example, lifted, clip_norm=clip_norm, accumulate=accumulate, written=written
+        graph,
+        (*lifted.entries, *named),
+        example,
+        lifted,
+        clip_norm=clip_norm,
+        accumulate=accumulate,
+        written=written,
+        shown=shown,
+        carried=[Carried(named[n].tensor, weakref.ref(constants[n])) for n in carried],
     )
+
+
+def _constants(found: Sequence[Tensor], carried: Sequence[int]) -> Iterator[StateTensor]:
+    """Tensors of the outside as state of a program; those that make way for others are read from copies."""
+    for number, tensor in enumerate(found):
+        own = tensor.detach().clone() if number in carried else tensor.detach()
+        yield StateTensor(f"constant/{number}", "constant", own)
 
 
 def _stepping(
@@ -199,6 +219,7 @@ def _stepping(
     body: Callable[[], StepBody],
     example: tuple[list[Any], pytree.TreeSpec],
     written: list[int],
+    left: LeftTensors,
 ) -> Callable[..., list[Tensor]]:
     """What is traced: gives the loss of a step on tensors that stand in for state and batch.
 
@@ -217,22 +238,27 @@ def _stepping(
         # Asked of the trace: compiled code writes without counting.
         counts = zip(num_writes(brought), before, strict=True)
         written[:] = [place for place, (now, then) in enumerate(counts) if now != then]
-        return [loss]
+        return [loss, *left.found(brought, state, lifted.tensors())]
 
     return step
 
 
-def _constants(graph: fx.GraphModule, position: int) -> list[StateTensor]:
-    """Make inputs of the tensors that the trace found outside, and tidy the graph up."""
+def _outside_tensors(
+    graph: fx.GraphModule, position: int, left: LeftTensors
+) -> tuple[list[Tensor], list[int], Shown]:
+    """Make inputs of the tensors that the trace found outside, and tidy the graph up.
+
+    Returns:
+        These tensors, the places of those for which the step puts others, and all that it puts under names.
+    """
     check_constants(graph)
-    constants = [
-        StateTensor(f"constant/{index}", "constant", tensor)
-        for index, tensor in enumerate(lift_constants(graph, position))
-    ]
+    constants = lift_constants(graph, position)
     gather_scalars(graph.graph)
     draw_in_memory_order(graph.graph)
+    carried = left.carried(constants)
+    shown = left.shown(graph.graph, position + len(constants), [position + n for n in carried])
     graph.recompile()
-    return constants
+    return constants, carried, shown
 
 
 def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) -> StepProgram:

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from ridgeline.errors import CaptureError
 from ridgeline.guards.guards import Guards
@@ -21,8 +19,6 @@ from ridgeline.tensors.batch import split
 
 _BUFFERS = re.compile(r"L\['model'\](\._modules\['\w+'\])*\.(?:_buffers|__dict__\['_buffers'\])$")
 _BATCH = "L['batch']"
-_SHOWING = {SpectralNorm: "spectral_norm", WeightNorm: "weight_norm"}
-"""The hooks of modules that set an attribute in each call, and the functions that add them."""
 _AFTERWARDS = "do it after each training step, or use"
 
 
@@ -75,23 +71,37 @@ class StepReads(LayoutReads):
         super().__init__(program, fixed, self._brought(batch), followed)
 
     def check_writes(self) -> None:
+        """Refuse a step that counts in Python, or writes where a trace would not see it.
+
+        What else it writes, a trace has to show to be tensors.
+
+        Raises:
+            CaptureError: names all that it changes in Python.
+        """
+        written = self._written()
+        if not written:
+            return
+        reach = Reach(*self._fixed.values())
+        seen = {*map(id, reach.stores), *(id(cell.owner) for cell in reach.cells)}
+        if any(write.gets_constant or not seen & self._places(write) for write in written):
+            self.refuse_writes()
+
+    def refuse_writes(self) -> None:
         """Refuse a step that changes more than the values of tensors and the model's buffers.
 
         Raises:
             CaptureError: names what it changes.
         """
-        written = [w for w in self.guards[0].writes if not _BUFFERS.match(w.what)]
-        advice = _AFTERWARDS
-        if any(write.gets_tensor for write in written):
-            advice = f"make the attribute of a tensor a buffer (register_buffer), {_AFTERWARDS}"
-        hooks = _showing(written, *self._fixed.values()) if written else set()
-        if hooks:
-            listed = " and ".join(sorted(hooks))
-            advice = (
-                f"torch.nn.utils.{listed} puts the weight there in each call, so use "
-                f"torch.nn.utils.parametrizations.{listed}, or"
-            )
-        self._refuse(written, advice)
+        self._refuse(self._written(), _AFTERWARDS)
+
+    def _written(self) -> list[Write]:
+        return [w for w in self.guards[0].writes if not _BUFFERS.match(w.what)]
+
+    def _places(self, write: Write) -> set[int]:
+        """Numbers of what holds a thing that is written: the container, or an object and its attributes."""
+        found = (self.guards[0].found(text, self._captured) for text in _places_of(write.what))
+        holders = [one for one in found if type(one).__name__ == write.kind]
+        return {*map(id, holders), *(id(vars(one)) for one in holders if hasattr(one, "__dict__"))}
 
     def check_batch_kept(self) -> None:
         """Refuse a step that puts something into its batch, or takes something from it.
@@ -122,6 +132,9 @@ class StepReads(LayoutReads):
 
     def _read(self, brought: Mapping[str, Any]) -> Guards:
         """Guards that were read for another plan of the same step, where they hold now; or new ones."""
+        if self.carried():  # guards without the places of some tensors, which are no other plan's
+            with self._draws():
+                return super()._read(brought)
         alike = [guards for marks, guards in self._readings if marks == self._marks]
         known = self._holding(alike, {**self._fixed, **brought})
         if known is None:
@@ -149,17 +162,6 @@ class StepReads(LayoutReads):
             )
 
 
-def _showing(written: Sequence[Write], *roots: Any) -> set[str]:
-    """The functions of torch's whose hooks alone make these writes; none where something else writes, too.
-
-    Such a hook computes a layer's weight before each call, and sets it as an attribute.
-    """
-    found = {
-        (type(module).__name__, hook.name): name
-        for module in Reach(*roots).modules
-        for hook in module._forward_pre_hooks.values()  # noqa: SLF001 - nothing public lists them
-        for kind, name in _SHOWING.items()
-        if isinstance(hook, kind)
-    }
-    names = [found.get((w.kind, w.what.rpartition(".")[2])) for w in written]
-    return {name for name in names if name} if all(names) else set()
+def _places_of(what: str) -> tuple[str, str]:
+    """An expression, and that of what has it as an attribute."""
+    return what, what.rpartition(".")[0]

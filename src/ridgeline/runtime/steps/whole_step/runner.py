@@ -9,7 +9,7 @@ optimizer's own tensors.
 import contextlib
 import time
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -27,16 +27,17 @@ from ridgeline.runtime.steps.body.body import StepBody
 from ridgeline.runtime.steps.body.requirements import advised_otherwise
 from ridgeline.runtime.steps.checks.allowed_gaps import few
 from ridgeline.runtime.steps.checks.equivalence import check_replay
-from ridgeline.runtime.steps.whole_step.binding import BoundStep, ReplayedStep, bind
+from ridgeline.runtime.steps.whole_step.binding import bind
 from ridgeline.runtime.steps.whole_step.compiling import (
-    ProgramFile,
     accepted,
     compile_file,
     compile_graph,
 )
 from ridgeline.runtime.steps.whole_step.guards import StepGuards
+from ridgeline.runtime.steps.whole_step.left import LeftError
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, place_state
-from ridgeline.runtime.steps.whole_step.program import StepProgram, trace_body
+from ridgeline.runtime.steps.whole_step.prepared import Prepared
+from ridgeline.runtime.steps.whole_step.program import trace_body
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.runtime.steps.whole_step.saved.saving import save_step
 from ridgeline.runtime.steps.whole_step.substitution import MissingStateError
@@ -60,16 +61,6 @@ WITH_GRADIENTS = (
 )
 OF_STATE = "batches in memory that the step writes (of buffers, say) ran eagerly"
 OTHER_SHAPES = "batches of other shapes than the compiled one ran eagerly"
-
-
-class Prepared(NamedTuple):
-    """A program for batches of one shape, ready to run."""
-
-    pattern: BatchPattern
-    reads: StepReads
-    program: StepProgram
-    step: BoundStep | ReplayedStep
-    file: ProgramFile | None
 
 
 class StepGraphRunner:
@@ -151,7 +142,7 @@ class StepGraphRunner:
         self._recorder.mark(WHOLE_STEP)
         for draw in prepared.program.host_draws:
             draw.repeat()
-        return prepared.step(inputs)
+        return prepared.run(inputs)
 
     def _find(self, batch: Any) -> tuple[Prepared, list[Tensor]] | None:
         """The program of this batch, and the batch's tensors.
@@ -322,7 +313,14 @@ class StepGraphRunner:
         reads = self._read(batch)
         reads.check_writes()
         # All shapes share the lifted state, so that their programs write the same tensors.
-        program = trace_body(body, batch, self._lifted)
+        try:
+            program = trace_body(body, batch, self._lifted)
+        except LeftError:
+            reads.refuse_writes()  # by their names in the code
+            raise
+        reads.follow(
+            [one for one in (each.example() for each in program.carried) if one is not None]
+        )
         file = None
         # Files of megabytes in a temporary directory, which nobody else would close.
         with contextlib.ExitStack() as failing:
@@ -373,7 +371,7 @@ class StepGraphRunner:
             )  # takes over what the eager step put into new tensors
             program.lifted.rates.refresh()
             with accepted("run"):
-                return prepared.step(program.inputs)
+                return prepared.run(program.inputs)
 
         check_replay(
             self._body,
@@ -383,6 +381,8 @@ class StepGraphRunner:
             replay,
             world=self._world,
             notes=self._notes,
+            # Else what the step as written leaves under names would be read by the program.
+            runs_python=bool(program.shown.names),
         )
         program.lifted.rates.refresh()
 

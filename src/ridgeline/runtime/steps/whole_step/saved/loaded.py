@@ -86,7 +86,7 @@ class LoadedStep:
             if inputs is None:
                 raise BatchError(self._mismatch(moved))
         check_alone(inputs)
-        return self._step(inputs)
+        return self._step(inputs)[0]
 
     def step(self, batch: Any) -> Tensor:
         """The same as calling it."""

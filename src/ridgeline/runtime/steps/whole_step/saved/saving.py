@@ -35,6 +35,11 @@ def save_step(path: str | Path, program: StepProgram, *, file: ProgramFile | Non
 
     Cost: 10 to 90 seconds of compiling without `file`. Copies the state to the host.
     """
+    if program.carried:
+        raise PackageError(
+            f"wanted a step whose state is in its model and optimizer to save it, got {len(program.carried)} "
+            "tensors that it keeps under other names for the next step; make them buffers (register_buffer)"
+        )
     metadata = _describe(program)
     state = {entry.name: entry.tensor for entry in program.state}
     if file is not None:

@@ -1,0 +1,124 @@
+"""Tensors that a step leaves under names, in steps as one program: after each step they are the plain loop's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from step_pairs import batch_of, pair_of, sgd
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from ridgeline.errors import CaptureError, PackageError
+from ridgeline.runtime.steps.step import PlannedStep
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+class Leaving(nn.Module):
+    """Leaves tensors as networks do: what it saw, the same twice, lists, logs, a batch and a weight."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.inner, self.back = nn.Linear(6, 3), nn.Linear(3, 3)
+        self.features: list[Tensor] = []
+        self.cache: dict[str, Tensor] = {}
+        self.logs: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.inner(x)
+        self.last = scores
+        self.attention = scores.softmax(-1).detach()
+        self.features.append(self.attention)
+        self.logs = {"scores": (scores, scores[0]), "name": "inner"}
+        self.cache["norm"] = self.inner.weight.norm()
+        self.seen, self.first, self.weights = x, x[:, 0], self.inner.weight
+        return self.back(scores)
+
+
+def shown(model: Any) -> list[Tensor]:
+    logs = model.logs["scores"]
+    return [model.last, model.attention, *logs, *model.cache.values(), model.first, model.seen]
+
+
+def test_what_a_step_leaves_is_what_the_plain_loop_leaves() -> None:
+    """Values, whether they require gradients, which are one, and what readers keep: all of it."""
+    kept = list[Tensor]()
+    with pair_of(Leaving, sgd) as pair:
+        for index in range(5):
+            pair.run(index)
+            models: list[Any] = [step.model for step in pair]
+            for mine, theirs in zip(*map(shown, models), strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+                assert mine.requires_grad == theirs.requires_grad
+            for model in models:
+                assert len(model.features) == 1
+                assert model.features.pop() is model.attention
+                assert model.logs["scores"][0] is model.last
+                assert model.weights is model.inner.weight
+            kept.append(models[0].attention)
+            models[0].attention = models[1].attention = None
+        assert len({tensor.data_ptr() for tensor in kept}) == 5
+        assert "recaptures" not in pair.counters()
+        assert "eager_steps" not in pair.counters()
+        with torch.no_grad():
+            models[0].last.mul_(2.0)
+        with pytest.raises(CaptureError) as caught:
+            models[0].last.sum().backward()
+    assert str(caught.value) == (
+        "wanted a backward pass within the step, got one from a tensor that a step kept, whose graph stayed "
+        "inside of the step's one program; add it to the loss, or use execution='compiled' or 'eager'"
+    )
+
+
+class Recurrent(nn.Module):
+    """Carries its hidden state from batch to batch, in a tuple, and an average beside it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(6, 5), nn.Linear(5, 3)
+        self.hidden: tuple[Tensor, ...] | None = None
+        self.mean = torch.zeros(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = None if self.hidden is None else tuple(part.detach() for part in self.hidden)
+        self.hidden = self.cell(x, hidden)
+        self.mean = 0.9 * self.mean + 0.1 * self.hidden[0].detach().mean(0)
+        return self.head(self.hidden[0] + self.mean)
+
+
+def test_state_that_is_carried_on_in_attributes() -> None:
+    """What stands there is read, whoever put it there: the step before, or the script."""
+
+    def halved(step: PlannedStep) -> None:
+        model: Any = step.model
+        model.hidden = tuple(0.5 * part for part in model.hidden)
+        model.mean.mul_(2.0)
+
+    with pair_of(Recurrent, sgd) as pair:
+        pair.train(7, {4: halved})
+        assert "recaptures" not in pair.counters()
+        with pytest.raises(
+            PackageError, match="got 3 tensors that it keeps under other names for the"
+        ):
+            pair.program.save("unused.pt2", batch_of(0))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
+@pytest.mark.parametrize(
+    "shape", [nn.utils.weight_norm, nn.utils.spectral_norm, lambda one: prune.l1_unstructured(one, "weight", 0.5)]
+)  # fmt: skip
+def test_hooks_that_put_a_weight_there_in_each_call(shape: Callable[[nn.Module], Any]) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        layer = nn.Linear(6, 3)
+        shape(layer)
+        return nn.Sequential(layer)
+
+    with pair_of(make, sgd) as pair:
+        pair.train(4, {})
+        mine, theirs = (step.model.get_submodule("0").weight for step in pair)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        assert "recaptures" not in pair.counters()

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from ports import free_port
 from ridgeline.errors import AbsentWorkerError, EngineError, UnansweredError
+from ridgeline.host import bounded
 from ridgeline.recording.clocks import HostClock
 from ridgeline.recording.recorder import Recorder
-from ridgeline.host import bounded
 from ridgeline.workers import attendance, telling
 from ridgeline.workers.attendance import Attendance
 from warm import WARM

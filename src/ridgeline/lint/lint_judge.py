@@ -56,7 +56,9 @@ def _judge_copy(operation: CalledOperator) -> str | None:
         non_blocking = non_blocking or bool(operation.kwargs.get("non_blocking", False))
     else:
         return None
-    pairs = [(s, t) for s, t in zip(sources, targets, strict=True) if s.device != t.device and s.numel()]
+    pairs = [
+        (s, t) for s, t in zip(sources, targets, strict=True) if s.device != t.device and s.numel()
+    ]
     if not pairs or device == "cpu":
         return None
     for source, target in pairs:

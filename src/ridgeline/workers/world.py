@@ -76,7 +76,7 @@ class World:
                 `cuda` where there is a GPU.
             mesh: Its workers along the data axis train together, and not all of the job; see `given_group`.
             process_group: Likewise, its workers.
-            model: What it trains; where nothing else tells this worker's GPU, it is the one of all parameters.
+            model: What it trains; where nothing else tells this worker's GPU, it is that of all parameters.
 
         Raises:
             LaunchError: `cuda` is wanted where there are fewer GPUs than local workers, another kind of

@@ -65,8 +65,8 @@ def run_off(
         found[id(candidate)].append(tried.measured)
     for candidate in pair:
         measured = pooled(found[id(candidate)], candidate)
-        pooled = msgspec.structs.replace(candidate, measured=measured)
-        candidates = _with(candidates, candidate, pooled)
+        both = msgspec.structs.replace(candidate, measured=measured)
+        candidates = _with(candidates, candidate, both)
     note = f"{label(fastest.plan)} and {label(rival.plan)} were tried again in turns, being close"
     return candidates, [note]
 

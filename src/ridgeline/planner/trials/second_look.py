@@ -1,7 +1,7 @@
 """A second trial of the plan that may win, where its first one contradicts what was predicted of it.
 
-A trial takes a second or two, and a machine that others use may have been busy in just these. Of the prediction
-and two trials at most one is far off then, and their median is believed.
+A trial takes a second or two, and a machine that others use may have been busy in just these. Of the
+prediction and two trials at most one is far off then, and their median is believed.
 """
 
 import math
@@ -60,7 +60,7 @@ def looked_at_again(
 def contradicted(
     candidates: Sequence[Candidate], *, device: str, steps: int | None = None
 ) -> Candidate | None:
-    """The plan that may win and took another time than predicted: the fastest, or one that was to be faster."""
+    """The plan that may win if its trial contradicts its prediction: the fastest, or one that was to be."""
     tried = [c for c in candidates if c.measured is not None and not c.failure]
     if not tried:
         return None

@@ -241,6 +241,48 @@ def of_timm(name: str, batch: int, side: int) -> Network:
     )
 
 
+def of_transformers(
+    name: str, family: str, task: str, size: tuple[int, int], **config: Any
+) -> Network:
+    """A language model of transformers, with random parameters, that predicts the words it is given.
+
+    Args:
+        name: Of the network.
+        family: With what the names of its classes begin.
+        task: With what that of the model ends.
+        size: Sentences a batch, and words a sentence.
+        config: What of its configuration is not the default.
+    """
+
+    def make() -> nn.Module:
+        transformers: Any = importlib.import_module("transformers")
+        settings = getattr(transformers, f"{family}Config")(**config)
+        made: nn.Module = getattr(transformers, f"{family}For{task}")(settings)
+        return made
+
+    def parts(scale: Scale) -> Parts:
+        shape = size if scale == "gpu" else (2, 16)
+
+        def draw(generator: torch.Generator) -> Tensor:
+            return torch.randint(0, config["vocab_size"], shape, generator=generator)
+
+        return Parts(make, draw, _loss_of_transformers)
+
+    title = f"{name}, {size[0]} x {size[1]}"
+    return Network(
+        name=name,
+        kind="transformers",
+        title=title,
+        parts=parts,
+        make_optimizer=adamw,
+        needs=("transformers",),
+    )
+
+
+def _loss_of_transformers(model: nn.Module, words: Tensor) -> Tensor:
+    return model(input_ids=words, labels=words).loss
+
+
 def _named(kind: str, parts: Any, make_optimizer: Any = adam, **others: Any) -> Network:
     name = parts.__name__
     title = name.replace("_", " ")
@@ -249,6 +291,11 @@ def _named(kind: str, parts: Any, make_optimizer: Any = adam, **others: Any) -> 
     )
 
 
+_QWEN = {"vocab_size": 16000, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6,
+         "num_attention_heads": 8, "num_key_value_heads": 2}  # fmt: skip
+_OPT = {"vocab_size": 16000, "hidden_size": 512, "word_embed_proj_dim": 512, "ffn_dim": 2048,
+        "num_hidden_layers": 6, "num_attention_heads": 8, "max_position_embeddings": 1024}  # fmt: skip
+_ELECTRA = {"vocab_size": 8000, "hidden_size": 256, "embedding_size": 128, "num_hidden_layers": 6}
 NETWORKS = (
     _named("field", siren),
     _named("flow", real_nvp),
@@ -258,4 +305,12 @@ NETWORKS = (
     _named("recurrent", attention_seq2seq),
     of_timm("levit_128s", 256, 224),
     of_timm("mobilevit_s", 64, 256),
+    of_timm("ghostnet_100", 128, 224),
+    of_timm("edgenext_small", 64, 224),
+    of_timm("resnest14d", 64, 224),
+    of_timm("xcit_nano_12_p16_224", 128, 224),
+    of_transformers("qwen2_small", "Qwen2", "CausalLM", (8, 512), **_QWEN),
+    of_transformers("opt_small", "OPT", "CausalLM", (8, 512), **_OPT),
+    of_transformers("electra_small", "Electra", "MaskedLM", (32, 128), **_ELECTRA),
+    of_transformers("distilbert", "DistilBert", "MaskedLM", (32, 128), vocab_size=16000),
 )

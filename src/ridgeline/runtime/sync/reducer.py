@@ -168,6 +168,7 @@ class Reducer(UpdatesAtOnce):
         # Behind all of them: the flags of every bucket may come with the last one.
         for bucket in self.buckets:
             self.settle_unused(bucket)
+        self._kept.leave_to_graph()
         if not self.knows_order:
             self._measure_order()
 

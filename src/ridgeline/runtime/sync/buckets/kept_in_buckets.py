@@ -2,11 +2,14 @@
 
 Gradients of parameters lie in buckets, which the next step writes over. Where somebody keeps one, or a view
 of one (an optimizer the last gradient, a script those that it compares), that memory is left to who keeps it.
+A captured step keeps none: its graph has the gradients that it was captured with, and writes them in each replay.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from ridgeline.errors import WorkloadError
 from ridgeline.runtime.sync.buckets.buckets import Bucket, is_at
@@ -24,6 +27,14 @@ class KeptInBuckets:
     def __init__(self, buckets: Sequence[Bucket], *, is_shared: bool) -> None:
         self._usual = [(bucket, num_uses(bucket.flat)) for bucket in buckets]
         self._is_shared = is_shared
+        self._is_captured = False
+        self._of_graphs: list[list[weakref.ref[Tensor]]] = [[] for _ in buckets]
+
+    def leave_to_graph(self) -> None:
+        """Behind a backward pass: where it is captured, the gradients that are there now are its graph's."""
+        if self._is_captured:
+            for (bucket, _), mine in zip(self._usual, self._of_graphs, strict=True):
+                mine += map(weakref.ref, _shown(bucket))
 
     def are_any(self) -> bool:
         """Whether tensors lie there that are no parameter's gradient; False while a step is captured.
@@ -31,13 +42,14 @@ class KeptInBuckets:
         Raises:
             WorkloadError: some do, and other workers read that memory.
 
-        Cost: 0.3 us a bucket; where some gradients were not cleared, 0.3 us a parameter.
+        Cost: 0.3 us a bucket; where some gradients were not cleared, or are a graph's, 0.3 us a parameter.
         """
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        self._is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self._is_captured:
             return False  # of graphs `GraphGradients` knows
         found = any(
-            (more := num_uses(bucket.flat) - usual) > 0 and more > _num_shown(bucket)
-            for bucket, usual in self._usual
+            (more := num_uses(bucket.flat) - usual) > 0 and more > _num_known(bucket, mine)
+            for (bucket, usual), mine in zip(self._usual, self._of_graphs, strict=True)
         )
         if found and self._is_shared:
             raise WorkloadError(
@@ -48,6 +60,15 @@ class KeptInBuckets:
         return found
 
 
-def _num_shown(bucket: Bucket) -> int:
-    pairs = zip(bucket.parameters, bucket.views, strict=True)
-    return sum(p.grad is not None and is_at(p.grad, view) for p, view in pairs)
+def _shown(bucket: Bucket) -> Iterator[Tensor]:
+    """The gradients of parameters that lie in the bucket."""
+    for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+        gradient = parameter.grad
+        if gradient is not None and is_at(gradient, view):
+            yield gradient
+
+
+def _num_known(bucket: Bucket, of_graphs: Sequence["weakref.ref[Tensor]"]) -> int:
+    """Tensors in the bucket's memory that parameters have now or that a graph has, each once."""
+    known = [*_shown(bucket), *(one() for one in of_graphs)]
+    return len({id(one) for one in known if one is not None})

@@ -56,8 +56,11 @@ class TwoShot(SummingTransport):
         self._shared: dict[torch.dtype, Tensor] = {}
 
     def arranged(self, buckets: tuple[Bucket, ...]) -> None:
-        """Share memory for the largest bucket that is small enough, of each type."""
-        self._shared = {}
+        """Share memory for the largest bucket that is small enough, of each type.
+
+        What is there already stays where it suffices: a graph that was captured reads it, and buckets that
+        leave kept gradients are cut anew by one worker alone, which would wait for the others here.
+        """
         largest: dict[torch.dtype, int] = {}
         for bucket in buckets:
             check_dtype(bucket.payload.dtype)
@@ -66,8 +69,9 @@ class TwoShot(SummingTransport):
                 largest[bucket.payload.dtype] = max(known, bucket.payload.numel())
         # All workers cut the same buckets, so they come to each rendezvous in the same order.
         for dtype, num_elements in largest.items():
-            if num_elements:
-                needed = _aligned(num_elements, dtype)
+            needed = _aligned(num_elements, dtype)
+            known = self._shared.get(dtype)
+            if needed > (0 if known is None else known.numel()):
                 self._shared[dtype] = share(needed, dtype, group=self.group, whose=_WHOSE).own
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":

@@ -49,7 +49,7 @@ def test_gradients_of_a_graph_are_kept_by_nobody(
     assert not step(parameters, bucket, kept)
     own = parameters[1].grad
     if is_shared:
-        with pytest.raises(WorkloadError, match="keep p.grad.clone"):
+        with pytest.raises(WorkloadError, match=r"keep p\.grad\.clone"):
             step(parameters, bucket, kept)
     else:
         assert step(parameters, bucket, kept)

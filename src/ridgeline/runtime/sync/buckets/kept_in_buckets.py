@@ -2,7 +2,7 @@
 
 Gradients of parameters lie in buckets, which the next step writes over. Where somebody keeps one, or a view
 of one (an optimizer the last gradient, a script those that it compares), that memory is left to who keeps it.
-A captured step keeps none: its graph has the gradients that it was captured with, and writes them in each replay.
+A captured step keeps none: its graph has the gradients that it was captured with, and each replay writes them.
 """
 
 import weakref
@@ -34,7 +34,7 @@ class KeptInBuckets:
         """Behind a backward pass: where it is captured, the gradients that are there now are its graph's."""
         if self._is_captured:
             for (bucket, _), mine in zip(self._usual, self._of_graphs, strict=True):
-                mine += map(weakref.ref, _shown(bucket))
+                mine.extend(map(weakref.ref, _shown(bucket)))
 
     def are_any(self) -> bool:
         """Whether tensors lie there that are no parameter's gradient; False while a step is captured.

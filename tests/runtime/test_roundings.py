@@ -108,6 +108,43 @@ def test_a_few_signs_are_chance(size: int, num_turned: int, passes: bool) -> Non
     assert (gap.size <= gap.allowed) is passes
 
 
+class BesideBias(Runs):
+    """With a bias in front of a batch norm: nothing moves it but what 16 bits round off."""
+
+    def __init__(self) -> None:
+        super().__init__(0.006, [0.006] * MOST_ROUNDINGS)
+        self.body.model = nn.Linear(SIZE, 1)
+
+    def eager(self, shift: int) -> Outcome:
+        return with_bias(super().eager(shift), 1.0)
+
+    def exact(self, shift: int) -> Outcome:
+        return with_bias(super().exact(shift), 1e-3)
+
+    def nudged(self, before: Outcome, shift: int) -> list[Outcome]:
+        return [with_bias(one, 1.0) for one in super().nudged(before, shift)]
+
+    def rounded(self, shift: int, number: int) -> Ends:
+        pairs = zip(super().rounded(shift, number), (0.0, 1e-3, 1.0), strict=True)
+        return Ends(*(with_bias(one, value) for one, value in pairs))
+
+
+def with_bias(outcome: Outcome, value: float) -> Outcome:
+    return Outcome(outcome.loss, [*outcome.parameters, torch.full((1,), value)], [[], []])
+
+
+@pytest.mark.parametrize(("tried", "passes"), [(0.0085, True), (0.02, False)])
+def test_what_rounding_alone_moves_is_left_out(tried: float, passes: bool) -> None:
+    """It was refused for a bias that is nothing but rounding; what is wrong beside it was let through."""
+    runs: Any = BesideBias()
+    before = with_bias(Outcome(0.0, [torch.zeros(SIZE)], [[]]), 0.0)
+    notes: list[str] = []
+    ends = Ends(before, runs.eager(0), with_bias(moved(tried), 30.0))
+    gap = _Trial(runs, notes, 0, ends).update_gap()
+    assert (gap.size <= gap.allowed) is passes
+    assert notes == ["rounding alone decides the update of bias, so this was not compared"]
+
+
 def test_signs_do_not_hide_what_is_wrong_elsewhere() -> None:
     """All elements but those that are turned are 2 % too far."""
     runs: Any = Runs(0.001, [0.001] * MOST_ROUNDINGS, 400)

@@ -192,7 +192,8 @@ class _Trial(NamedTuple):
         exact = runs.exact(shift)
         ends = Ends(before, exact, got)
         moves = in_units(ends._replace(got=eager), noise, TOLERANCE)
-        size, rounding = self._apart(ends, noise), self._largest(max(moves))
+        size = self._largest(difference(ends, noise, TOLERANCE))
+        rounding = self._largest(max(moves))
         for number in range(MOST_ROUNDINGS):
             if size <= max(allowed, ROUNDING_FACTOR * rounding):
                 break
@@ -200,8 +201,11 @@ class _Trial(NamedTuple):
             moves = [*map(max, moves, other)]
             rounding = max(rounding, self._largest(max(other)))
         else:
-            turned = without_turned(ends, noise)
+            is_kept = [True, *(move <= MOST_ROUNDED for move in moves[1:])]
+            turned = without_turned(ends, noise).leaving_out(is_kept)
+            self._name_left_out(turned.names(runs.body.model))
             size = self._largest(difference(ends, turned, TOLERANCE, moves=moves))
+            rounding = self._largest(max(itertools.compress(moves, is_kept)))
         name = f"the float32 step (from which the eager one is {rounding:.1e} away)"
         return Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
 
@@ -226,15 +230,16 @@ class _Trial(NamedTuple):
 
     def gradient_gap(self) -> Gap:
         """The difference of each parameter's gradient, beside what rounding and chance do to it alone."""
+        is_rounded = self.runs.body.plan.precision != "as-is"  # in fewer bits than the model has
         chances = self.runs.by_chance(
             self.ends.before,
             self.ends.wanted,
             self.shift,
             num_draws=MOST_DRAWS if self._draws_its_own() else 0,
-            num_nudges=0 if self._is_rounded() else MOST_NUDGES,
-            num_roundings=MOST_ROUNDINGS if self._is_rounded() else 0,
+            num_nudges=0 if is_rounded else MOST_NUDGES,
+            num_roundings=MOST_ROUNDINGS if is_rounded else 0,
         )
-        limit = ROUNDED if self._is_narrow() or self._is_rounded() else EXACT
+        limit = ROUNDED if self._is_narrow() or is_rounded else EXACT
         size, owner, limit = settled(self.ends, chances, limit, self._largest)
         has_any = self.ends.wanted.parameters
         of = f"the gradient of {self._trained()[owner]}" if has_any else "no gradient"
@@ -326,9 +331,7 @@ class _Trial(NamedTuple):
 
     def _difference(self, got: Outcome, noise: Noise | None = None) -> float:
         """From the step as written."""
-        return self._apart(self.ends._replace(got=got), noise)
-
-    def _apart(self, ends: Ends, noise: Noise | None) -> float:
+        ends = self.ends._replace(got=got)
         return self._largest(difference(ends, noise, TOLERANCE))
 
     def _largest(self, value: float) -> float:
@@ -385,10 +388,6 @@ class _Trial(NamedTuple):
     def _casts(self) -> bool:
         """Whether the plan computes in 16 bits, so that the step in 32 is the one to compare with."""
         return self.runs.body.plan.precision in ("bf16", "fp16")
-
-    def _is_rounded(self) -> bool:
-        """Whether the plan computes in fewer bits than the model has."""
-        return self.runs.body.plan.precision != "as-is"
 
     def _draws_its_own(self) -> bool:
         plan = self.runs.body.plan

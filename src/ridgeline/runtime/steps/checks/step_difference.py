@@ -132,6 +132,11 @@ class Noise(NamedTuple):
         share = self.counts[index] / max(1, self.masks[index].numel())
         return share > NAMED_SHARE or (bool(self.moves) and self.moves[1 + index] > MOST_MOVED)
 
+    def leaving_out(self, is_kept: Sequence[bool]) -> "Noise":
+        """The same without what is not kept of the loss and the parameters."""
+        pairs = zip(self.moves, is_kept, strict=True)
+        return self._replace(moves=[move if kept else math.inf for move, kept in pairs])
+
     def names(self, model: nn.Module) -> list[str]:
         """The parameters that are left out."""
         trained = [name for name, p in model.named_parameters() if p.requires_grad]

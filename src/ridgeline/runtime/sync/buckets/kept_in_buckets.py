@@ -2,7 +2,7 @@
 
 Gradients of parameters lie in buckets, which the next step writes over. Where somebody keeps one, or a view
 of one (an optimizer the last gradient, a script those that it compares), that memory is left to who keeps it.
-A captured step keeps none: its graph has the gradients that it was captured with, and each replay writes them.
+A captured step keeps none: its graph has the gradients that it was captured with; each replay writes them.
 """
 
 import weakref

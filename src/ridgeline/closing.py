@@ -1,7 +1,6 @@
 """What holds something until it is closed, and may be used in a `with` block."""
 
 import abc
-from types import TracebackType
 from typing import Self
 
 from ridgeline.errors import RidgelineError, first_line
@@ -17,12 +16,7 @@ class Closing(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close; what closing fails with because of an error that is on its way is a note of that error."""
         if error is None:
             self.close()

@@ -27,9 +27,7 @@ class StandIns(TorchDispatchMode):
         self._stand_in = stand_in
         self.used = used
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _MAKES_CONSTANT:
             return func(*args, **(kwargs or {}))
         args, kwargs = pytree.tree_map_only(Tensor, self._replace, (args, kwargs or {}))

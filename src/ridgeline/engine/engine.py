@@ -8,7 +8,6 @@ import functools
 import weakref
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from ridgeline.engine import failures
@@ -320,12 +319,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close; an error that was not waited for is raised, unless another is already on its way."""
         if error is None:
             self.close()

@@ -150,9 +150,7 @@ class FunctionWatch(TorchFunctionMode):
         super().__init__()
         self._seen = seen
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Judge the call before it is made, and let it continue."""
         seen, frame = self._seen, sys._getframe(1)  # noqa: SLF001 - the line is what this is for
         name = resolve_name(func) or ""
@@ -217,9 +215,7 @@ class OperatorWatch(TorchDispatchMode):
         super().__init__()
         self._seen = seen
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let the operator run, then judge it."""
         seen, frame = self._seen, sys._getframe(1)  # noqa: SLF001 - the line is what this is for
         kwargs = kwargs or {}

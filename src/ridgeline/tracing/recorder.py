@@ -138,9 +138,7 @@ class StepRecorder(TorchDispatchMode):
                     self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
             undoing.pop_all()
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Issue the operator below and record it."""
         kwargs = kwargs or {}
         if func.namespace in _NOT_OPERATORS or _is_bookkeeping(func):

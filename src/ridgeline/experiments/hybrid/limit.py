@@ -1,10 +1,8 @@
 """The time below which no program can go: the case's matrix products at the measured rate of this machine."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline import units
@@ -26,13 +24,7 @@ class CountFlops(TorchDispatchMode):
         super().__init__()
         self.total = 0
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.total += flops(func, args, kwargs or {}, result)
         return result

@@ -39,9 +39,7 @@ class UnreadParameter(nn.Parameter):
     bring_up_to_date: Callable[[], None]
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Update what is read, and continue as with plain parameters."""
         kwargs = kwargs or {}
         if func in SHAPES:

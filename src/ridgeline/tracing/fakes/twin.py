@@ -118,9 +118,7 @@ class _FakeCopies(TorchFunctionMode):
         self._mode = mode
         self._memo = memo
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__:
             tensor = args[0]
             if id(tensor) not in self._memo:

@@ -95,9 +95,7 @@ class _Probe(TorchDispatchMode):
         self.counts: References = (0, 0)
         self._seen: list[weakref.ref[torch.UntypedStorage]] = []
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is aten.add.Tensor:
             self.counts = references(args[0])

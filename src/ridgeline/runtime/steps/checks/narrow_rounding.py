@@ -27,10 +27,7 @@ class NarrowTypes(TorchDispatchMode):
         super().__init__()
         self.half_step = 0.0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """The operator as it is."""
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, Tensor):

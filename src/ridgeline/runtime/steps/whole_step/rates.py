@@ -1,7 +1,7 @@
 """Learning rates as inputs of a step program."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,14 +72,7 @@ class ScaledByTensors(TorchFunctionMode):
     tensor on the host. Here the product is an operator of its own, which a compiler joins with the rest.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """The result of the operator."""
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         makes_product = _PRODUCTS.get(name.removeprefix(_OF_LISTS).rstrip("_"))

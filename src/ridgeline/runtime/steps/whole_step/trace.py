@@ -2,7 +2,7 @@
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -102,18 +102,7 @@ class _SameMemory(TorchFunctionMode):
     A comparison of some steps need not show it: parameters may be clipped that way now and then only.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """The result of the operator.
-
-        Raises:
-            CaptureError: it sets what a tensor holds.
-        """
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _SETTING:
             raise CaptureError(
                 "wanted a step that writes into tensors where they lie, got `.data = ...`"
@@ -140,14 +129,7 @@ class _Reads(TorchFunctionMode):
         super().__init__()
         self.place = ""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """The result of the operator."""
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READERS and not self.place and isinstance(args[0], FakeTensor):
             self.place = _place_of_caller()
         return func(*args, **(kwargs or {}))
@@ -160,14 +142,7 @@ class _NumberReads(TorchDispatchMode):
         super().__init__()
         self.place = ""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """The result of the operator."""
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if str(func) == _READS_A_VALUE and not self.place:
             self.place = _place_of_caller()
         return func(*args, **(kwargs or {}))
@@ -227,8 +202,12 @@ def _tracing() -> Iterator[None]:
     """Settings under which the graph has no hidden state and one thread sees all operators."""
     with (
         # cuDNN's batch norm hides that it writes its running statistics; the plain one is a decomposition.
-        _without_cudnn(),
-        _without_onednn(),
+        # `torch.backends.cudnn.flags(enabled=False)` sets all other flags, too; and where a script has set
+        # precisions by their newer names, `fp32_precision`, it raises when it asks for the older ones.
+        _off(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),  # noqa: SLF001
+        # An LSTM is traced as its operators: that of oneDNN keeps a workspace that is missed in a graph.
+        # `torch.backends.mkldnn.flags` would set what it does not know, with a warning.
+        _off(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),  # noqa: SLF001
         mock.patch.object(torch.jit.ScriptFunction, "__call__", _call_as_written),
         # What a script has given to `torch.compile` (a model, often) is traced as it was written, too.
         dynamo_config.patch(error_on_nested_fx_trace=False),
@@ -252,32 +231,13 @@ def _call_as_written(program: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _without_cudnn() -> Iterator[None]:
-    """`torch.backends.cudnn.flags(enabled=False)` sets all its other flags, too.
-
-    And where a script has set precisions by their newer names, `fp32_precision`, it raises when it asks for
-    the older ones.
-    """
-    before = torch._C._get_cudnn_enabled()  # noqa: SLF001 - see above
-    torch._C._set_cudnn_enabled(False)  # noqa: SLF001
+def _off(is_on: Callable[[], bool], switch: Callable[[bool], None]) -> Iterator[None]:
+    before = is_on()
+    switch(False)
     try:
         yield
     finally:
-        torch._C._set_cudnn_enabled(before)  # noqa: SLF001
-
-
-@contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Have an LSTM traced as its operators: that of oneDNN keeps a workspace that is missed in a graph.
-
-    `torch.backends.mkldnn.flags` would set what it does not know, with a warning.
-    """
-    before = torch._C._get_mkldnn_enabled()  # noqa: SLF001 - see above
-    torch._C._set_mkldnn_enabled(False)  # noqa: SLF001
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)  # noqa: SLF001
+        switch(before)
 
 
 def _is_from_torch(error: Exception) -> bool:

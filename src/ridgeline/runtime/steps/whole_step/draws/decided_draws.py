@@ -4,7 +4,6 @@ Libraries draw one for each layer and leave the layer out where it is below a pr
 of zero that is a branch on a value, and yet always the same branch: a program takes it, and draws the number.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +32,7 @@ class DecidedDraws(TorchFunctionMode):
         # Kept, so that no later tensor has the number of one of them.
         self._drawn: dict[int, Tensor] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """The result of the operator."""
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _OPERATORS and len(args) == 2 and id(args[0]) in self._drawn:
             answer = decided(_OPERATORS[func], args[1])
             if answer is not None:

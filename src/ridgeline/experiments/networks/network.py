@@ -2,8 +2,9 @@
 
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -124,19 +125,11 @@ def network(
     return described
 
 
-def sgd(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """SGD as image classifiers are trained with, its rate small: small differences stay small."""
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=5e-5, **options)
-
-
-def adam(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """Adam with a small step."""
-    return torch.optim.Adam(parameters, lr=3e-4, **options)
-
-
-def adamw(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """AdamW as transformers are trained with."""
-    return torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.05, **options)
+sgd = partial(torch.optim.SGD, lr=1e-3, momentum=0.9, weight_decay=5e-5)
+"""As image classifiers are trained with, its rate small: small differences stay small."""
+adam = partial(torch.optim.Adam, lr=3e-4)
+adamw = partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.05)
+"""As transformers are trained with."""
 
 
 def token_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

@@ -1,11 +1,10 @@
 """Perceptrons, alone and as parts: classifiers, two forward passes, experts, physics by double backward."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ridgeline.experiments.draws import labelled
 from ridgeline.experiments.networks.network import Parts, Scale, adam, adamw, network, perceptron
@@ -113,9 +112,8 @@ def contrastive_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(first @ second.T / TEMPERATURE, labels)
 
 
-def nadam(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """NAdam, which has no fused form."""
-    return torch.optim.NAdam(parameters, lr=1e-3, **options)
+nadam = partial(torch.optim.NAdam, lr=1e-3)
+"""Which has no fused form."""
 
 
 @network(PERCEPTRON, "4 layers of 2048, batch 4096", adam, several_workers=True)

@@ -1,11 +1,9 @@
 """Recommenders: large tables of embeddings and small perceptrons; one with sparse gradients."""
 
-from collections.abc import Iterable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ridgeline.experiments.networks.network import Parts, Scale, network, perceptron
 
@@ -86,13 +84,9 @@ class SkipGram(nn.Module):
         return torch.einsum("nw,nkw->nk", self.centre(centre), self.context(context))
 
 
-def _plain_sgd(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, **options)
-
-
-def adagrad(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """Adagrad, whose steps follow how often a row was used."""
-    return torch.optim.Adagrad(parameters, lr=0.01, **options)
+_plain_sgd = partial(torch.optim.SGD, lr=0.1)
+adagrad = partial(torch.optim.Adagrad, lr=0.01)
+"""Whose steps follow how often a row was used."""
 
 
 @network(

@@ -1,12 +1,10 @@
 """Recurrent networks: a language model of LSTM layers, a GRU, packed sequences, cells in a Python loop."""
 
-from collections.abc import Iterable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from torch.optim import Optimizer
 
 from ridgeline.experiments.draws import labelled, next_tokens
 from ridgeline.experiments.networks.network import Parts, Scale, adam, network, token_loss
@@ -88,9 +86,8 @@ class CellLoop(nn.Module):
         return self.classifier(state)
 
 
-def rmsprop(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """RMSprop, which has no fused form."""
-    return torch.optim.RMSprop(parameters, lr=1e-3, **options)
+rmsprop = partial(torch.optim.RMSprop, lr=1e-3)
+"""Which has no fused form."""
 
 
 @network(

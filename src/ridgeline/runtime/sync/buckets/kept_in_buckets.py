@@ -15,13 +15,6 @@ from ridgeline.errors import WorkloadError
 from ridgeline.runtime.sync.buckets.buckets import Bucket, is_at
 from ridgeline.tensors.kept_gradients import num_uses
 
-_SHARED = ("for a sync.algorithm whose workers read each other's memory", "another algorithm")
-_CAPTURED = (
-    "beside those of a captured step, which lie in the same memory",
-    "an execution mode without a graph",
-)
-"""Whose memory cannot be left, and what to use instead."""
-
 
 class KeptInBuckets:
     """Buckets, and how many tensors share the memory of each while nobody keeps a gradient.
@@ -47,7 +40,7 @@ class KeptInBuckets:
         """Whether tensors lie there that are no parameter's gradient; False while a step is captured.
 
         Raises:
-            WorkloadError: some do, and other workers or a graph read that memory.
+            WorkloadError: some do, and other workers read that memory.
 
         Cost: 0.3 us a bucket; where some gradients were not cleared, or are a graph's, 0.3 us a parameter.
         """
@@ -58,16 +51,13 @@ class KeptInBuckets:
             (more := num_uses(bucket.flat) - usual) > 0 and more > _num_known(bucket, mine)
             for (bucket, usual), mine in zip(self._usual, self._of_graphs, strict=True)
         )
-        if found and (self._is_shared or self._has_graph()):
-            whose, instead = _SHARED if self._is_shared else _CAPTURED
+        if found and self._is_shared:
             raise WorkloadError(
-                f"wanted steps after which nobody keeps a gradient {whose}, got one that is kept, or a "
-                f"view of one; keep p.grad.clone(), or use {instead}"
+                "wanted steps after which nobody keeps a gradient for a sync.algorithm whose workers read "
+                "each other's memory, got one that is kept, or a view of one; keep p.grad.clone(), or use "
+                "another algorithm"
             )
         return found
-
-    def _has_graph(self) -> bool:
-        return any(one() is not None for mine in self._of_graphs for one in mine)
 
 
 def _shown(bucket: Bucket) -> Iterator[Tensor]:

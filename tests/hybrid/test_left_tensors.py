@@ -97,8 +97,12 @@ def test_state_that_is_carried_on_in_attributes() -> None:
         model.hidden = tuple(0.5 * part for part in model.hidden)
         model.mean.mul_(2.0)
 
+    def begun_anew(step: PlannedStep) -> None:
+        step.model.hidden = None
+
     with pair_of(Recurrent, sgd) as pair:
-        pair.train(7, {4: halved})
+        pair.train(9, {4: halved, 6: begun_anew})
+        assert pair.counters()["eager_steps"] == 1
         assert "recaptures" not in pair.counters()
         with pytest.raises(
             PackageError, match="got 3 tensors that it keeps under other names for the"

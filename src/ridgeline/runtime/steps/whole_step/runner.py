@@ -60,6 +60,7 @@ WITH_GRADIENTS = (
     "batches that want gradients themselves, which stay inside of one program, ran eagerly"
 )
 OF_STATE = "batches in memory that the step writes (of buffers, say) ran eagerly"
+BEGUN_ANEW = "steps that begin with another kind of state under a name (None, say) ran eagerly"
 OTHER_SHAPES = "batches of other shapes than the compiled one ran eagerly"
 
 
@@ -102,6 +103,7 @@ class StepGraphRunner:
         self._num_eager = 0
         self._num_recompiles = 0
         self._awaits_state = False
+        self._begins_anew = False
         self._prepared: list[Prepared] = []
         self._shapes = UsualShapes()
         self._refused: set[batches.Signature] = set()
@@ -159,8 +161,13 @@ class StepGraphRunner:
                 self._note(OF_STATE)
                 return None
             if prepared.reads.serves(batch):
+                self._begins_anew = False
                 return prepared, inputs
             why = prepared.reads.broken()
+            if why is not None and prepared.program.carried and not self._begins_anew:
+                self._begins_anew = True
+                self._note(BEGUN_ANEW)
+                return None
             if why is not None:
                 self._forget(why)
                 return None

@@ -207,6 +207,17 @@ def test_readings_are_computed_from_the_data(
         "The step is predicted to take 571 ms; of 107 ms of communication 95.1 % hides behind computing "
         "and 5.28 ms is exposed."
     )
+    # Medians of a wait and of what is waited for need not be of one step.
+    spans = tuple(
+        msgspec.structs.replace(span, end_ns=span.start_ns + 150_000_000)
+        if span.name == "wait"
+        else span
+        for span in predicted.spans
+    )
+    assert timeline_reading(msgspec.structs.replace(predicted, spans=spans)) == (
+        "The step is predicted to take 571 ms; nothing of 107 ms of communication hides behind computing, and "
+        "the step waits 42.9 ms longer than that."
+    )
     assert memory_reading(workload, 8 << 30) == (
         "Live tensors of one worker peak at 150 MiB in the backward, 41.6 % of it activations; that is "
         "1.8 % of 8.00 GiB. What the allocator adds is not included."

@@ -63,7 +63,7 @@ def test_parts_add_up_with_a_prediction(machine, workload, measured: Timeline) -
     verdict = verify(simulate(machine, workload, TWO), measured, machine=machine, workload=workload)
     assert sum(_parts(verdict).values()) == measured.step_ns
     assert min(_parts(verdict).values()) >= 0
-    assert 0.0 <= verdict.share_of_ceiling <= 1.0
+    assert 0.0 <= (verdict.share_of_ceiling or 0.0) <= 1.0
 
 
 @given(timelines())
@@ -181,6 +181,18 @@ def test_a_step_faster_than_its_limit_is_said_to_be() -> None:
     assert _parts(verdict)["ideal compute"] == 6_250_000
     assert verdict.notes[-1] == (
         "computing was measured faster than the ceilings allow: the limit was scaled by 0.50"
+    )
+
+
+def test_a_step_far_faster_than_its_limit_has_none() -> None:
+    """Ceilings of a machine that was busy say nothing; the step is not said to be at them."""
+    predicted = simulate(make_machine(), make_workload(), Plan())
+    verdict = verify(predicted, _measured(predicted, 0.2))
+    assert _parts(verdict)["ideal compute"] == 0
+    assert verdict.share_of_ceiling is None
+    assert verdict.notes[-1] == (
+        "computing took 2.50 ms where the profile allows no less than 12.5 ms: its ceilings are none, all "
+        "computing counts as other; measure again with `ridgeline measure --refresh`"
     )
 
 

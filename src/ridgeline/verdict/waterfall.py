@@ -28,6 +28,8 @@ BETWEEN = "between steps"
 OTHER = "other"
 LEAST_TOLD_NS = 1000
 """Less is left by rounding times to whole nanoseconds, and explains nothing."""
+MOST_MISS = 2.0
+"""Ceilings that so much more was measured than, such as those of a busy machine, explain nothing."""
 
 
 class Part(Value, frozen=True, kw_only=True):
@@ -83,12 +85,17 @@ def waterfall(
     whose = "code of your own" if is_fed(measured) else "what passed there was not measured"
     notes: list[str] = []
     estimate = estimate_of(predicted) or _priced(measured, machine, workload, notes)
+    limit = None if estimate is None else estimate.ideal_ns + estimate.memory_ns
     if estimate is None:
         notes.append("it is unknown what limits the operators: all computing counts as other")
-        estimate = Estimate(0, 0, 0, 0, 0)
-        limit = None
-    else:
-        limit = estimate.ideal_ns + estimate.memory_ns
+    elif limit > MOST_MISS * compute:
+        notes.append(
+            f"computing took {units.nanoseconds(compute)} where the profile allows no less than "
+            f"{units.nanoseconds(limit)}: its ceilings are none, all computing counts as other; measure "
+            "again with `ridgeline measure --refresh`"
+        )
+        estimate = limit = None
+    estimate = estimate or Estimate(0, 0, 0, 0, 0)
     fitted = _fit(estimate, compute, notes)
     unexplained = compute - sum(fitted)
     # A reason within the unexplained part and no part of its own, so that the parts add up.

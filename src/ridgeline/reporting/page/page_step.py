@@ -53,8 +53,13 @@ def timeline_reading(timeline: Timeline) -> str:
     word = "takes" if timeline.origin == "measured" else "is predicted to take"
     text = f"The step {word} {units.nanoseconds(step)}"
     if talking:
-        # The wait may also hold what is left after the last collective, never more than the total.
-        hidden = 1 - min(1.0, exposed / talking)
+        if exposed > talking:
+            # Medians of different steps, or workers and other programs that hold up its end.
+            return (
+                f"{text}; nothing of {units.nanoseconds(talking)} of communication hides behind computing, "
+                f"and the step waits {units.nanoseconds(exposed - talking)} longer than that."
+            )
+        hidden = 1 - exposed / talking
         return (
             f"{text}; of {units.nanoseconds(talking)} of communication {units.percent(hidden)} hides "
             f"behind computing and {units.nanoseconds(exposed)} is exposed."

@@ -72,6 +72,8 @@ def test_one_that_was_to_win_is_tried_again_and_one_that_could_not_is_not() -> N
     slower = tried("graph", 1_800_000, 2_500_000)
     assert contradicted([won, slower], device="cpu") is None
     assert contradicted([], device="cpu") is None
+    compiled = tried("compiled", 1_000_000, 1_500_000)
+    assert contradicted([won, compiled], device="cpu") is None, "its prediction says less"
 
 
 def test_without_time_or_need_nothing_is_tried_again() -> None:

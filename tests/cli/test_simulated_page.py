@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parents[1] / "reporting"))
 
 from test_report import read
 
-from ridgeline.cli.arguments import inputs
+from ridgeline.cli.curves import scaling_curve
 from ridgeline.codec import decode
 from ridgeline.verdict.predicted_scaling import PredictedScaling
 
@@ -61,7 +61,7 @@ def test_a_path_that_cannot_be_written_is_refused_first(
     run, task_file, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is traced or measured, as wrong usage."""
-    monkeypatch.setattr(inputs, "load", lambda args: pytest.fail("the task was loaded"))
+    monkeypatch.setattr(scaling_curve, "load", lambda args: pytest.fail("the task was loaded"))
     ran = run("simulate", task_file, "--devices", "1,2", "--report", tmp_path)
     assert ran.status == 2
     assert f"wanted a file to write, got the directory {tmp_path}; name a file in it" in ran.err

@@ -1,7 +1,7 @@
 """Tensors that a step leaves under names, in steps as one program: after each step they are the plain loop's."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,6 +13,13 @@ from ridgeline.errors import CaptureError, PackageError
 from ridgeline.runtime.steps.step import PlannedStep
 
 pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+class Output(NamedTuple):
+    """What a network gives, as libraries write it."""
+
+    scores: Tensor
+    name: str
 
 
 class Leaving(nn.Module):
@@ -32,6 +39,7 @@ class Leaving(nn.Module):
         self.attention = scores.softmax(-1).detach()
         self.features.append(self.attention)
         self.logs = {"scores": (scores, scores[0]), "name": "inner"}
+        self.output = Output(scores, "inner")
         self.cache["norm"] = self.inner.weight.norm()
         self.seen, self.first, self.weights = x, x[:, 0], self.inner.weight
         return self.back(scores)
@@ -39,7 +47,15 @@ class Leaving(nn.Module):
 
 def shown(model: Any) -> list[Tensor]:
     logs = model.logs["scores"]
-    return [model.last, model.attention, *logs, *model.cache.values(), model.first, model.seen]
+    return [
+        model.last,
+        model.attention,
+        model.output.scores,
+        *logs,
+        *model.cache.values(),
+        model.first,
+        model.seen,
+    ]
 
 
 def test_what_a_step_leaves_is_what_the_plain_loop_leaves() -> None:

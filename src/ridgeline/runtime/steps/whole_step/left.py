@@ -1,8 +1,10 @@
 """Finding out, while a step is traced, which tensors it leaves under names."""
 
 import copy
+import copyreg
 from collections.abc import Sequence
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,12 +16,24 @@ from ridgeline.lint.lint_lines import changing_lines
 from ridgeline.lint.python_state import changed_in_python
 from ridgeline.programs.distinct_results import memory_number
 from ridgeline.reach.differences import members_of
+from ridgeline.reach.owners import is_users_class
+from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import StateChange, Undo
 from ridgeline.runtime.steps.whole_step.shown import Name, Result, Shown
 from ridgeline.tensors.copies import is_noted
 
 _OF_STATE = "the memory of a parameter, a buffer or a tensor outside"
 _CONTAINERS = (list, tuple, dict)
+
+
+def note_slots(*roots: Any) -> None:
+    """Have Python note of classes what it notes when it first copies an object of theirs.
+
+    It does so in an attribute of the class, and what is read of the class from then on stays as it is.
+    """
+    for kind in {type(value) for value in Reach(*roots).seen.values()}:
+        if is_users_class(kind) and not issubclass(kind, nn.Module):
+            copyreg._slotnames(kind)  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public does
 
 
 class LeftError(CaptureError):

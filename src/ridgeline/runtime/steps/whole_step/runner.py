@@ -34,7 +34,7 @@ from ridgeline.runtime.steps.whole_step.compiling import (
     compile_graph,
 )
 from ridgeline.runtime.steps.whole_step.guards import StepGuards
-from ridgeline.runtime.steps.whole_step.left import LeftError
+from ridgeline.runtime.steps.whole_step.left import LeftError, note_slots
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, place_state
 from ridgeline.runtime.steps.whole_step.prepared import Prepared
 from ridgeline.runtime.steps.whole_step.program import trace_body
@@ -317,6 +317,7 @@ class StepGraphRunner:
             self._guards = StepGuards(body.model, body.optimizer, self._lifted)
             self._name_without_gradients()
         batch = batches.apart(batch)  # as it is in the program
+        note_slots(body.model, body.loss_fn)
         reads = self._read(batch)
         reads.check_writes()
         # All shapes share the lifted state, so that their programs write the same tensors.

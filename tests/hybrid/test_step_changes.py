@@ -8,7 +8,9 @@ from step_pairs import STEP_GRAPH, Pair, adamw, batch_of, make, pair_of
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from emulated_graphs import emulated_graphs
 from ridgeline.errors import CaptureError
+from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.runtime.steps.whole_step.runner import WITH_GRADIENTS
 
@@ -142,3 +144,34 @@ def test_variables_of_the_loss_are_called_by_their_names(interpreted: None) -> N
             CaptureError, match=r"one that changes kept \(a list\), which one program"
         ):
             pair.program(batch_of(1))
+
+
+@pytest.mark.parametrize("execution", ["graph", "model-graph", "step-graph"])
+def test_batches_of_inference_are_refused_as_by_the_code(
+    interpreted: None, execution: Execution
+) -> None:
+    """Autograd saves none of them; copies, which graphs and programs read, it does."""
+
+    def mean_square(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().mean()
+
+    def outcomes(execution: Execution) -> list[float]:
+        torch.manual_seed(0)
+        model, losses = nn.Linear(4, 2), list[float]()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with PlannedStep(
+            model, mean_square, optimizer, Plan(execution=execution), device="cpu"
+        ) as step:
+            for index in range(8):
+                generator = torch.Generator().manual_seed(index)
+                with torch.inference_mode(mode=index in (1, 3, 7)):
+                    batch = torch.randn(5, 4, generator=generator)
+                if batch.is_inference():
+                    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+                        step(batch)
+                else:
+                    losses.append(float(step(batch)))
+        return losses
+
+    with emulated_graphs():
+        assert outcomes(execution) == pytest.approx(outcomes("eager"))

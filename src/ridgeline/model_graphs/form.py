@@ -17,6 +17,7 @@ from ridgeline.capture.capturing import watched
 from ridgeline.capture.casts import fresh_casts
 from ridgeline.capture.dropout_states import left_as_found
 from ridgeline.capture.mask_looks import sparing
+from ridgeline.capture.unloadable import OF_INFERENCE
 from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.lint.lint import check_capturable
 from ridgeline.model_graphs.captured import CapturedModel
@@ -123,6 +124,8 @@ class ModelGraphForm(Form):
         if self.refusal is not None:
             return self._plain(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
+        if any(isinstance(leaf, Tensor) and leaf.is_inference() for leaf in leaves):
+            return self._as_written(OF_INFERENCE, args, kwargs)
         known = self._known
         if known is not None and known.has_kept_gradients():
             # They lie in the memory of these graphs, which are not replayed again.

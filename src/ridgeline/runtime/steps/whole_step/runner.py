@@ -155,7 +155,7 @@ class StepGraphRunner:
             inputs = prepared.pattern.tensors(batch)
             if inputs is None:
                 continue
-            if any(tensor.requires_grad for tensor in inputs):
+            if any(tensor.requires_grad or tensor.is_inference() for tensor in inputs):
                 return None
             if prepared.program.meets(inputs):
                 self._note(OF_STATE)
@@ -257,6 +257,8 @@ class StepGraphRunner:
         if any(tensor.requires_grad for tensor in tensors):
             self._note(WITH_GRADIENTS)
             return False
+        if any(tensor.is_inference() for tensor in tensors):
+            return False  # autograd may refuse to save one, which a trace of copies does not show
         if any(prepared.pattern.tensors(batch) is not None for prepared in self._prepared):
             return False  # a batch that lies otherwise in memory
         if self._prepared:

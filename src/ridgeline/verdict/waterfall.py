@@ -56,6 +56,10 @@ class Estimate(NamedTuple):
     """Computing made slower by communication beside it."""
 
 
+NOTHING = Estimate(0, 0, 0, 0, 0)
+"""What is known of computing where nothing is."""
+
+
 class Waterfall(NamedTuple):
     """The parts, the notes on how they were found, and the limit (None when that is unknown)."""
 
@@ -85,17 +89,17 @@ def waterfall(
     whose = "code of your own" if is_fed(measured) else "what passed there was not measured"
     notes: list[str] = []
     estimate = estimate_of(predicted) or _priced(measured, machine, workload, notes)
-    limit = None if estimate is None else estimate.ideal_ns + estimate.memory_ns
+    limit = None
     if estimate is None:
         notes.append("it is unknown what limits the operators: all computing counts as other")
-    elif limit > MOST_MISS * compute:
+        estimate = NOTHING
+    elif (limit := estimate.ideal_ns + estimate.memory_ns) > MOST_MISS * compute:
         notes.append(
             f"computing took {units.nanoseconds(compute)} where the profile allows no less than "
             f"{units.nanoseconds(limit)}: its ceilings are none, all computing counts as other; measure "
             "again with `ridgeline measure --refresh`"
         )
-        estimate = limit = None
-    estimate = estimate or Estimate(0, 0, 0, 0, 0)
+        estimate, limit = NOTHING, None
     fitted = _fit(estimate, compute, notes)
     unexplained = compute - sum(fitted)
     # A reason within the unexplained part and no part of its own, so that the parts add up.

@@ -50,6 +50,10 @@ def act(what: str, run_dir: Path, rank: int) -> None:
         (run_dir / f"running.{rank}").touch()
         while True:
             dist.all_reduce(torch.zeros(4))
+    if what == "load":  # as while modules are imported, ahead of all else
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        (run_dir / f"running.{rank}").touch()
+        threading.Event().wait()
     if what == "wait":
         (run_dir / f"running.{rank}").touch()
         threading.Event().wait()

@@ -183,8 +183,8 @@ def test_own_errors_travel_as_themselves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
-    """A launcher that is killed or interrupted leaves no worker behind."""
-    (tmp_path / "request.json").write_text(json.dumps({"else": "wait"}))
+    """A launcher that is killed or interrupted leaves no worker behind, and none says more than that."""
+    (tmp_path / "request.json").write_text(json.dumps({"else": "load"}))
     program = (
         "import sys, pathlib\n"
         "from ridgeline.runtime.training.launch import launch\n"
@@ -209,3 +209,5 @@ def test_workers_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -
     if number == signal.SIGINT:
         assert "KeyboardInterrupt: the workers were ended, continue with --resume" in said
         assert "death signal" not in said
+        logs = [(tmp_path / "logs" / f"rank-{r}.log").read_text() for r in range(2)]
+        assert logs == [f"hello from {r}, threads 1\n" for r in range(2)]

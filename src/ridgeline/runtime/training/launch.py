@@ -115,6 +115,9 @@ def _run_agent(module: str, request: Path, workers: int, run_dir: Path) -> None:
         monitor_interval=_POLL_S,
         # The workers send their output to logs of their own (see worker_process).
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        # An interrupt is left to Python: the agent passes on what it handles, and workers that still import
+        # modules would print where an interrupt found them. They are ended by SIGTERM.
+        signals_to_handle=",".join(s.name for s in _SIGNALS if s != signal.SIGINT),
     )
     command = ("-P", "-u", "-m", module, str(request), str(os.getpid()))
     try:
@@ -122,9 +125,9 @@ def _run_agent(module: str, request: Path, workers: int, run_dir: Path) -> None:
     except ChildFailedError as failed:
         codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         raise failure_of(run_dir, codes, workers) from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the workers were ended, continue with --resume") from None
     except SignalException as interrupted:
-        if interrupted.sigval == signal.SIGINT:
-            raise KeyboardInterrupt("the workers were ended, continue with --resume") from None
         raise LaunchError(
             f"wanted {units.counted(workers, 'worker')} to finish, got {interrupted.sigval.name} for the "
             "launcher; the workers were ended, continue with --resume"

@@ -106,4 +106,4 @@ class _Gone(torch.autograd.Function):
 
 def _with_graph(tensor: Tensor) -> Tensor:
     with torch.enable_grad():
-        return _Gone.apply(torch.empty(0, requires_grad=True), tensor)
+        return _Gone.apply(torch.empty(0, device="cpu", requires_grad=True), tensor)

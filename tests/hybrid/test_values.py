@@ -4,6 +4,7 @@ import array
 import collections
 import datetime
 import decimal
+import functools
 import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from ridgeline.programs.watches.added import with_guards
 
 HELD: Any = SimpleNamespace()
 NAN = math.nan
+CALL = functools.partial(print)
 WITH_NAN, PAIR = (NAN, 1), (1, [2])
 DAY, LATER = datetime.date(2020, 1, 2), datetime.date(2020, 1, 5)
 
@@ -88,6 +90,18 @@ def equal_to_one_with_nan(x: Tensor) -> Tensor:
     return x * (2.0 if (HELD.value, 1) == WITH_NAN else 3.0)
 
 
+def attribute_of_a_result(x: Tensor) -> Tensor:
+    return x * (2.0 if hasattr(np.sqrt(HELD.value), "is_integer") else 3.0)
+
+
+def attribute_of_a_number(x: Tensor) -> Tensor:
+    return x * (2.0 if hasattr(HELD.value, "as_integer_ratio") else 3.0)
+
+
+def one_function(x: Tensor) -> Tensor:
+    return x * (2.0 if HELD.value == CALL else 3.0)
+
+
 def one_object(x: Tensor) -> Tensor:
     return x * (2.0 if HELD.value is PAIR else 3.0)
 
@@ -109,6 +123,9 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any]] = {
     "class of a result": (class_of_a_result, 3, np.float32(3)),
     "class of a sum": (class_of_a_sum, np.ones(2), np.ones(2, np.int64)),
     "class of a number": (class_of_a_number, np.float32(2), np.float64(2)),
+    "attribute of a result": (attribute_of_a_result, np.float64(3), np.ones(2)),
+    "attribute of a number": (attribute_of_a_number, np.float32(2), np.int16(2)),
+    "one function": (one_function, CALL, functools.partial(print)),
     "nan in a list": (is_in, NAN, float("nan")),
     "nan in a tuple": (equal_to_one_with_nan, NAN, float("nan")),
     "one tuple": (one_object, PAIR, (1, [2])),

@@ -111,7 +111,9 @@ def _require_identity(other: Any, builder: Any, guard: Guard, *, is_exact: bool 
 
 
 def answer_identity(function: Any, args: Sequence[Any]) -> Any:
-    """What `is` gives for tuples and nan that a program holds, in torch 2.11; None for all else.
+    """What `is` gives for tuples, nan and partial functions that a program holds, in torch 2.11.
+
+    `==` for these functions, too; None for all else.
 
     Also refuses comparisons of containers that hold `nan`: Python asks first whether that is one object.
     """
@@ -120,13 +122,15 @@ def answer_identity(function: Any, args: Sequence[Any]) -> Any:
     if function in _EQUALITIES and any(map(_has_nan, args)):
         refuse("nan", _NAN, "The compiler makes another object of it.")
     sources = [part.source for part in args]
-    if function not in _IDENTITIES or None in sources:
+    if function not in (*_EQUALITIES, *_IDENTITIES) or None in sources:
         return None
     output = InstructionTranslator.current_tx().output
     one, other = (resolved(output, source) for source in sources)
-    if not (isinstance(one, tuple) and isinstance(other, tuple)) and not (
-        is_nan(one) and is_nan(other)
-    ):
+    pair = (one, other)
+    is_known = all(isinstance(value, tuple) for value in pair) or all(map(is_nan, pair))
+    # Partial functions are equal where they are one.
+    is_partial = all(type(value) is functools.partial for value in pair)
+    if not is_partial and (function not in _IDENTITIES or not is_known):
         return None
     if sources[0] != sources[1]:
         require = functools.partial(_require_identity, sources[1], is_exact=True)

@@ -28,7 +28,7 @@ from torch._guards import Guard
 from ridgeline.programs.watches.comparing import MISSING, UNKNOWN, of_name, value_of
 from ridgeline.programs.watches.identities import answer_identity, is_nan
 from ridgeline.programs.watches.left_to_python import is_marked, refuse
-from ridgeline.programs.watches.objects.arrays import answer_class
+from ridgeline.programs.watches.objects.arrays import answer_class, follow_attributes
 from ridgeline.programs.watches.objects.values import answer_of, is_value
 from ridgeline.reach.owners import is_users
 from ridgeline.reach.reach import underlying
@@ -46,6 +46,7 @@ def compare_made_keys() -> None:
     for kind in _KINDS:
         kind.__contains__ = functools.partialmethod(_is_in, _contains[kind])
     BuiltinVariable.call_function = _subscribe  # type: ignore[method-assign]
+    follow_attributes()
 
 
 def _is_in(variable: Any, in_torch: Any, key: VariableTracker) -> bool:

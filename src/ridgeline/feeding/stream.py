@@ -65,8 +65,7 @@ class Stream(Closing, Iterator[Any]):
 
 def check_depth(depth: object, least: int, where: str, why: str = "") -> None:
     """Raise a PlanError for what is no number of nests that can be made ahead."""
-    is_number = isinstance(depth, int) and not isinstance(depth, bool)
-    if not is_number or depth < least:
+    if not isinstance(depth, int) or depth < least:
         raise PlanError(f"wanted a whole depth >= {least}{why}, got {depth!r} in {where}")
     if depth > MOST_AHEAD:
         raise PlanError(f"wanted a depth of at most {MOST_AHEAD}, got {depth} in {where}")

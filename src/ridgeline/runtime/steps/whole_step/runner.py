@@ -184,8 +184,7 @@ class StepGraphRunner:
         """
         allow_alone(self._body.optimizer)  # what forbids that is no change of the script's
         self._forget_outdated()
-        outdated = (prepared.reads.broken() for prepared in self._prepared)
-        why = next((reason for reason in outdated if reason is not None), None)
+        why = next(filter(None, (prepared.reads.broken() for prepared in self._prepared)), None)
         if why is not None:
             self._forget(why)
         return bool(self._serving(batch))

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+# As in tests/cli: before a test puts others in their place.
+import ridgeline.probe.attempts
+import ridgeline.probe.fields  # noqa: F401
+
 sys.path.append(str(Path(__file__).parents[1]))
 
 

@@ -26,8 +26,9 @@ from ridgeline.runtime.steps.body.body import LossFunction, StepBody
 from ridgeline.runtime.steps.whole_step.draws.decided_draws import take_host_draws
 from ridgeline.runtime.steps.whole_step.draws.forked_draws import is_draw, refusing_forked_draws
 from ridgeline.runtime.steps.whole_step.draws.random_order import draw_in_memory_order
-from ridgeline.runtime.steps.whole_step.left import LeftTensors
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, StateTensor
+from ridgeline.runtime.steps.whole_step.names.left import LeftTensors
+from ridgeline.runtime.steps.whole_step.names.shown import Carried, Shown
 from ridgeline.runtime.steps.whole_step.outside import (
     OutsideGradients,
     check_constants,
@@ -37,7 +38,6 @@ from ridgeline.runtime.steps.whole_step.outside import (
 )
 from ridgeline.runtime.steps.whole_step.scalar_gathering import gather_scalars
 from ridgeline.runtime.steps.whole_step.shared_state import written_state
-from ridgeline.runtime.steps.whole_step.shown import Carried, Shown
 from ridgeline.runtime.steps.whole_step.trace import TracedOptimizer, trace_graph
 from ridgeline.tensors import batch as batches
 from ridgeline.tensors.copies import num_writes

@@ -34,9 +34,9 @@ from ridgeline.runtime.steps.whole_step.compiling import (
     compile_graph,
 )
 from ridgeline.runtime.steps.whole_step.guards import StepGuards
-from ridgeline.runtime.steps.whole_step.left import LeftError, note_slots
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, place_state
-from ridgeline.runtime.steps.whole_step.prepared import Prepared
+from ridgeline.runtime.steps.whole_step.names.left import LeftError, note_slots
+from ridgeline.runtime.steps.whole_step.names.prepared import Prepared
 from ridgeline.runtime.steps.whole_step.program import trace_body
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.runtime.steps.whole_step.saved.saving import save_step

@@ -19,7 +19,7 @@ from ridgeline.reach.differences import members_of
 from ridgeline.reach.owners import is_users_class
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import StateChange, Undo
-from ridgeline.runtime.steps.whole_step.shown import Name, Result, Shown
+from ridgeline.runtime.steps.whole_step.names.shown import Name, Result, Shown
 from ridgeline.tensors.copies import is_noted
 
 _OF_STATE = "the memory of a parameter, a buffer or a tensor outside"

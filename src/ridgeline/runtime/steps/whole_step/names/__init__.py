@@ -1,0 +1,1 @@
+"""What a step leaves under names in Python, and its program puts there."""

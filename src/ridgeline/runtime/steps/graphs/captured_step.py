@@ -169,10 +169,8 @@ class CapturedStep:
     def mixes(self, tensors: Sequence[Tensor]) -> bool:
         """Whether a batch's tensors share elements that the step writes: it has copies of them, which do not.
 
-        Cost: 1.5 us a tensor where the step writes into its batch.
+        Cost: 1.5 us a tensor.
         """
-        if not self.written:
-            return False
         read = [tensor for place, tensor in enumerate(tensors) if place not in self.written]
         return sharing([tensors[place] for place in self.written], read) is not None
 

@@ -237,6 +237,9 @@ def test_readings_are_computed_from_the_data(
     assert roofline_reading(machine, SETTING, groups).startswith(
         "In float32 the processor limits above 6.49 FLOP per byte, below it memory does. "
     )
+    hurried = [msgspec.structs.replace(group, seconds=1e-6 * group.seconds) for group in groups]
+    assert "so the roof is too low" in roofline_reading(machine, SETTING, hurried)
+    assert "so the roof is too low" not in roofline_reading(machine, SETTING, groups)
     largest = waterfall_reading(verdict)
     assert "; the largest loss is " in largest
     assert frames_reading([FrameTimes("a", 1.0, 1.1), FrameTimes("b", 1.0, 2.0)], 4.0, 0.15) == (

@@ -121,11 +121,14 @@ def roofline_reading(machine: Machine, setting: Setting, groups: Sequence[OpGrou
             f"In {top.dtype} the processor limits above {units.digits3(value)} FLOP per byte, "
             "below it memory does. "
         )
-    reached = units.percent(share_of_roof(machine, setting, groups))
+    share = share_of_roof(machine, setting, groups)
+    reached = units.percent(share)
     text = (
         f"{ridge}{units.percent(most / total)} of the operator time is bound by {bound or 'unknown'}, "
         f"and what has a dot runs at {reached} of the roof above it"
     )
+    if share > 1.0:
+        text += ", so the roof is too low (caches are faster than memory, or the machine was busy)"
     if unplaced > 0.005 * total:
         text += f"; {units.percent(unplaced / total)} is in operators that compute nothing and have no dot"
     return f"{text}."

@@ -148,15 +148,14 @@ def _tried(
         )
         for again, num_trials in ((looked_at_again, 1), (run_off, NUM_TRIALS)):
             room = allowance.room(candidates, sum(c.measured is not None for c in candidates), 0.0)
-            if room.tries < num_trials:
-                break
+            has_tries = room.tries >= num_trials
             candidates, told = again(
                 candidates,
                 retrial,
                 device=allowance.device,
                 fixed=request.fixed,
                 steps=request.steps,
-                left_s=_time_left(allowance, candidates),
+                left_s=_time_left(allowance, candidates) if has_tries else 0.0,
             )
             notes += told
     except OutOfTimeError:  # what was measured until then stands

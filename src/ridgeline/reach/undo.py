@@ -34,7 +34,7 @@ not write into such, and a note names one that does."""
 class StateChange(NamedTuple):
     """Something that holds another object than before, or a tensor with other elements: what, and both.
 
-    Of a container that grew or shrank these are lists of what was in it, and is.
+    Of a list that grew or shrank these are what was in it, and is; of another container how much.
 
     `put` puts an object there; None where that cannot be said of one place.
     """
@@ -223,8 +223,11 @@ class _Store:
         """What in it is another now; of a container that grew or shrank nothing else."""
         now, kind = self._content(), type(self._store).__name__
         if len(now) != len(self._saved):
-            put = partial(_refill, self._store) if isinstance(self._store, list) else None
-            yield StateChange(f"the length of a {kind}", self._saved, now, put)
+            what = f"the length of a {kind}"
+            if isinstance(self._store, list):
+                yield StateChange(what, self._saved, now, partial(_refill, self._store))
+            else:
+                yield StateChange(what, len(self._saved), len(now))
             return
         for index, (a, b) in enumerate(zip(now, self._saved, strict=True)):
             if a is not b:

@@ -16,8 +16,10 @@ from ridgeline.packages.package import load_compiled
 from ridgeline.packages.program_trial import try_package
 from ridgeline.programs import inductor
 from ridgeline.programs.reshaping import reshaping
-from ridgeline.runtime.steps.whole_step.binding import Call
+from ridgeline.runtime.steps.whole_step.binding import BoundStep, Call, ReplayedStep
 from ridgeline.runtime.steps.whole_step.program import StepProgram
+from ridgeline.runtime.steps.whole_step.reads import StepReads
+from ridgeline.tensors.batch_pattern import BatchPattern
 
 SMALL = 1 << 14
 """Elements of a tensor whose loops are over, on a CPU, before a second thread has woken up."""
@@ -116,6 +118,24 @@ class ProgramFile(NamedTuple):
     def close(self) -> None:
         """Remove the file; what was loaded from it stays usable."""
         self.directory.cleanup()
+
+
+class Prepared(NamedTuple):
+    """A program for batches of one shape that is ready to run, with what it puts under names."""
+
+    pattern: BatchPattern
+    reads: StepReads
+    program: StepProgram
+    step: BoundStep | ReplayedStep
+    file: ProgramFile | None
+
+    def run(self, inputs: Sequence[Tensor]) -> Tensor:
+        """One step on the tensors of a batch; its loss."""
+        for one, now in zip(self.program.carried, self.reads.carried(), strict=True):
+            one.target.copy_(now.detach())
+        loss, *others = self.step(inputs)
+        self.program.shown.put(others, inputs)
+        return loss
 
 
 def compile_file(program: StepProgram) -> ProgramFile:

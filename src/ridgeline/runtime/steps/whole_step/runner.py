@@ -29,6 +29,7 @@ from ridgeline.runtime.steps.checks.allowed_gaps import few
 from ridgeline.runtime.steps.checks.equivalence import check_replay
 from ridgeline.runtime.steps.whole_step.binding import bind
 from ridgeline.runtime.steps.whole_step.compiling import (
+    Prepared,
     accepted,
     compile_file,
     compile_graph,
@@ -36,7 +37,6 @@ from ridgeline.runtime.steps.whole_step.compiling import (
 from ridgeline.runtime.steps.whole_step.guards import StepGuards
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, place_state
 from ridgeline.runtime.steps.whole_step.names.left import LeftError, note_slots
-from ridgeline.runtime.steps.whole_step.names.prepared import Prepared
 from ridgeline.runtime.steps.whole_step.program import trace_body
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.runtime.steps.whole_step.saved.saving import save_step

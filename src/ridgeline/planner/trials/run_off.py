@@ -60,13 +60,15 @@ def run_off(
     for candidate in (rival, fastest, fastest, rival):  # a steady drift weighs on both alike
         tried, _ = attempted(candidate, candidates, retrial, fixed)
         if tried.failure:  # what fails the second time is not to be trained with
-            return _with(candidates, candidate, msgspec.structs.replace(tried, measured=None)), []
+            return with_other(
+                candidates, candidate, msgspec.structs.replace(tried, measured=None)
+            ), []
         assert tried.measured is not None
         found[id(candidate)].append(tried.measured)
     for candidate in pair:
         measured = pooled(found[id(candidate)], candidate)
         both = msgspec.structs.replace(candidate, measured=measured)
-        candidates = _with(candidates, candidate, both)
+        candidates = with_other(candidates, candidate, both)
     note = f"{label(fastest.plan)} and {label(rival.plan)} were tried again in turns, being close"
     return candidates, [note]
 
@@ -136,5 +138,6 @@ def pooled(timelines: Sequence[Timeline], candidate: Candidate) -> Timeline:
     return msgspec.structs.replace(last, steps_ns=steps, counters=counters)
 
 
-def _with(candidates: Sequence[Candidate], old: Candidate, new: Candidate) -> list[Candidate]:
+def with_other(candidates: Sequence[Candidate], old: Candidate, new: Candidate) -> list[Candidate]:
+    """The candidates, another one in the place of one of them."""
     return [new if c is old else c for c in candidates]

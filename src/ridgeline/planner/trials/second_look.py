@@ -15,7 +15,7 @@ from ridgeline import units
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.ranking import Candidate
-from ridgeline.planner.trials.run_off import pooled, retrial_seconds
+from ridgeline.planner.trials.run_off import pooled, retrial_seconds, with_other
 from ridgeline.planner.trials.trial_loop import Trial, attempted
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import TOLERANCE, step_spread
@@ -64,7 +64,7 @@ def looked_at_again(
     else:
         note += f": {units.seconds(tried.step_s)}"
         tried = msgspec.structs.replace(doubted, measured=_believed(doubted, tried))
-    return [tried if c is doubted else c for c in candidates], [note]
+    return with_other(candidates, doubted, tried), [note]
 
 
 def _quieter(candidates: list[Candidate], doubted: Candidate) -> tuple[list[Candidate], list[str]]:
@@ -72,9 +72,9 @@ def _quieter(candidates: list[Candidate], doubted: Candidate) -> tuple[list[Cand
     trial = doubted.measured
     assert trial is not None, "a trial is doubted"
     # Of steps that exchange in turns some are longer whatever the machine does.
-    is_even = doubted.plan.sync.every == 1
+    exchanges_always = doubted.plan.sync.every == 1
     is_slower = trial.step_ns > doubted.timeline.step_ns
-    if not (is_even and is_slower and step_spread(trial) > BUSY_SPREAD):
+    if not (exchanges_always and is_slower and step_spread(trial) > BUSY_SPREAD):
         return candidates, []
     half = sorted(trial.steps_ns)[: (len(trial.steps_ns) + 1) // 2]
     quieter = msgspec.structs.replace(trial, steps_ns=tuple(half))
@@ -84,7 +84,7 @@ def _quieter(candidates: list[Candidate], doubted: Candidate) -> tuple[list[Cand
         f"a step of {units.seconds(doubted.step_s)}: it was slower than predicted, and its steps differ by "
         f"{units.percent(step_spread(trial))}"
     )
-    return [tried if c is doubted else c for c in candidates], [note]
+    return with_other(candidates, doubted, tried), [note]
 
 
 def contradicted(

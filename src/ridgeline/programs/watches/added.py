@@ -76,7 +76,7 @@ from ridgeline.programs.watches.left_to_python import (
 from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.objects.containers import read_containers, require_limit
 from ridgeline.programs.watches.objects.values import answer_truth, require_value
-from ridgeline.programs.watches.settings import NOTES, Ask, operators_of, settings_of
+from ridgeline.programs.watches.settings import CLASS_NOTES, Ask, operators_of, settings_of
 from ridgeline.reach.owners import is_users, is_users_class
 from ridgeline.reach.reach import names_in
 
@@ -242,7 +242,7 @@ def _require_keys(builder: Any, guard: Guard) -> None:
 
 def _keys(value: dict[Any, Any]) -> frozenset[Any]:
     """The keys of a dictionary, which may be a class's."""
-    return frozenset(value).difference(NOTES)
+    return frozenset(value).difference(CLASS_NOTES)
 
 
 def _require_late(builder: Any, guard: Guard) -> None:

@@ -105,13 +105,13 @@ class MethodsOfTensors:
         )
 
 
-NOTES = ("__slotnames__", "__annotations__")
+CLASS_NOTES = ("__slotnames__", "__annotations__")
 """What Python itself writes into a class: when an object is first copied, when annotations are first read."""
 
 
 def _assigned(names: dict[str, Any]) -> dict[str, Any]:
     """A class's names without what Python notes in it."""
-    return {name: value for name, value in names.items() if name not in NOTES}
+    return {name: value for name, value in names.items() if name not in CLASS_NOTES}
 
 
 _methods_of_tensors = MethodsOfTensors()

@@ -99,7 +99,9 @@ class StepReads(LayoutReads):
 
     def _places(self, write: Write) -> set[int]:
         """Numbers of what holds a thing that is written: the container, or an object and its attributes."""
-        found = (self.guards[0].found(text, self._captured) for text in _places_of(write.what))
+        # What is written, or what has it as an attribute.
+        texts = (write.what, write.what.rpartition(".")[0])
+        found = (self.guards[0].found(text, self._captured) for text in texts)
         holders = [one for one in found if type(one).__name__ == write.kind]
         return {*map(id, holders), *(id(vars(one)) for one in holders if hasattr(one, "__dict__"))}
 
@@ -160,8 +162,3 @@ class StepReads(LayoutReads):
                 f"wanted a step that changes tensors only, got one that changes {listed}, which one program "
                 f"would never do again; {advice} execution='compiled' or 'eager'"
             )
-
-
-def _places_of(what: str) -> tuple[str, str]:
-    """An expression, and that of what has it as an attribute."""
-    return what, what.rpartition(".")[0]

@@ -41,7 +41,7 @@ class _Hook(NamedTuple):
 def num_hooks(body: StepBody) -> int:
     """How many hooks there are on gradients of the model's parameters, anew for each module that shares one.
 
-    Cost: 0.3 us a parameter or module, a third of what a walk through `parameters()` takes, in every step.
+    Cost: 0.2 us a parameter or module, a fifth of what a walk through `parameters()` takes, in every step.
     """
     count, modules, seen = 0, [body.model], set[nn.Module]()
     while modules:
@@ -50,8 +50,10 @@ def num_hooks(body: StepBody) -> int:
             continue
         seen.add(module)
         for tensor in module._parameters.values():  # noqa: SLF001 - without names
+            # Both written out: a call for each parameter would take longer than all else here.
             if tensor is not None:
-                count += sum(map(len, _places(tensor)))
+                count += len(tensor._backward_hooks or ())  # noqa: SLF001 - torch's own
+                count += len(tensor._post_accumulate_grad_hooks or ())  # noqa: SLF001
         modules += [inner for inner in module._modules.values() if inner is not None]  # noqa: SLF001
     return count
 

@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--turns", type=int)
     made.add_argument("--steps-per-turn", type=int, help="0: as many as fill a quarter second")
     made.add_argument("--seconds", type=float, help="what TrainStep may take to choose a plan")
+    made.add_argument("--run-steps", type=int, help="that TrainStep is told it will train")
     made.add_argument("--workers", type=int, default=1, help="processes that train together")
     made.add_argument("--parallel-gpus", type=int, default=1, help="networks at a time")
     made.add_argument("--tasks", nargs="+", choices=TASKS, help="default: all")
@@ -95,6 +96,7 @@ def measure(arguments: argparse.Namespace) -> int:
         turns=arguments.turns,
         steps=arguments.steps_per_turn,
         budget_s=arguments.seconds,
+        run_steps=arguments.run_steps,
         workers=arguments.workers,
         parallel=arguments.parallel_gpus,
         tasks=None if arguments.tasks is None else tuple(arguments.tasks),

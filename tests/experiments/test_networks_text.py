@@ -302,6 +302,9 @@ def test_later_results_replace_earlier() -> None:
     cut = msgspec.structs.replace(untested, reason="ended before it was done: check")
     ended = msgspec.structs.replace(EXPERIMENT, networks=(cut,))
     assert merged([checks, ended])[0].networks[0] == RESNET, "its turns were over"
+    long_run = msgspec.structs.replace(later, run_steps=1000)
+    assert len(merged([EXPERIMENT, long_run])) == 2, "what compiles is chosen by another rule there"
+    assert "; steps=1000 to be trained." in page([long_run])
     alone = msgspec.structs.replace(RESNET, starts=Starts(plan_s=40.0))
     unhurried = msgspec.structs.replace(EXPERIMENT, networks=(alone,))
     assert merged([times, unhurried])[0].networks[0] == RESNET, (

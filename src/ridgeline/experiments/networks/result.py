@@ -182,6 +182,7 @@ class NetworkTerms(Noun, frozen=True, kw_only=True):
         turns: Turns of the timing, at most.
         steps: Steps in a turn; 0: as many as fill one.
         budget_s: What `TrainStep` gets to choose in; None: its own.
+        run_steps: Steps that it is told it will train; None: unknown. A CPU begins without a compiler then.
         parallel: Networks at the same time, each on its own GPU and share of the cores.
     """
 
@@ -192,6 +193,7 @@ class NetworkTerms(Noun, frozen=True, kw_only=True):
     turns: int
     steps: int
     budget_s: float | None = None
+    run_steps: int | None = None
     parallel: int = 1
 
 

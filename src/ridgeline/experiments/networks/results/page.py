@@ -21,7 +21,9 @@ Written by `python benchmarks/networks.py --write-docs`; do not edit. Every netw
 in one process, in turns, each form with a model and an optimizer of its own from one seed. *Plain* is what a
 user writes: eager or `torch.compile` with its own defaults, both also with a channels-last layout, all with
 a fused optimizer where there is one. *By hand* is one CUDA graph around the whole step of any of these.
-`auto` is `rl.TrainStep(model, loss_fn, optimizer, plan="auto")`. What `allow` names, all forms may do.
+`auto` is `rl.TrainStep(model, loss_fn, optimizer, plan="auto")`. What `allow` names, all forms may do. On
+a CPU it begins without a compiler, and tries what compiles once training has taken as long as that takes,
+which the turns do not reach; where a section names `steps`, it was told that so many will be trained.
 
 Predictions are those of every plan that was tried, made before anything was tried. *Expected* is what was
 said when training began, of the plan that was chosen, and *trained* what its steps then took, before any
@@ -47,9 +49,9 @@ def merged(experiments: Sequence[NetworksExperiment]) -> list[NetworksExperiment
     Networks that failed to run at all (no time left, a package missing) do not replace those that ran; those
     that were ended behind their turns do. What a later result was not asked for stays as it was.
     """
-    found: dict[tuple[str, int, str, tuple[str, ...]], NetworksExperiment] = {}
+    found: dict[tuple[object, ...], NetworksExperiment] = {}
     for one in experiments:
-        key = (one.hardware, one.workers, one.scale, one.allow)
+        key = (one.hardware, one.workers, one.scale, one.allow, one.run_steps)
         if key not in found:
             found[key] = one
             continue
@@ -87,6 +89,8 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
     steps = experiment.steps or "some"
     budget_s = experiment.budget_s
     budget = "" if budget_s is None else f"; seconds={budget_s:g} to choose in"
+    if experiment.run_steps is not None:
+        budget += f"; steps={experiment.run_steps} to be trained"
     yield f"## {experiment.hardware}"
     yield ""
     yield (

@@ -46,6 +46,7 @@ class Ours:
             allow=allow,
             machine=Machine.load(how.machine) if how.machine else None,
             seconds=how.budget_s,
+            steps=how.run_steps,
             clip_norm=network.clip_norm,
             device=world.kind,
             name=network.name,

@@ -223,3 +223,23 @@ def test_lasting_objects_are_set_aside(pytester: pytest.Pytester) -> None:
         """
     )
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize("begins", ["import torch", ""])
+def test_the_compiler_keeps_no_trace(pytester: pytest.Pytester, begins: str) -> None:
+    """It would make it in full, though nobody reads it, for a handler of pytest's; whenever torch is imported."""
+    pytester.makeconftest(CONFTEST.read_text())
+    pytester.makepyfile(
+        f"""
+        import logging
+        {begins}
+
+        def test_that_imports():
+            import torch
+
+        def test_handlers():
+            kinds = [type(handler) for handler in logging.getLogger("torch.__trace").handlers]
+            assert [kind.__name__ for kind in kinds] == ["LazyTraceHandler"]  # which goes, once asked
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)

@@ -187,7 +187,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+        torch = sys.modules["torch"]
+        # That of all devices writes the stack down for each kind that is not there: 0.4 ms, and the text stays.
+        is_cpu = item.get_closest_marker("gpu") is None
+        (torch.default_generator if is_cpu else torch).manual_seed(seed)
 
 
 def pytest_unconfigure() -> None:

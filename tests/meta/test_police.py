@@ -137,7 +137,9 @@ def test_only_tests_on_gpus_see_them(
         import pytest
 
         cuda = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
-        sys.modules["torch"] = types.SimpleNamespace(cuda=cuda, manual_seed=int)
+        torch = types.SimpleNamespace(cuda=cuda, manual_seed=int)
+        torch.default_generator = types.SimpleNamespace(manual_seed=int)
+        sys.modules["torch"] = torch
         SEEN = []
 
         def look():

@@ -137,7 +137,9 @@ def test_only_tests_on_gpus_see_them(
         import pytest
 
         cuda = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
-        sys.modules["torch"] = types.SimpleNamespace(cuda=cuda, manual_seed=int)
+        torch = types.SimpleNamespace(cuda=cuda, manual_seed=int)
+        torch.default_generator = types.SimpleNamespace(manual_seed=int)
+        sys.modules["torch"] = torch
         SEEN = []
 
         def look():
@@ -223,3 +225,23 @@ def test_lasting_objects_are_set_aside(pytester: pytest.Pytester) -> None:
         """
     )
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize("begins", ["import torch", ""])
+def test_the_compiler_keeps_no_trace(pytester: pytest.Pytester, begins: str) -> None:
+    """It would make it in full, though nobody reads it, for a handler of pytest's; whenever torch is imported."""
+    pytester.makeconftest(CONFTEST.read_text())
+    pytester.makepyfile(
+        f"""
+        import logging
+        {begins}
+
+        def test_that_imports():
+            import torch
+
+        def test_handlers():
+            kinds = [type(handler) for handler in logging.getLogger("torch.__trace").handlers]
+            assert [kind.__name__ for kind in kinds] == ["LazyTraceHandler"]  # which goes, once asked
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)

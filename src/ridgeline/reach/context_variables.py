@@ -24,9 +24,10 @@ class ContextVariables:
         A variable that was not set and has no default is left out: nothing can take its value away again.
         """
         for variable, now in contextvars.copy_context().items():
-            if id(variable) not in self._reached:
-                continue
             before = self._before.get(variable, _MISSING)
+            # First what decides most: torch has a thousand, and `id` is an audited event (`side_effects`).
+            if before is now or id(variable) not in self._reached:
+                continue
             if before is _MISSING:
                 before = _default(variable)
             if before is not _MISSING and before is not now:

@@ -47,7 +47,7 @@ class Encoder(nn.Module):
         self.kind = kind
         self.words = nn.Embedding(NUM_WORDS, WIDTH)
         layer = nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, 0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1)
+        self.encoder = nn.TransformerEncoder(layer, 2)
         self.out = nn.Linear(WIDTH, NUM_WORDS)
         self.mask: Tensor | None = None
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -193,15 +194,16 @@ def _workers(kind: Kind, process_group: dist.ProcessGroup | None) -> Shelf | Non
     if world.size == 1:
         return None
     device = world.device if kind.on_device else torch.device("cpu")
+    present = attendance.of(world)
     backend = "nccl" if device.type == "cuda" else "gloo"
     if process_group is not None:
         _check_backend(process_group, backend, device)
-        return CollectiveShelf(process_group, device, owns_group=False)
+        return CollectiveShelf(process_group, device, owns_group=False, present=present)
     # In a thread of the store's own: the group of the job belongs to others.
-    group = dist.new_group(backend=backend)
+    group = dist.new_group(backend=backend, timeout=timedelta(seconds=world.timeout_s))
     assert isinstance(group, dist.ProcessGroup), "all workers of the job are in it"
     calm_message_threads()
-    return CollectiveShelf(group, device, owns_group=True)
+    return CollectiveShelf(group, device, owns_group=True, present=present)
 
 
 def _check_backend(group: dist.ProcessGroup, backend: str, device: torch.device) -> None:

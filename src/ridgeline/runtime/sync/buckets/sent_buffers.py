@@ -14,9 +14,9 @@ _FRAME = "broadcast_buffers"
 class SentBuffers:
     """Has the buffers of all workers follow those of worker 0, once a step.
 
-    Whether backward writes some (activations that are computed again) the workers agree on, when the first step
-    of a form has shown it: one may leave out a layer that others compute again, and each would take its own
-    exchanges for theirs.
+    Whether backward writes some (activations that are computed again) the workers agree on, when the first
+    step of a form has shown it: one may leave out a layer that others compute again, and each would take the
+    exchanges of the others for its own.
 
     Args:
         buffers: Of this worker's model.

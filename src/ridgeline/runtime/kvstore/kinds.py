@@ -194,16 +194,18 @@ def _workers(kind: Kind, process_group: dist.ProcessGroup | None) -> Shelf | Non
     if world.size == 1:
         return None
     device = world.device if kind.on_device else torch.device("cpu")
-    present = attendance.of(world)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if process_group is not None:
-        _check_backend(process_group, backend, device)
-        return CollectiveShelf(process_group, device, owns_group=False, present=present)
-    # In a thread of the store's own: the group of the job belongs to others.
-    group = dist.new_group(backend=backend, timeout=timedelta(seconds=world.timeout_s))
+    owns_group, group = process_group is None, process_group
+    if group is None:
+        # In a thread of the store's own: the group of the job belongs to others.
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=world.timeout_s))
+        calm_message_threads()
+    else:
+        _check_backend(group, backend, device)
     assert isinstance(group, dist.ProcessGroup), "all workers of the job are in it"
-    calm_message_threads()
-    return CollectiveShelf(group, device, owns_group=True, present=present)
+    # Of the store's group: its pushes are in no order with the steps of the job's.
+    own = World.join(device=device.type, process_group=group)
+    return CollectiveShelf(group, device, owns_group=owns_group, present=attendance.of(own))
 
 
 def _check_backend(group: dist.ProcessGroup, backend: str, device: torch.device) -> None:

@@ -140,7 +140,8 @@ class CollectiveShelf(HeldValues):
         """What the updaters of all workers remember, put together, on the first worker; {} on others."""
         mine = {} if self.updater is None else self.updater.state()
         # On all workers, also those that need nothing: it is a collective.
-        told = bytes_of_group(save(of_keys(mine)), self._group, self._device)
+        with self._together("the saving of optimizer states"):
+            told = bytes_of_group(save(of_keys(mine)), self._group, self._device)
         if self.rank:
             return {}
         found = [to_keys(load(one)) for one in told]
@@ -168,11 +169,14 @@ class CollectiveShelf(HeldValues):
 
     def barrier(self) -> None:
         """Return once all workers have called this."""
-        bytes_of_group(b"", self._group, self._device)
+        with self._together("a barrier of a store"):
+            bytes_of_group(b"", self._group, self._device)
 
     def close(self) -> None:
         """Leave the group that was made for this."""
         if self._owns_group:
+            if self._present is not None:
+                self._present.close()
             dist.destroy_process_group(self._group)
 
     def _push_dense(self, totals: Mapping[Key, Tensor]) -> None:

@@ -206,6 +206,24 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
     return {"message": ""}
 
 
+def unlike(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """What each worker says to a push of which its last one makes something else, and to a common one behind it."""
+    what = case["what"] if world.rank == world.size - 1 else ""
+    keys, value = [*"abcd"], torch.ones(4, 2)
+    with opened(world) as store:
+        store.init([*keys, "e"], [value] * 5)
+        store.set_optimizer("sgd", lr=0.5 if what == "settings" else 0.25)
+        order = keys[::-1] if what == "order" else keys
+        store.push(order, [value.to_sparse(1) if what == "rows" else value] * 4)
+        try:
+            store.pull("a").get()
+        except RidgelineError as error:
+            told = f"{type(error.__cause__).__name__}: {error.__cause__}"
+        store.set_optimizer("sgd", lr=1.0)
+        store.push("e", value)
+        return {"message": told, "found": listed(store.pull("e").get()[0, 0])}
+
+
 def fail(key: Any, total: Tensor, value: Tensor) -> None:
     if total.flatten()[0] > 0:
         raise ValueError("no luck")
@@ -241,6 +259,7 @@ def failing(world: World, case: dict[str, Any]) -> dict[str, Any]:
 
 
 KINDS = {
+    "unlike": unlike,
     "failing": failing,
     "sums": sums,
     "trained": trained,

@@ -17,7 +17,7 @@ from ridgeline.runtime.kvstore.compression import KeyedCompression
 from sums_by_rank import total
 
 SIZES = (2, 3, 4)
-DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int16", "int32", "int64")
 SHAPES = st.lists(
     st.one_of(
         st.just([]),
@@ -161,6 +161,28 @@ def test_workers_that_differ_are_refused(workers: Workers, what: str, got: str) 
         "KVStoreError: wanted the same init on all workers, got on worker 0: 'w': float32 [2]; on worker 2: "
         + got
     ] * 3
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("what", ["order", "settings", "rows"])
+def test_a_push_that_another_worker_makes_otherwise_is_refused(
+    workers: Workers, what: str, size: int
+) -> None:
+    """On all of them, where sums were taken for each other's, or each key updated by its server's settings."""
+    told = workers.ask("unlike", size, what=what)
+    by = "by sgd {'lr': 0.25}, rescale_grad=1.0"
+    usual = f"'a', 'b', 'c', 'd' {by}"
+    other = {
+        "order": f"'d', 'c', 'b', 'a' {by}",
+        "settings": usual.replace("0.25", "0.5"),
+        "rows": f"rows of 'a', rows of 'b', rows of 'c', rows of 'd' {by}",
+    }[what]
+    message = (
+        f"KVStoreError: wanted the same push on all workers, got on worker 0: {usual}; on worker {size - 1}: "
+        f"{other}; make the same calls with the same settings, in the same order, on all workers"
+    )
+    assert [one["message"] for one in told] == [message] * size
+    assert [one["found"] for one in told] == [1.0 - size] * size
 
 
 @pytest.mark.parametrize(

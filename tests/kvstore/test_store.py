@@ -274,6 +274,22 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda s: s.init("e", rows([0], torch.ones(1, 2), (3, 2))),
         "wanted a dense value for key 'e' in init, got torch.sparse_coo; use to_dense()",
     ),
+    "a type without sums": (
+        lambda s: s.init("e", torch.ones(2).to(torch.float8_e4m3fn)),
+        "wanted a type that is added up for key 'e' in init (float64, float32, float16, bfloat16, complex128, ",
+    ),
+    "versions of several": (
+        lambda s: s.versions(["w", "m"]),
+        "wanted one key for versions, got 1 more; ask for each",
+    ),
+    "a factor that is no number": (
+        lambda s: s.set_optimizer("sgd", rescale_grad="1"),
+        "wanted a finite rescale_grad, got '1'",
+    ),
+    "a type of compression that is none": (
+        lambda s: s.set_gradient_compression({"type": ["2bit"]}),
+        "wanted {'type': ...} of 1bit, 2bit, bf16, int8 to compress gradients, got {'type': ['2bit']}",
+    ),
     "a row that is none": (
         lambda s: s.push("m", rows([3], torch.ones(1, 2), (3, 2))),
         "wanted row_ids of key 'm' from 0 to 2, got 3 to 3",

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.errors import AbsentWorkerError, KVStoreError
+from ridgeline.errors import AbsentWorkerError, EngineError, KVStoreError
 from ridgeline.runtime.kvstore.serving.joining import gathering
 
 TIMEOUT = timedelta(seconds=15)
@@ -205,6 +205,19 @@ def trains_alone(rank: int, wait: Callable[[], None]) -> None:
     wait() if rank else make()
 
 
+def pushes_less(rank: int, wait: Callable[[], None]) -> None:
+    """To a synchronous store, which has a group of its own."""
+    store = rl.kvstore.create("dist_sync")
+    store.init("w", torch.zeros(2))
+    for _ in range(2 if rank else 3):
+        store.push("w", torch.ones(2))
+    try:
+        store.pull("w").get()
+    except EngineError as error:
+        raise error.__cause__ or error from None
+    wait()
+
+
 def is_killed(rank: int, wait: Callable[[], None]) -> None:
     """In its third step; the last case."""
     with make() as step:
@@ -230,6 +243,7 @@ CASES = (
     one_chooses,
     starts_a_server_late,
     trains_alone,
+    pushes_less,
     is_killed,
 )
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.steps.step import PlannedStep
@@ -60,6 +61,22 @@ class Tied(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(torch.tanh(self.mix(self.embedding(tokens))))
+
+
+class Recomputed(nn.Module):
+    """A layer whose buffers backward writes again, where it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 24)
+        self.optional = nn.Sequential(nn.Linear(24, 24, bias=False), nn.BatchNorm1d(24), nn.ReLU())
+        self.last = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor, *, use_optional: bool) -> Tensor:
+        hidden = torch.relu(self.first(x.flatten(1)))
+        if use_optional:
+            hidden = hidden + checkpoint(self.optional, hidden, use_reentrant=False)
+        return self.last(hidden)
 
 
 class Blocks(nn.Module):
@@ -194,6 +211,9 @@ CASES = {
     "uneven last batch": Case(batch=uneven),
     "frozen parameters": Case(prepare=freeze),
     "parameters used on some workers only": Case(batch=switch, loss=switched_loss, eager_only=True),
+    "layers computed again on some workers only": Case(
+        make=Recomputed, batch=switch, loss=switched_loss, eager_only=True
+    ),
     "tied weights, dict batch": Case(make=Tied, batch=tokens, loss=token_loss),
     "two dtypes": Case(make=TwoTypes),
     "accumulation": Case(accumulate=3),

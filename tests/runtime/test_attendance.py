@@ -90,6 +90,10 @@ WANTED = {
     "trains_alone": (
         "wanted all 2 workers in TrainStep(...), got none from rank 1: it made no TrainStep. Completed: no step on rank 0. Make the same steps on all workers"
     ),
+    "pushes_less": (
+        f"wanted all 2 workers in a push to a store, got none from rank 1: {RUNS}before its first step. "
+        f"Completed: no step on ranks 0 and 1. {BATCHES}, or see what it does: py-spy dump --pid PID"
+    ),
 }
 
 

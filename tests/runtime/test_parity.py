@@ -18,6 +18,7 @@ CASES = (
     "uneven last batch",
     "frozen parameters",
     "parameters used on some workers only",
+    "layers computed again on some workers only",
     "tied weights, dict batch",
     "two dtypes",
     "accumulation",
@@ -75,6 +76,7 @@ def test_the_last_gradient_of_a_bucket_tells_of_all(
     is_regular = case not in (
         "accumulation",
         "parameters used on some workers only",
+        "layers computed again on some workers only",
         "gradients kept, a hook that comes later",
     )
     # The layer `never` of the plain model has no gradients: its buckets leave at the end.

@@ -193,7 +193,9 @@ class Attendance:
         if not absences:
             self._lost_in = ""
             raise error
-        text = absence_text(f"{what} of {self._where()}", mine, absences, rows, len(self.ranks))
+        # A store's workers may have no steps.
+        where = f" of {self._where()}" if self.phases or self._completed else ""
+        text = absence_text(f"{what}{where}", mine, absences, rows, len(self.ranks))
         raise AbsentWorkerError(text) from error
 
     def row(self) -> Row:

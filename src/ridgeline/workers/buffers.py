@@ -3,7 +3,7 @@
 DDP broadcasts them before every forward. Forward is what changes them, so what worker 0 has right after it
 gives the next forward the same values. It travels behind backward, from a copy into a copy, since backward
 still reads the buffers that this worker's forward left; they are filled when it is over. Where backward
-writes them too (recomputed activations), their version counters show it, and they are sent again.
+writes them too (recomputed activations), their version counters show it, and they are sent when it is over.
 
 The copy is one tensor of bytes for all buffers of a device: one broadcast.
 """

@@ -9,6 +9,11 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 
 Key = int | str
+_SUMMED = (
+    "float64", "float32", "float16", "bfloat16", "complex128", "complex64",
+    "int64", "int32", "int16", "int8", "uint8", "bool",
+)  # fmt: skip
+"""The types that torch adds up, on any device; it has others that it only keeps."""
 
 
 class Held(NamedTuple):
@@ -70,6 +75,24 @@ def values_of(key: Any, value: Any, action: str) -> dict[Key, list[Tensor]]:
 
 def _is_list(entry: Any) -> bool:
     return isinstance(entry, Sequence) and not isinstance(entry, str)
+
+
+def check_first(key: Key, value: Tensor) -> None:
+    """Refuse a first value that is sparse, or of a type without sums.
+
+    Raises:
+        KVStoreError: names the key, and what came.
+    """
+    if value.layout is not torch.strided:
+        raise KVStoreError(
+            f"wanted a dense value for key {key!r} in init, got {value.layout}; use to_dense()"
+        )
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in _SUMMED:
+        raise KVStoreError(
+            f"wanted a type that is added up for key {key!r} in init ({', '.join(_SUMMED)}), got {name}; use "
+            "one of those"
+        )
 
 
 def check_fits(key: Key, tensors: Sequence[Tensor], held: Held, action: str) -> None:

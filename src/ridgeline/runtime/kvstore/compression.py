@@ -84,7 +84,7 @@ class KeyedCompression:
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         self.name = params.get("type", "") if isinstance(params, Mapping) else ""
-        if self.name not in _CODECS:
+        if not isinstance(self.name, str) or self.name not in _CODECS:
             raise KVStoreError(
                 f"wanted {{'type': ...}} of {', '.join(_CODECS)} to compress gradients, got {params!r}"
             )

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -194,14 +195,17 @@ def _workers(kind: Kind, process_group: dist.ProcessGroup | None) -> Shelf | Non
         return None
     device = world.device if kind.on_device else torch.device("cpu")
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if process_group is not None:
-        _check_backend(process_group, backend, device)
-        return CollectiveShelf(process_group, device, owns_group=False)
-    # In a thread of the store's own: the group of the job belongs to others.
-    group = dist.new_group(backend=backend)
+    owns_group, group = process_group is None, process_group
+    if group is None:
+        # In a thread of the store's own: the group of the job belongs to others.
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=world.timeout_s))
+        calm_message_threads()
+    else:
+        _check_backend(group, backend, device)
     assert isinstance(group, dist.ProcessGroup), "all workers of the job are in it"
-    calm_message_threads()
-    return CollectiveShelf(group, device, owns_group=True)
+    # Of the store's group: its pushes are in no order with the steps of the job's.
+    own = World.join(device=device.type, process_group=group)
+    return CollectiveShelf(group, device, owns_group=owns_group, present=attendance.of(own))
 
 
 def _check_backend(group: dist.ProcessGroup, backend: str, device: torch.device) -> None:

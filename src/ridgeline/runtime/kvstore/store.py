@@ -18,6 +18,7 @@ from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.arguments import (
     Held,
     Key,
+    check_first,
     check_fits,
     listed,
     places_for,
@@ -85,7 +86,8 @@ class KVStore:
         """Give keys their first values; with several workers, those of worker 0.
 
         Raises:
-            KVStoreError: a key has a value already, is sparse, or differs between workers.
+            KVStoreError: a key has a value already, is sparse, of a type without sums, or differs between
+                workers.
 
         Cost: A copy of each value. With several workers waits for all of them.
         """
@@ -93,10 +95,7 @@ class KVStore:
         for one, tensors in given.items():
             if one in self._held:
                 raise KVStoreError(f"wanted a new key for init, got {one!r}, which has a value")
-            if tensors[0].layout is not torch.strided:
-                raise KVStoreError(
-                    f"wanted a dense value for key {one!r} in init, got {tensors[0].layout}; use to_dense()"
-                )
+            check_first(one, tensors[0])
         self._settle()
         self._shelf.init({one: tensors[0] for one, tensors in given.items()})
         for one, tensors in given.items():
@@ -118,6 +117,7 @@ class KVStore:
 
         Raises:
             KVStoreError: an unknown key, values of another shape or type, or a closed store.
+            EngineError: raised by who reads, where other workers do not come or push something else.
 
         Cost: A copy or sum of this worker's values; the rest happens in a thread.
         """
@@ -160,8 +160,11 @@ class KVStore:
 
     def versions(self, key: Any) -> dict[int, int]:
         """How many pushes of each worker the value held that was pulled last; see `Reading.versions`."""
-        self._check_known(listed(key, "versions"), "versions")
-        return dict(self._versions.get(key, {}))
+        first, *others = listed(key, "versions")
+        self._check_known([first], "versions")
+        if others:
+            raise KVStoreError(f"wanted one key for versions, got {len(others)} more; ask for each")
+        return dict(self._versions.get(first, {}))
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push, then pull what came of it into `out`, or into the values themselves.

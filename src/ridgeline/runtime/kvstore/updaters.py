@@ -26,6 +26,7 @@ _OPTIMIZERS = {
     if made is not torch.optim.Optimizer and name != "LBFGS"
 }
 """Optimizers by lower-case name; LBFGS is none, for it evaluates the loss again."""
+_SHOWN = (bool, int, float, str, tuple, Tensor, type(None))
 _ANY = torch.zeros(1, 1, device="cpu")
 """A parameter for an optimizer that updates none yet."""
 
@@ -69,6 +70,10 @@ class FunctionUpdater:
                 f"wanted updater {self.name!r} to update key {key!r}, got {type(error).__name__}: "
                 f"{first_line(error)}"
             ) from error
+
+    def told(self) -> str:
+        """What updates, for who compares it with that of other workers."""
+        return f"by updater {self.name!r}"
 
     def state(self) -> dict[Key, dict[str, Tensor]]:
         """None that is known."""
@@ -127,7 +132,7 @@ class OptimizerUpdater:
                 f"wanted the name of an optimizer in torch.optim, got {name!r}; for example 'sgd', 'adam'; "
                 f"there are {', '.join(sorted(_OPTIMIZERS))}"
             )
-        if not math.isfinite(rescale):
+        if not isinstance(rescale, int | float) or not math.isfinite(rescale):
             raise KVStoreError(f"wanted a finite rescale_grad, got {rescale!r}")
         self.wanted = msgspec.structs.replace(wanted, name=name.lower(), rescale=float(rescale))
         self._made = made
@@ -153,6 +158,14 @@ class OptimizerUpdater:
                 f"{'sparse' if total.is_sparse else 'dense'} gradient, got {type(error).__name__}: "
                 f"{first_line(error)}"
             ) from error
+
+    def told(self) -> str:
+        """See `FunctionUpdater`; with the settings."""
+        wanted = self.wanted
+        groups = [wanted.settings, *wanted.by_key.values()]
+        # Other objects show where they are in memory.
+        shown = [{n: v if isinstance(v, _SHOWN) else type(v) for n, v in g.items()} for g in groups]
+        return f"by {wanted.name} {', '.join(map(str, shown))}, rescale_grad={wanted.rescale}"
 
     def with_settings_of(self, other: "OptimizerUpdater") -> None:
         """Continue with the settings of another one of the same name; what is remembered stays."""

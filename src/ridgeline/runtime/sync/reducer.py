@@ -32,6 +32,7 @@ from ridgeline.runtime.sync.buckets.departures import Departures, by_readiness
 from ridgeline.runtime.sync.buckets.flags import SharedFlags, UnusedParameters
 from ridgeline.runtime.sync.buckets.kept_in_buckets import KeptInBuckets
 from ridgeline.runtime.sync.buckets.own_collectives import OwnCollectives
+from ridgeline.runtime.sync.buckets.sent_buffers import SentBuffers
 from ridgeline.runtime.sync.collectives import Collectives
 from ridgeline.runtime.sync.synchronizer import UpdatesAtOnce
 from ridgeline.runtime.sync.transports.transport import Transport
@@ -78,7 +79,6 @@ class Reducer(UpdatesAtOnce):
     ) -> None:
         self._parameters = tuple((n, p) for n, p in parameters if p.requires_grad)
         self._coverage = Coverage(parameters)
-        self._buffers = buffers
         self._world = world
         self._engine = engine
         self._sync = sync
@@ -94,13 +94,13 @@ class Reducer(UpdatesAtOnce):
             blocks=transport.blocks,
             present=self._present,
         )
+        self._buffers = SentBuffers(buffers, world, engine, self._collectives, self._wait)
         is_threaded = transport.blocks and not self._on_device
         self.own_collectives = OwnCollectives(self._group, sync, is_watched=is_threaded)
         self._is_armed = self.knows_order = self._has_failed = self._keeps_order = False
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
         self._unused = UnusedParameters(on_device=self._on_device)
-        self._sent_versions: tuple[tuple[int, int], ...] = ()
         self._sent: list[hooks.Sent] = []
         self._missing: dict[int, tuple[int, ...]] = {}
         self._is_regular, self.overhead_ns = True, 0
@@ -136,7 +136,7 @@ class Reducer(UpdatesAtOnce):
         for bucket in self.buckets:
             bucket.reset()
         # The last step's events are waited for already, and a capture must not see events outside it.
-        for variable in (*self._done, self._buffers_done):
+        for variable in self._done:
             variable.forget_events()
         if self._skips and any(p.grad is not None for _, p in self._parameters):
             self._listen_to_each()  # whether a gradient has come cannot be seen: it is there already
@@ -148,7 +148,7 @@ class Reducer(UpdatesAtOnce):
         self._collectives.begin(recorder)
         self._is_armed = True
         self._departures.begin(self._layout.views)
-        self._broadcast_buffers()
+        self._buffers.begin()
         self._recorder.mark(self._layout.backward_names[0])
 
     def finish(self) -> None:
@@ -178,9 +178,7 @@ class Reducer(UpdatesAtOnce):
         self._check_sent()
         self._is_armed = False
         self._departures.end()
-        if self._buffers.flats and self._buffers.versions != self._sent_versions:
-            self._wait("broadcast_buffers", self._buffers_done)
-            self._broadcast_buffers()  # recomputed activations wrote them again during backward
+        self._buffers.end(is_agreed=self.knows_order)
         self._recorder.mark("wait")
 
     def receive(self, bucket: Bucket) -> None:
@@ -192,10 +190,7 @@ class Reducer(UpdatesAtOnce):
         """Wait for flags and buffers, and note how long took what is over."""
         if self._flags is not None:
             self._flags.settle()
-        if self._buffers.flats:
-            self._wait("broadcast_buffers", self._buffers_done)
-            if self._world.rank:
-                self._buffers.unpack()
+        self._buffers.receive()
         self._departures.join()
         self._collectives.record()
         self.overhead_ns += self._collectives.overhead_ns
@@ -336,14 +331,6 @@ class Reducer(UpdatesAtOnce):
         if self._skips and not self._is_regular:
             self._listen_to_each()  # the order changes from step to step
 
-    def _broadcast_buffers(self) -> None:
-        if not self._buffers.flats:
-            return
-        if not self._world.rank:
-            self._buffers.pack()
-        self._collectives.broadcast("broadcast_buffers", self._buffers.flats, self._buffers_done)
-        self._sent_versions = self._buffers.versions
-
     def forget_order(self) -> None:
         """The next backward pass is that of another form of the step: its order is measured."""
         self.knows_order = self._keeps_order = False
@@ -365,6 +352,7 @@ class Reducer(UpdatesAtOnce):
     def _measure_order(self) -> None:
         """Take worker 0's order for all, and cut the buckets again if it is news."""
         self.knows_order = True
+        self._buffers.agree()
         if not self._keeps_order:
             order = agree_on_order(by_readiness(self._arrivals), self._layout.order, self._world)
             if order != list(self._layout.order):
@@ -386,7 +374,7 @@ class Reducer(UpdatesAtOnce):
             order,
             self._sync,
             workers=max(2, self._world.size),  # one who joined a training is in a group by itself
-            has_buffers=bool(self._buffers.flats),
+            has_buffers=self._buffers.are_any,
             allocate=self._transport.allocate,
         )
         self.num_held = num_held(self._sync, len(self.buckets))
@@ -395,6 +383,6 @@ class Reducer(UpdatesAtOnce):
         if not self._transport.carries_flags:
             self._flags = SharedFlags(self.buckets, self._group)
         self._done = [self._engine.variable(bucket.names[0]) for bucket in self.buckets]
-        self._buffers_done = self._engine.variable("buffers")
+        self._buffers.arrange()
         self._next = 0
         self._kept = KeptInBuckets(self.buckets, is_shared=self._transport.shares_memory)

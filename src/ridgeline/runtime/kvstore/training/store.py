@@ -66,7 +66,7 @@ class TrainingStore(KVStore):
         """
         if isinstance(self._shelf, CollectiveShelf):
             totals: dict[Key, Tensor] = {**values}
-            self._shelf.push(totals)
+            self._shelf.exchange(totals)
         else:
             self.pushpull([*values], [*values.values()])
 

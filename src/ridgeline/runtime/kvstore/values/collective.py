@@ -5,8 +5,9 @@ them up in the order of ranks, updates its part, and sends it to all: a reduce-s
 all-gather. So a pull reads the worker's own copy, and a worker may pull alone (to save a checkpoint, say).
 """
 
-import hashlib
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,8 @@ from ridgeline.runtime.kvstore.values.placement import (
 )
 from ridgeline.runtime.kvstore.values.rows import push_rows, raise_where_failed
 from ridgeline.workers.agree import bytes_of_group
-from ridgeline.workers.flat_collectives import all_to_all_uneven
+from ridgeline.workers.attendance import Attendance
+from ridgeline.workers.flat_collectives import all_gather, all_to_all_uneven
 
 Parts = Mapping[Key, tuple[ValuePart, ...]]
 
@@ -44,12 +46,21 @@ class CollectiveShelf(HeldValues):
         group: Of the workers, used by nothing else.
         device: Where sums are taken and sent from: a CPU with gloo, a GPU with NCCL.
         owns_group: Whether the group was made for this shelf.
+        present: Knows what became of a worker that does not come.
     """
 
     is_collective = True
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, *, owns_group: bool) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        *,
+        owns_group: bool,
+        present: Attendance | None = None,
+    ) -> None:
         super().__init__()
+        self._present = present
         self._group = group
         self._owns_group = owns_group
         self._device = device
@@ -65,11 +76,14 @@ class CollectiveShelf(HeldValues):
             KVStoreError: the workers name other keys, shapes or types.
         """
         told = {key: Held(value.shape, value.dtype) for key, value in values.items()}
-        self._agree(", ".join(f"{key!r}: {held}" for key, held in told.items()))
-        for key, value in values.items():
-            copy = value.to(self._device, copy=True, memory_format=torch.contiguous_format)
-            dist.broadcast(copy.view(-1), group=self._group, group_src=0)
-            self.values[key] = copy
+        with self._together("the init of a store"):
+            self._agree("init", ", ".join(f"{key!r}: {held}" for key, held in told.items()))
+            for key, value in values.items():
+                copy = value.to(self._device, copy=True, memory_format=torch.contiguous_format)
+                # As bytes: gloo does not take all types.
+                data = copy.view(-1).view(torch.uint8)
+                dist.broadcast(data, group=self._group, group_src=0)
+                self.values[key] = copy
         self._place([*values])
 
     def collect(self, key: Key, values: Sequence[Tensor], *, borrows: bool = False) -> Tensor:
@@ -77,7 +91,22 @@ class CollectiveShelf(HeldValues):
         return merged(values, self._device, borrows=borrows)
 
     def push(self, totals: Mapping[Key, Tensor]) -> None:
-        """Work the sums of all workers into the values."""
+        """Work the sums of all workers into the values.
+
+        Raises:
+            KVStoreError: another worker pushes something else, or has it worked in otherwise.
+            AbsentWorkerError: another worker does not come; names it.
+        """
+        keys = ", ".join(f"{'rows of ' if t.is_sparse else ''}{k!r}" for k, t in totals.items())
+        with self._together("a push to a store"):
+            # Sums of keys in another order would be taken for each other's, and who serves a key updates it
+            # for all.
+            same = "; make the same calls with the same settings, in the same order, on all workers"
+            self._agree("push", f"{keys}{self._how()}", same)
+            self.exchange(totals)
+
+    def exchange(self, totals: Mapping[Key, Tensor]) -> None:
+        """Push what all workers are known to push alike."""
         self._has_pushed = True
         sparse = [key for key, total in totals.items() if total.is_sparse]
         dense = [key for key in totals if key not in sparse]
@@ -111,7 +140,8 @@ class CollectiveShelf(HeldValues):
         """What the updaters of all workers remember, put together, on the first worker; {} on others."""
         mine = {} if self.updater is None else self.updater.state()
         # On all workers, also those that need nothing: it is a collective.
-        told = bytes_of_group(save(of_keys(mine)), self._group, self._device)
+        with self._together("the saving of optimizer states"):
+            told = bytes_of_group(save(of_keys(mine)), self._group, self._device)
         if self.rank:
             return {}
         found = [to_keys(load(one)) for one in told]
@@ -139,11 +169,14 @@ class CollectiveShelf(HeldValues):
 
     def barrier(self) -> None:
         """Return once all workers have called this."""
-        bytes_of_group(b"", self._group, self._device)
+        with self._together("a barrier of a store"):
+            bytes_of_group(b"", self._group, self._device)
 
     def close(self) -> None:
         """Leave the group that was made for this."""
         if self._owns_group:
+            if self._present is not None:
+                self._present.close()
             dist.destroy_process_group(self._group)
 
     def _push_dense(self, totals: Mapping[Key, Tensor]) -> None:
@@ -229,15 +262,31 @@ class CollectiveShelf(HeldValues):
         divides = self.updater is None or self.updater.by_element
         self._parts |= placed({key: shapes[key] for key in keys}, loads, divides=divides)
 
-    def _agree(self, said: str) -> None:
-        """See that all workers initialise the same."""
-        digest = hashlib.sha256(said.encode()).digest()
-        # Digests first: they are short, and nearly always all the same.
-        if len({*bytes_of_group(digest, self._group, self._device)}) == 1:
+    def _together(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._present is None else self._present.meeting(what)
+
+    def _how(self) -> str:
+        """What becomes of sums here, in words that are the same on all workers where it is."""
+        told = [] if self.updater is None else [self.updater.told()]
+        if self.compression is not None:
+            told.append(f"in {self.compression.name} {self.compression.options}")
+        return "".join(f" {one}" for one in told)
+
+    def _agree(self, call: str, said: str, advice: str = "") -> None:
+        """See that all workers make the same call.
+
+        Raises:
+            KVStoreError: on all of them, with the first that makes another one than worker 0.
+        """
+        # Codes first: they are short, and nearly always all the same.
+        code = torch.tensor([crc32(said.encode())], device=self._device)
+        codes = code.new_empty(self.num_workers)
+        all_gather(codes, code, self._group)
+        if bool((codes == code).all()):
             return
         heard = [one.decode() for one in bytes_of_group(said.encode(), self._group, self._device)]
         other = next(rank for rank, one in enumerate(heard) if one != heard[0])
         raise KVStoreError(
-            f"wanted the same init on all workers, got on worker 0: {heard[0]}; on worker {other}: "
-            f"{heard[other]}"
+            f"wanted the same {call} on all workers, got on worker 0: {heard[0]}; on worker {other}: "
+            f"{heard[other]}{advice}"
         )

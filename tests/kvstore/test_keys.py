@@ -214,5 +214,10 @@ def test_the_command_line_makes_keys_and_wants_them(
     assert "wanted keys to listen at 'tcp://0.0.0.0:*', which" in capsys.readouterr().err
     assert main(["kvserver", "--workers", "1", "--keys", str(tmp_path / "none")]) == 1
     assert "wanted a key in " in capsys.readouterr().err
+    assert main(["kvserver", "--workers", "1", "--import", "no_such_module"]) == 1
+    assert (
+        "wanted a module to import, got ModuleNotFoundError: No module named 'no_such_module' for --import"
+        in " ".join(capsys.readouterr().err.split())
+    )
     assert main(["kvserver"]) == 1
     assert "wanted --workers from 1 and --staleness from 0 on" in capsys.readouterr().err

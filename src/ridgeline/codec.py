@@ -158,8 +158,8 @@ def _check_digest(envelope: _Envelope, where: str) -> None:
     if hashlib.sha256(compact).hexdigest() != envelope.sha256:
         raise FileFormatError(
             f"wanted the {envelope.kind} that was written, got another value than its sha256 tells in "
-            f"{where}; if it was edited on purpose take the line `sha256` out, else the file is damaged: make "
-            "it again"
+            f"{where}; if it was edited on purpose take the line `sha256` out, else the file is damaged: "
+            "make it again"
         )
 
 

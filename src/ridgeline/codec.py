@@ -99,7 +99,7 @@ class _Envelope(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int
     made_by: str
     created: str
-    # Of the value without white space; empty in files that were written or edited by hand.
+    # Of the value; empty in files that were written or edited by hand.
     sha256: str = ""
     # Left as it is until kind and version are known to be those wanted.
     value: msgspec.Raw
@@ -113,7 +113,7 @@ def encode(noun: Noun) -> bytes:
         version=noun.version,
         made_by=f"ridgeline {VERSION}",
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        sha256=hashlib.sha256(value).hexdigest(),
+        sha256=_digest(json.loads(value)),
         value=msgspec.Raw(value),
     )
     return msgspec.json.format(msgspec.json.encode(envelope), indent=1)
@@ -139,10 +139,7 @@ def decode(cls: type[N], data: bytes, *, where: str) -> N:
             )
         found = msgspec.json.decode(envelope.value, type=cls)
         # Behind the fields: what is out of its range is told by its place.
-        if envelope.sha256:
-            _check_digest(envelope, where)
-        else:
-            _check_names(data)
+        _check_as_written(envelope, data, where)
         return found
     # ValidationError is a DecodeError; lists within lists without end are refused as a RecursionError.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -152,10 +149,21 @@ def decode(cls: type[N], data: bytes, *, where: str) -> N:
         ) from error
 
 
-def _check_digest(envelope: _Envelope, where: str) -> None:
-    """Refuse a value that is not what was written: a digit that has changed is in its range, too."""
-    compact = msgspec.json.format(bytes(envelope.value), indent=-1)
-    if hashlib.sha256(compact).hexdigest() != envelope.sha256:
+def _check_as_written(envelope: _Envelope, data: bytes, where: str) -> None:
+    """Refuse a value that is not what was written: a digit that has changed is in its range, too.
+
+    And a name that stands twice in an object, of which a decoder takes the last.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise msgspec.DecodeError(f"`{max(names, key=names.count)}` stands there twice")
+        return found
+
+    value = json.loads(data, object_pairs_hook=once)["value"]
+    if envelope.sha256 and _digest(value) != envelope.sha256:
         raise FileFormatError(
             f"wanted the {envelope.kind} that was written, got another value than its sha256 tells in "
             f"{where}; if it was edited on purpose take the line `sha256` out, else the file is damaged: "
@@ -163,16 +171,9 @@ def _check_digest(envelope: _Envelope, where: str) -> None:
         )
 
 
-def _check_names(data: bytes) -> None:
-    """Refuse a name that stands twice in an object, of which a decoder takes the last."""
-
-    def once(pairs: list[tuple[str, Any]]) -> None:
-        if len(dict(pairs)) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise msgspec.DecodeError(f"`{max(names, key=names.count)}` stands there twice")
-
-    # Numbers stay text, of any length.
-    json.loads(data, object_pairs_hook=once, parse_int=str, parse_float=str)
+def _digest(value: Any) -> str:
+    """Of a value, not of a text: white space, and how letters and numbers are written, may change."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -265,9 +265,10 @@ def test_an_edited_timeline_is_refused_or_used(path: tuple[Any, ...], value: Any
 def test_a_number_that_has_changed_in_its_range_is_told_by_the_digest(
     path: tuple[Any, ...],
 ) -> None:
-    """White space may change; whoever edits a value takes the digest out."""
+    """Programs may write the text anew; whoever edits a value takes the digest out."""
     written = json.loads(encode(TIMELINE))
-    assert decode(Timeline, json.dumps(written, indent=3).encode(), where="t.json") == TIMELINE
+    anew = json.dumps(written, indent=3).replace("o", "\\u006f")
+    assert decode(Timeline, anew.encode(), where="t.json") == TIMELINE
     edited = json.loads(_edited(TIMELINE, path, 7))
     assert decode(Timeline, json.dumps(edited).encode(), where="t.json") != TIMELINE
     damaged = {**edited, "sha256": written["sha256"]}
@@ -282,11 +283,9 @@ def test_a_number_that_has_changed_in_its_range_is_told_by_the_digest(
 def test_a_name_that_stands_twice_is_refused() -> None:
     """The last one would count, and what was written above it by hand would not."""
     above = encode(MACHINE).replace(b'"value": {', b'"value": {"cluster": [],')
-    with pytest.raises(FileFormatError, match="got another value than its sha256 tells"):
-        decode(Machine, above, where="m.json")
-    by_hand = re.sub(rb'"sha256": "\w+",', b"", above)
-    with pytest.raises(FileFormatError, match="`cluster` stands there twice; the file"):
-        decode(Machine, by_hand, where="m.json")
+    for data in (above, re.sub(rb'"sha256": "\w+",', b"", above)):
+        with pytest.raises(FileFormatError, match="`cluster` stands there twice; the file"):
+            decode(Machine, data, where="m.json")
 
 
 def test_values_of_two_kinds_are_not_compared() -> None:

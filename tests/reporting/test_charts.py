@@ -222,6 +222,10 @@ def test_readings_are_computed_from_the_data(
         "Live tensors of one worker peak at 150 MiB in the backward, 41.6 % of it activations; that is "
         "1.8 % of 8.00 GiB. What the allocator adds is not included."
     )
+    planned = msgspec.structs.replace(predicted, counters={"peak_memory_bytes": 200.0 * (1 << 20)})
+    assert memory_reading(workload, 0, (), planned).endswith(
+        "% of it activations. By its plan a worker holds 200 MiB at most. What the allocator adds is not included."
+    )
     assert plan_reading(ranking) == (
         "5 plans were simulated and 1 tried for real; the chosen one is 1.3 % ahead of the "
         "next as predicted; predictions are assumed to be right within 5.0 %."

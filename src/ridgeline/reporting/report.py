@@ -166,7 +166,7 @@ def _sections(given: _Given) -> dict[str, Markup | None]:
         "predicted-scaling": predicted_scaling_section(given.predicted_scaling),
         "intensity": intensity_section(given.intensities),
         "frames": frames_section(judged, measured, tolerance),
-        "memory": memory_section(workload, machine, setting),
+        "memory": memory_section(workload, machine, setting, predicted),
         "machine": machine_section(machine, setting),
     }
 

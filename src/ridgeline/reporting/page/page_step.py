@@ -157,9 +157,12 @@ def share_of_roof(machine: Machine, setting: Setting, groups: Sequence[OpGroup])
 
 
 def memory_section(
-    workload: Workload | None, machine: Machine | None, setting: Setting | None
+    workload: Workload | None,
+    machine: Machine | None,
+    setting: Setting | None,
+    predicted: Timeline | None = None,
 ) -> Markup | None:
-    """Live bytes over the step; None without a workload that knows them."""
+    """Live bytes over the traced step, and the predicted peak; None without a workload that knows them."""
     if workload is None or not workload.memory:
         return None
     capacity = capacity_bytes(workload, machine)
@@ -169,7 +172,7 @@ def memory_section(
     return section(
         "memory",
         "Memory over the step",
-        memory_reading(workload, capacity, workspaces),
+        memory_reading(workload, capacity, workspaces, predicted),
         chart(
             "memory",
             memory_figure(workload, capacity, workspaces),
@@ -186,7 +189,12 @@ def capacity_bytes(workload: Workload, machine: Machine | None) -> int:
     return min(sizes, default=0)
 
 
-def memory_reading(workload: Workload, capacity: int, workspaces: Sequence[int] = ()) -> str:
+def memory_reading(
+    workload: Workload,
+    capacity: int,
+    workspaces: Sequence[int] = (),
+    predicted: Timeline | None = None,
+) -> str:
     """One sentence on the peak, what it is made of, and how far the limit is."""
     # Where workspaces are not known, the peak is that of the tensors alone.
     spaces = workspaces or [0] * len(workload.ops)
@@ -207,6 +215,10 @@ def memory_reading(workload: Workload, capacity: int, workspaces: Sequence[int] 
     )
     if capacity:
         text += f"; that is {units.percent(total / capacity)} of {units.num_bytes(capacity)}"
+    planned = 0.0 if predicted is None else predicted.counters.get("peak_memory_bytes", 0.0)
+    # The trace is of a worker alone; plans keep gradients in buckets, divide batches and states, ...
+    if planned and units.num_bytes(planned) != units.num_bytes(total):
+        text += f". By its plan a worker holds {units.num_bytes(planned)} at most"
     return f"{text}. What the allocator adds is not included."
 
 

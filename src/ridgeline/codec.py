@@ -1,12 +1,15 @@
 """Reading and writing the nouns: versioned JSON with provenance, written atomically.
 
-A file is one JSON object: `kind`, `version`, `made_by`, `created` and `value`. Unknown fields are
-errors, so a misspelt key is never ignored. Nothing here executes what it reads.
+A file is one JSON object: `kind`, `version`, `made_by`, `created`, `sha256` and `value`. Unknown fields
+are errors, so a misspelt key is never ignored, and so is a value that is not what was written; a file written
+or edited by hand has no `sha256`. Nothing here executes what it reads.
 """
 
 import contextlib
 import datetime
 import errno
+import hashlib
+import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -62,7 +65,16 @@ class Noun(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return decode(cls, file.read_bytes(), where=str(path))
 
     def diff(self, other: Self) -> dict[str, tuple[Any, Any]]:
-        """The leaves in which two values differ: JSON path to (mine, theirs); empty when equal."""
+        """The leaves in which two values differ: JSON path to (mine, theirs); empty when equal.
+
+        Raises:
+            FileFormatError: `other` is no value of this kind.
+        """
+        if type(other) is not type(self):
+            wanted, got = type(self).__name__, type(other).__name__
+            raise FileFormatError(
+                f"wanted another {wanted}, got a {got} in {wanted}.diff(); load both from {self.kind} files"
+            )
         mine = dict(_leaves(msgspec.to_builtins(self)))
         theirs = dict(_leaves(msgspec.to_builtins(other)))
         paths = dict.fromkeys((*mine, *theirs))
@@ -87,18 +99,22 @@ class _Envelope(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int
     made_by: str
     created: str
+    # Of the value; empty in files that were written or edited by hand.
+    sha256: str = ""
     # Left as it is until kind and version are known to be those wanted.
     value: msgspec.Raw
 
 
 def encode(noun: Noun) -> bytes:
     """The JSON file content of a noun, indented for people."""
+    value = msgspec.json.encode(noun)
     envelope = _Envelope(
         kind=noun.kind,
         version=noun.version,
         made_by=f"ridgeline {VERSION}",
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        value=msgspec.Raw(msgspec.json.encode(noun)),
+        sha256=_digest(json.loads(value)),
+        value=msgspec.Raw(value),
     )
     return msgspec.json.format(msgspec.json.encode(envelope), indent=1)
 
@@ -121,13 +137,43 @@ def decode(cls: type[N], data: bytes, *, where: str) -> N:
                 f"wanted {cls.kind} version {cls.version}, got version {envelope.version} in {where}, "
                 f"written by {envelope.made_by}; make the file again with this release"
             )
-        return msgspec.json.decode(envelope.value, type=cls)
+        found = msgspec.json.decode(envelope.value, type=cls)
+        # Behind the fields: what is out of its range is told by its place.
+        _check_as_written(envelope, data, where)
+        return found
     # ValidationError is a DecodeError; lists within lists without end are refused as a RecursionError.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(
             f"wanted a {cls.kind} file, got content that does not fit in {where}: {error}; "
             "the file is damaged or was edited, make it again"
         ) from error
+
+
+def _check_as_written(envelope: _Envelope, data: bytes, where: str) -> None:
+    """Refuse a value that is not what was written: a digit that has changed is in its range, too.
+
+    And a name that stands twice in an object, of which a decoder takes the last.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise msgspec.DecodeError(f"`{max(names, key=names.count)}` stands there twice")
+        return found
+
+    value = json.loads(data, object_pairs_hook=once)["value"]
+    if envelope.sha256 and _digest(value) != envelope.sha256:
+        raise FileFormatError(
+            f"wanted the {envelope.kind} that was written, got another value than its sha256 tells in "
+            f"{where}; if it was edited on purpose take the line `sha256` out, else the file is damaged: "
+            "make it again"
+        )
+
+
+def _digest(value: Any) -> str:
+    """Of a value, not of a text: white space, and how letters and numbers are written, may change."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

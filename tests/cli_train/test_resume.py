@@ -51,11 +51,9 @@ def home(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.chdir(place)
     request = TrainRequest.load(place / "run" / "request.json")
     assert request.job.task == str(finished / "a_task.py")
-    job = {"task": str(place / "a_task.py"), "data_dir": str(place / "data")}
-    text = (place / "run" / "request.json").read_text()
-    for name, old in (("task", request.job.task), ("data_dir", request.job.data_dir)):
-        text = text.replace(str(old), job[name])
-    (place / "run" / "request.json").write_text(text)
+    replace = msgspec.structs.replace
+    job = replace(request.job, task=str(place / "a_task.py"), data_dir=str(place / "data"))
+    replace(request, job=job).save(place / "run" / "request.json")
     return place
 
 

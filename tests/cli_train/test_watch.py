@@ -32,7 +32,8 @@ def test_a_metric_keeps_its_unit(metrics: tuple[float | None, ...], shown: str) 
 
 
 @pytest.mark.parametrize(
-    ("metrics", "told"), [((None, None), "not finite"), ((0.5, None), "not finite (highest 0.500)")]
+    ("metrics", "told"),
+    [((None, None), "not finite"), ((0.5, None), "not finite (highest 50.0 %)")],
 )
 def test_the_report_names_a_metric_that_is_not_finite(
     metrics: tuple[float | None, ...], told: str

@@ -206,8 +206,10 @@ def test_networks_of_a_users_file(tmp_path: Path) -> None:
         ("1 / 0", r"got ZeroDivisionError while running .*mine\.py: division by zero; fix"),
         (
             "NETWORKS = [3]",
-            r"wanted NETWORKS, a sequence of .*Network, in .*mine\.py, got 1 values",
+            r"wanted NETWORKS, a sequence of .*Network, in .*mine\.py, got \[3\]; see",
         ),
+        ("NETWORKS = 3", r"wanted NETWORKS, a sequence of .*Network, in .*mine\.py, got 3; see"),
+        ("x = 3", r"wanted NETWORKS, a sequence of .*Network, in .*mine\.py, got None; see"),
         (OWN.replace("beside.NAME", "'vae'").replace("import beside", ""), "second 'vae' in"),
     ],
 )

@@ -58,6 +58,7 @@ def edited(
         names = [name.removeprefix(f"{ROOT}/") for name in archive.namelist()]
         members = {name: archive.read(f"{ROOT}/{name}") for name in names}
     noun = json.loads(members[METADATA])
+    del noun["sha256"]
     edit(noun["value"], members)
     noun["value"]["checksums"] = {
         name: hashlib.sha256(content).hexdigest()

@@ -104,11 +104,14 @@ def test_a_server_that_others_reach_needs_keys(address: str) -> None:
         "kvserver --new-keys DIR`, copy DIR to all hosts, and name it on each: keys=DIR, --keys DIR or "
         "RIDGELINE_KVSTORE_KEYS=DIR"
     )
-    for wrong in ("127.0.0.1", "ipc:///tmp/socket", "tcp://127.0.0.1", "inproc://x", ""):
+    # Of a larger port ZeroMQ would take the lower 16 bits, and serve at another one.
+    larger = "tcp://127.0.0.1:99999"
+    for wrong in ("127.0.0.1", "ipc:///tmp/socket", "tcp://127.0.0.1", "inproc://x", "", larger):
         with pytest.raises(KVStoreError) as refused:
             Server(Shard(1, None), wrong)
         assert str(refused.value) == (
-            f"wanted an address such as 'tcp://10.0.0.3:*' or 'tcp://127.0.0.1:*', got '{wrong}'"
+            f"wanted an address such as 'tcp://10.0.0.3:*' or 'tcp://127.0.0.1:*', got '{wrong}'; correct it "
+            "(ports end at 65535)"
         )
 
 
@@ -214,5 +217,10 @@ def test_the_command_line_makes_keys_and_wants_them(
     assert "wanted keys to listen at 'tcp://0.0.0.0:*', which" in capsys.readouterr().err
     assert main(["kvserver", "--workers", "1", "--keys", str(tmp_path / "none")]) == 1
     assert "wanted a key in " in capsys.readouterr().err
+    assert main(["kvserver", "--workers", "1", "--import", "no_such_module"]) == 1
+    assert (
+        "wanted a module to import, got ModuleNotFoundError: No module named 'no_such_module' for --import"
+        in " ".join(capsys.readouterr().err.split())
+    )
     assert main(["kvserver"]) == 1
     assert "wanted --workers from 1 and --staleness from 0 on" in capsys.readouterr().err

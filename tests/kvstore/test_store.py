@@ -1,5 +1,6 @@
 """A store of one process: sums, order, what is refused, and what a file keeps."""
 
+import doctest
 import re
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import ridgeline as rl
 from ridgeline.errors import EngineError, KVStoreError
 from ridgeline.runtime.kvstore import KVStore, register_updater
+from ridgeline.runtime.kvstore import store as store_module
 from ridgeline.runtime.kvstore.values.merging import merged
 
 KINDS = ("local", "device", "dist_sync", "dist_device_sync")
@@ -39,6 +41,13 @@ def test_a_worker_alone(store: KVStore) -> None:
     assert (store.rank, store.num_workers) == (0, 1)
     assert store.type in KINDS
     store.barrier()
+
+
+def test_the_example_holds() -> None:
+    """As it stands in the documentation of `set_optimizer`."""
+    ran = doctest.testmod(store_module)
+    assert ran.attempted > 6
+    assert ran.failed == 0
 
 
 def test_pull_before_push_gives_the_first_value(store: KVStore) -> None:

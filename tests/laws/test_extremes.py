@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
 from ridgeline import laws
 from ridgeline.errors import LawError
@@ -131,6 +133,45 @@ def test_resampling_refuses_what_is_no_sample() -> None:
         laws.resampled(laws.fit_amdahl, *points, [1e3] * 3)
     with pytest.raises(LawError, match=r"^wanted a value, got nan; give a number in that range$"):
         laws.interval([1.0, math.nan])
+
+
+@pytest.mark.parametrize("fit", [laws.fit_amdahl, laws.fit_gustafson, laws.fit_usl])
+def test_points_come_in_lists_arrays_and_tensors(fit: Callable[..., Any]) -> None:
+    """All fit alike; a set has no order, and what is no sequence is named."""
+    workers, rates = [1, 2, 4, 4], [1.0, 1.8, 3.0, 3.1]
+    found = fit(workers, rates)
+    for kind in (np.asarray, torch.tensor, lambda values: [*map(torch.tensor, values)]):
+        same = fit(kind(workers), kind(rates))
+        assert same.throughput(3) == pytest.approx(found.throughput(3), rel=1e-4)
+    tensors = [torch.tensor(2.0), torch.tensor(2.0)]
+    with pytest.raises(LawError, match=r"different numbers of workers to fit, got 1; measure more"):
+        fit(tensors, [1.0, 2.0])
+    for wrong in (None, 3, {1, 2}, "12", iter([1, 2]), np.ones((2, 2)), [None, None]):
+        with pytest.raises(
+            LawError, match=r"^wanted (a sequence of numbers|one number) as workers"
+        ):
+            fit(wrong, rates)
+
+
+def test_arrays_are_resampled_and_flows_are_flows() -> None:
+    """The same draws as of lists; what is of no use says what is wanted."""
+    workers, rates, spreads = [1, 2, 4], [1.0, 1.8, 3.0], [0.01] * 3
+    found = laws.resampled(laws.fit_amdahl, workers, rates, spreads, draws=5)
+    arrays = [np.asarray(values) for values in (workers, rates, spreads)]
+    assert laws.resampled(laws.fit_amdahl, *arrays, draws=5) == found
+    assert laws.interval(np.arange(101.0)) == (5.0, 95.0)
+    calls: list[Callable[[], object]] = [
+        lambda: laws.resampled(cast("Any", None), workers, rates),
+        lambda: laws.resampled(laws.fit_amdahl, workers, rates, spreads, seed=-1),
+        lambda: laws.interval(cast("Any", None)),
+        lambda: laws.fair_rates(cast("Any", None), {}),
+        lambda: laws.fair_rates([laws.Flow(cast("Any", "link"))], {"link": 1.0}),
+        lambda: laws.fair_finish_seconds([], cast("Any", None)),
+        lambda: laws.slowest_of(cast("Any", [2]), 0.1),
+    ]
+    for call in calls:
+        with pytest.raises(LawError, match=r"^wanted "):
+            call()
 
 
 def test_links_that_nobody_uses_may_have_any_capacity() -> None:

@@ -66,9 +66,9 @@ def test_the_reason_names_both_times() -> None:
     )
 
 
-@pytest.mark.parametrize("when", ["2026-01-01", "yesterday"])
+@pytest.mark.parametrize("when", ["2026-01-01", "yesterday", "2027-03-01T12:00:00+00:00"])
 def test_a_date_written_by_hand_is_old(when: str) -> None:
-    """Without a zone it is UTC; without sense it is not young."""
+    """Without a zone it is UTC; without sense, or in the future (the clock was set back), it is not young."""
     machine = msgspec.structs.replace(make_machine(), measured_at=when)
     assert why_stale(machine, ranked(machine, 2.0), NOW) is not None
 

@@ -109,6 +109,7 @@ def test_a_link_that_was_not_measured_is_named() -> None:
 def test_a_profile_saved_before_links_had_ends_loads(tmp_path: Path) -> None:
     """Its links are those of GPU 0."""
     content = json.loads(encode(machine_of(1, UP, DOWN)))
+    del content["sha256"]
     for link in content["value"]["links"]:
         link.pop("source", None)
         link.pop("target", None)

@@ -117,6 +117,7 @@ def test_an_older_profile_loads() -> None:
     field = b'"microarchitecture"'
     assert field in text
     envelope = msgspec.json.decode(text)
+    del envelope["sha256"]
     del envelope["value"]["microarchitecture"]
     assert decode(Machine, msgspec.json.encode(envelope), where="older") == machine
 

@@ -163,6 +163,7 @@ def test_profiles_of_earlier_releases_are_read() -> None:
     """Their numbers have no range, and say none."""
     machine = make_machine()
     text = json.loads(encode(machine))
+    del text["sha256"]
 
     def without(value: Any) -> Any:
         if isinstance(value, dict):

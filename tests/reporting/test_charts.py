@@ -27,6 +27,7 @@ from ridgeline.reporting.page.page_step import (
     timeline_section,
 )
 from ridgeline.reporting.page.sections import bound_units
+from ridgeline.reporting.report import report
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Span, Timeline
 
@@ -222,13 +223,17 @@ def test_readings_are_computed_from_the_data(
         "Live tensors of one worker peak at 150 MiB in the backward, 41.6 % of it activations; that is "
         "1.8 % of 8.00 GiB. What the allocator adds is not included."
     )
+    planned = msgspec.structs.replace(predicted, counters={"peak_memory_bytes": 200.0 * (1 << 20)})
+    assert memory_reading(workload, 0, (), planned).endswith(
+        "% of it activations. By its plan a worker holds 200 MiB at most. What the allocator adds is not included."
+    )
     assert plan_reading(ranking) == (
         "5 plans were simulated and 1 tried for real; the chosen one is 1.3 % ahead of the "
         "next as predicted; predictions are assumed to be right within 5.0 %."
     )
     assert training_reading(history) == (
         "The loss went from 2.32 to 0.271 by step 790; after 4 epochs and 87.2 s of training the metric "
-        "is 0.915 (highest 0.915)."
+        "is 91.5 % (highest 91.5 %)."
     )
     assert machine_reading(machine, SETTING) == (
         "9 of 10 numbers were measured on this machine; each worker reaches at most 159 GFLOP/s "
@@ -243,9 +248,19 @@ def test_readings_are_computed_from_the_data(
     largest = waterfall_reading(verdict)
     assert "; the largest loss is " in largest
     assert frames_reading([FrameTimes("a", 1.0, 1.1), FrameTimes("b", 1.0, 2.0)], 4.0, 0.15) == (
-        "1 of 2 frames are within 15.0 % of their prediction; the largest difference is in b, 1.00 s "
+        "1 of 2 frames are within 15.0 % of what was predicted; the largest difference is in b, 1.00 s "
         "longer than predicted (25.0 % of the step)."
     )
+
+
+def test_what_a_trial_corrected_is_called_expected(tmp_path, predicted, measured) -> None:
+    """In the figure, the table and its sentence, where the page sets it apart from the prediction."""
+    page = report(tmp_path / "r.html", predicted=predicted, expected=measured, measured=measured)
+    text = page.read_text().replace("\u00a0", " ")
+    assert ">Expected and measured time by frame<" in text
+    assert "frames are within 15.0 % of what was expected; the largest" in text
+    (title, _) = timeline_figure([predicted, measured], "expected")["layout"]["annotations"]
+    assert title["text"].startswith("<b>Expected</b>")
 
 
 def test_tiles_state_error_spread_and_overhead(verdict, predicted, measured, workload) -> None:

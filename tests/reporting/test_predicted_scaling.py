@@ -135,6 +135,13 @@ def test_without_intervals_there_is_no_band_and_without_points_no_law() -> None:
                 "80 % or more; at 2, no part of the machine alone helps by more than its spread."
             ),
         ),
+        (
+            make(counts=(1,), levers=(lever("memory", 1.5, 1.0), lever("launch", 1.2, 1.1))),
+            (
+                "1 worker: 128 samples/s are predicted; at 1, launch 2 x helps by more than its spread: the "
+                "step is 1.20 x (1.10 to 1.30) as fast."
+            ),
+        ),
         (make(counts=(1,), levers=()), "1 worker: 128 samples/s are predicted."),
     ],
 )
@@ -173,7 +180,9 @@ def test_the_page_holds_every_figure_and_assumption(found, tmp_path) -> None:
         "limit 20.0 x",
     ):
         assert told.replace("\u00a0", " ") in text.replace("\u00a0", " ")
-    assert [page.text.count(str(n)) for n in COUNTS] == [2] * len(COUNTS)
+    # Each number of workers in both tables, and in both the samples that some of them have each.
+    shares = [64 // n for n in COUNTS]
+    assert [page.text.count(str(n)) for n in COUNTS] == [2 * (1 + (n in shares)) for n in COUNTS]
     assert "figure-predicted-scaling" in page.scripts
     held = page.scripts["noun-predicted_scaling"]
     assert decode(PredictedScaling, held.encode(), where="page") == found

@@ -220,7 +220,9 @@ def test_scaling_lists_efficiency() -> None:
         for n in (1, 2)
     ]
     rows = as_text(grid_text(points_grid(points, "Scaling"))).splitlines()
-    assert rows[-1].split()[:9] == ["2", "10.0", "100", "ms", "200", "1.80", "x", "90.0", "%"]
+    assert rows[-1].split()[:9] == ["2", "10", "100", "ms", "200", "1.80", "x", "90.0", "%"]
+    many = msgspec.structs.replace(points[1], samples_per_s=2 * 1437 / 0.3, step_s=0.3)
+    assert points_grid([many], "Scaling").rows[0][1] == "1437"
     # Intervals have a column where they are known, and no empty one.
     assert "90 %" not in points_grid(points, "Scaling").head
     drawn = msgspec.structs.replace(points[1], low_s=0.09, high_s=0.12)

@@ -131,10 +131,12 @@ EDITS: list[Callable[[dict[str, Any]], object]] = [
 def reseal(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     """Change a checkpoint's state, and its manifest so that checksums are right."""
     noun = json.loads((checkpoint / STATE).read_text())
+    del noun["sha256"]
     edit(noun["value"]["state"])
     content = json.dumps(noun).encode()
     (checkpoint / STATE).write_bytes(content)
     manifest = json.loads((checkpoint / checkpoint_directory.MANIFEST).read_text())
+    del manifest["sha256"]
     (entry,) = [file for file in manifest["value"]["files"] if file["path"] == STATE]
     entry.update(num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     (checkpoint / checkpoint_directory.MANIFEST).write_text(json.dumps(manifest))

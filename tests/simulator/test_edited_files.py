@@ -1,6 +1,7 @@
 """Profiles and timelines that were edited by hand: refused where they are read, or usable."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,7 @@ WORKLOAD = make_workload()
 def _edited(noun: Noun, path: tuple[Any, ...], value: Any) -> bytes:
     """The file of a noun with another value at a path."""
     content = json.loads(encode(noun))
+    del content["sha256"]
     place = content["value"]
     for key in path[:-1]:
         place = place[key]
@@ -257,6 +259,43 @@ def test_an_edited_timeline_is_refused_or_used(path: tuple[Any, ...], value: Any
         return
     assert verdict.passed
     assert verdict.text
+
+
+@pytest.mark.parametrize("path", [("workers",), ("spans", 0, "end_ns"), ("steps_ns", 0)])
+def test_a_number_that_has_changed_in_its_range_is_told_by_the_digest(
+    path: tuple[Any, ...],
+) -> None:
+    """Programs may write the text anew; whoever edits a value takes the digest out."""
+    written = json.loads(encode(TIMELINE))
+    anew = json.dumps(written, indent=3).replace("o", "\\u006f")
+    assert decode(Timeline, anew.encode(), where="t.json") == TIMELINE
+    edited = json.loads(_edited(TIMELINE, path, 7))
+    assert decode(Timeline, json.dumps(edited).encode(), where="t.json") != TIMELINE
+    damaged = {**edited, "sha256": written["sha256"]}
+    with pytest.raises(FileFormatError) as error:
+        decode(Timeline, json.dumps(damaged).encode(), where="t.json")
+    assert str(error.value) == (
+        "wanted the timeline that was written, got another value than its sha256 tells in t.json; if it was "
+        "edited on purpose take the line `sha256` out, else the file is damaged: make it again"
+    )
+
+
+def test_a_name_that_stands_twice_is_refused() -> None:
+    """The last one would count, and what was written above it by hand would not."""
+    above = encode(MACHINE).replace(b'"value": {', b'"value": {"cluster": [],')
+    for data in (above, re.sub(rb'"sha256": "\w+",', b"", above)):
+        with pytest.raises(FileFormatError, match="`cluster` stands there twice; the file"):
+            decode(Machine, data, where="m.json")
+
+
+def test_values_of_two_kinds_are_not_compared() -> None:
+    """They have no leaf in common, so that all of both would differ."""
+    assert TIMELINE.diff(TIMELINE) == {}
+    with pytest.raises(FileFormatError) as error:
+        Noun.diff(TIMELINE, Plan())
+    assert str(error.value) == (
+        "wanted another Timeline, got a Plan in Timeline.diff(); load both from timeline files"
+    )
 
 
 def test_lists_within_lists_without_end_are_damage() -> None:

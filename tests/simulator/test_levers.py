@@ -155,6 +155,8 @@ def test_levers_as_text() -> None:
     assert "Compute helps most." in text
     assert text.index("compute 2 x") < text.index("memory 2 x")
     assert "1.40 .. 1.60" in text
+    unsure = [lever("memory", 1.5, 1.0), lever("compute", 1.2, 1.1)]
+    assert "Compute helps by more than its spread." in as_text(grid_text(levers_grid(unsure, "")))
     text = as_text(grid_text(levers_grid([lever("memory", 1.05, 1.0)], "")))
     assert "No part alone helps by more than its spread." in text
     text = as_text(

@@ -88,12 +88,19 @@ class KvserverCommand:
             or (args.staleness is not None and args.staleness < 0)
         ):
             raise KVStoreError(
-                f"wanted --workers from 1 and --staleness from 0 on, got {args.workers} and {args.staleness}"
+                f"wanted --workers from 1 and --staleness from 0 on, got {args.workers} and "
+                f"{args.staleness}; give the number of workers that will call"
             )
         if args.module:
             # `python -m` has the working directory on the path, an installed command does not.
             sys.path.insert(0, str(Path.cwd()))
-            importlib.import_module(args.module)
+            try:
+                importlib.import_module(args.module)
+            except Exception as error:  # the user's program may raise anything; it is chained
+                raise KVStoreError(
+                    f"wanted a module to import, got {type(error).__name__}: {error} for --import "
+                    f"{args.module}; start the server where that module lies, or correct it"
+                ) from error
         if args.beside and not is_wanted():
             return FINE
         directory = named_directory(args.keys)

@@ -49,13 +49,13 @@ class VerifyCommand:
         """Compare, show."""
         given = _given(args)
         predicted, measured = given.predicted, given.measured
-        steps = [
+        titles = [
             f"{one.title} with {units.counted(one.workers, 'worker')}"
             for one in (predicted, measured)
         ]
         # Any two may be compared, so that this is no error.
-        if steps[0] != steps[1]:
-            output.progress(f"! two different steps are compared: {steps[0]}, and {steps[1]}")
+        if titles[0] != titles[1]:
+            output.progress(f"! two different steps are compared: {titles[0]}, and {titles[1]}")
         # One of them alone prices no operator.
         if (given.machine is None) != (given.workload is None):
             flags = ["--machine", "--workload"]
@@ -75,7 +75,9 @@ class VerifyCommand:
             workload=given.workload,
             tolerance=args.tolerance,
         )
-        output.result(verdict, verdict_text(verdict), timeline_text([expected, measured]))
+        words = [expected.origin if verdict.expected_ns is None else "expected", measured.origin]
+        steps = timeline_text([expected, measured], headings=[*map(str.capitalize, words)])
+        output.result(verdict, verdict_text(verdict), steps)
         return FINE if verdict.passed else NOT_VERIFIED
 
 

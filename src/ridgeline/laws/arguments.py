@@ -90,26 +90,60 @@ def check_ascending(name: str, values: Sequence[float]) -> None:
             )
 
 
-def check_points(workers: Sequence[float], values: Sequence[float], least: int) -> None:
-    """Refuse points that no scaling law can be fitted to.
+def check_numbers(
+    name: str,
+    values: Sequence[float],
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    is_finite: bool = True,
+) -> list[float]:
+    """The numbers of a sequence, or of an array or tensor of one dimension, as floats.
+
+    Args:
+        name: Of one of them, for the message.
+        values: What the caller gave.
+        least: See `check`, as the others below.
+        above: The values must be greater than this.
+        most: Largest allowed value.
+        is_finite: Whether infinity is refused, too.
 
     Raises:
-        LawError: unequal lengths, fewer than `least` different numbers of workers, or numbers out of
-            range (workers from 1 to 1e15, values from 1e-60 to 1e60).
+        LawError: they are no sequence (sets have no order), or a value is not in range.
     """
-    if len(workers) != len(values):
+    # Scripts give what no type checker has read.
+    as_list = getattr(values, "tolist", None)
+    listed: object = values if as_list is None else as_list()
+    if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
         raise LawError(
-            f"wanted one value per number of workers, got {len(values)} values for {len(workers)}; "
+            f"wanted a sequence of numbers as {name}, got a {type(values).__name__}; give a list"
+        )
+    limits = {"least": least, "above": above, "most": most}
+    return [float(check(name, value, is_finite=is_finite, **limits)) for value in listed]
+
+
+def check_points(
+    workers: Sequence[float], values: Sequence[float], least: int
+) -> tuple[list[float], list[float]]:
+    """The points that a scaling law is fitted to, refused where none can be.
+
+    Raises:
+        LawError: no sequences of numbers, unequal lengths, fewer than `least` different numbers of workers,
+            or numbers out of range (workers from 1 to 1e15, values from 1e-60 to 1e60).
+    """
+    counts = check_numbers("workers", workers, least=1.0, most=_MOST_WORKERS)
+    positive = check_numbers("value", values, above=0.0)
+    rates = check_numbers("value", positive, least=_VALUES[0], most=_VALUES[1])
+    if len(counts) != len(rates):
+        raise LawError(
+            f"wanted one value per number of workers, got {len(rates)} values for {len(counts)}; "
             "give two sequences of one length"
         )
-    different = len(set(workers))
+    different = len(set(counts))
     if different < least:
         raise LawError(
             f"wanted at least {least} different numbers of workers to fit, got {different}; "
             "measure more points"
         )
-    for count in workers:
-        check("workers", count, least=1.0, most=_MOST_WORKERS)
-    for value in values:
-        check("value", value, above=0.0)
-        check("value", value, least=_VALUES[0], most=_VALUES[1])
+    return counts, rates

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.errors import LawError
+from ridgeline.given import checked
 from ridgeline.laws.arguments import check
 
 _AT_ONCE = 1.0 + 1e-12
@@ -32,6 +33,7 @@ class Flow(NamedTuple):
     most_bytes_per_s: float = math.inf
 
 
+@checked(LawError)
 def fair_rates(flows: Sequence[Flow], capacities: Mapping[str, float]) -> tuple[float, ...]:
     """Bytes per second of each flow, while all of them send.
 
@@ -77,6 +79,7 @@ def fair_rates(flows: Sequence[Flow], capacities: Mapping[str, float]) -> tuple[
     return tuple(rates)
 
 
+@checked(LawError)
 def fair_finish_seconds(
     flows: Sequence[Flow], capacities: Mapping[str, float]
 ) -> tuple[float, ...]:
@@ -148,6 +151,10 @@ def _check(flow: Flow, capacities: Mapping[str, float]) -> None:
     check("num_bytes", flow.num_bytes, least=0.0, is_finite=False)
     check("start_s", flow.start_s, least=0.0)
     check("most_bytes_per_s", flow.most_bytes_per_s, above=0.0, is_finite=False)
+    if isinstance(flow.links, str) or not isinstance(flow.links, Sequence):
+        raise LawError(
+            f"wanted the links of a flow as a tuple of names, got {flow.links!r}; write ('a',) for one"
+        )
     for link in flow.links:
         if link not in capacities:
             known = ", ".join(sorted(capacities)) or "none"

@@ -116,8 +116,7 @@ def fit_amdahl(workers: Sequence[float], throughputs: Sequence[float]) -> Amdahl
         >>> round(fit.serial_fraction, 6), round(fit.rate, 6)
         (0.1, 1.0)
     """
-    check_points(workers, throughputs, 2)
-    counts, values = np.asarray(workers, float), np.asarray(throughputs, float)
+    counts, values = np.asarray(check_points(workers, throughputs, 2), float)
     (sigma, _), _ = _least_squares(counts, values, has_kappa=False)
     shape = np.array([usl(float(n), sigma=sigma, kappa=0.0) for n in counts])
     rate = _rate(shape, values)
@@ -141,8 +140,7 @@ def fit_gustafson(workers: Sequence[float], throughputs: Sequence[float]) -> Gus
         >>> round(fit.serial_fraction, 6), round(fit.rate, 6)
         (0.1, 10.0)
     """
-    check_points(workers, throughputs, 2)
-    counts, values = np.asarray(workers, float), np.asarray(throughputs, float)
+    counts, values = np.asarray(check_points(workers, throughputs, 2), float)
     # Divided by the values, misses are relative; else the largest throughputs alone would decide.
     terms = np.stack([counts / values, (1.0 - counts) / values], axis=1)
     rate, lost = (float(v) for v in np.linalg.lstsq(terms, np.ones(len(values)), rcond=None)[0])
@@ -172,10 +170,9 @@ def fit_usl(workers: Sequence[float], throughputs: Sequence[float]) -> USLFit:
         ridgeline.errors.LawError: wanted at least 3 different numbers of workers to fit, got 2; \
 measure more points
     """
-    check_points(workers, throughputs, 3)
-    counts, values = np.asarray(workers, float), np.asarray(throughputs, float)
+    counts, values = np.asarray(check_points(workers, throughputs, 3), float)
     (sigma, kappa), kappa_error = _least_squares(counts, values, has_kappa=True)
-    different = len(set(workers))
+    different = len(set(counts.tolist()))
     note = ""
     if different < _MIN_POINTS_FOR_KAPPA:
         note = (

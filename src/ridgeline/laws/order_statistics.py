@@ -14,7 +14,6 @@ MOST_SPREAD = 2.0
 """Of logarithms; with more, a worker takes less than a fifth of the mean time as often as not."""
 
 
-@lru_cache(maxsize=4096)
 def slowest_of(workers: int, spread: float, *, slow: int = 0, slowdown: float = 1.0) -> float:
     """How many times as long the slowest of some workers takes as one takes on average.
 
@@ -45,6 +44,12 @@ def slowest_of(workers: int, spread: float, *, slow: int = 0, slowdown: float = 
     check("spread", spread, least=0.0, most=MOST_SPREAD)
     check("slow", slow, least=0)
     check("slowdown", slowdown, least=1.0)
+    return _slowest_of(float(workers), float(spread), float(slow), float(slowdown))
+
+
+# Behind the checks: what is no number may have no hash either.
+@lru_cache(maxsize=4096)
+def _slowest_of(workers: float, spread: float, slow: float, slowdown: float) -> float:
     late = min(slow, workers - 1)
     least = slowdown if late else 1.0
     if workers == 1 or spread == 0.0:
@@ -56,7 +61,7 @@ def slowest_of(workers: int, spread: float, *, slow: int = 0, slowdown: float = 
     return max(least, whole)  # sums are rounded
 
 
-def _mean_of_largest(own: int, others: int, ahead: float, spread: float) -> float:
+def _mean_of_largest(own: float, others: float, ahead: float, spread: float) -> float:
     """What those of one kind add to the mean of the largest: its value where it is theirs.
 
     Args:

@@ -7,7 +7,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from ridgeline.errors import LawError
-from ridgeline.laws.arguments import check
+from ridgeline.given import checked
+from ridgeline.laws.arguments import check, check_numbers
 
 SHARE = 0.9
 """Of the resampled values that an interval covers."""
@@ -43,6 +44,7 @@ class Fit(Protocol):
 F = TypeVar("F", bound=Fit)
 
 
+@checked(LawError, but=("workers", "throughputs", "spreads"))
 def resampled(
     fit: Callable[[Sequence[float], Sequence[float]], F],
     workers: Sequence[float],
@@ -71,7 +73,8 @@ def resampled(
         has coefficients.
 
     Raises:
-        LawError: what `fit` refuses; spreads that are not one for each point, or not from 0 to 3.
+        LawError: what `fit` refuses; spreads that are not one for each point, or not from 0 to 3; a seed
+            below 0.
 
     Source: Efron, Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 6; that misses of `f` degrees
         of freedom tell a variance up to `f` over a chi-squared variable: Student, "The probable error of a
@@ -85,14 +88,16 @@ def resampled(
         True
     """
     found = fit(workers, throughputs)
+    workers, throughputs = check_numbers("workers", workers), check_numbers("value", throughputs)
+    spreads = check_numbers(
+        "spread", check_numbers("spread", spreads, least=0.0), most=_MOST_SPREAD
+    )
     if spreads and len(spreads) != len(throughputs):
         raise LawError(
             f"wanted one spread per throughput, got {len(spreads)} for {len(throughputs)}; give one for each"
         )
-    for spread in spreads:
-        check("spread", spread, least=0.0)
-        check("spread", spread, most=_MOST_SPREAD)
     check("number of draws", draws, least=1)
+    check("seed", seed, least=0)
     freedom = len(throughputs) - found.num_fitted
     # Spreads of 0 that were given are knowledge, and none given is not.
     if freedom < 1 and not spreads:
@@ -120,8 +125,7 @@ def interval(values: Sequence[float], share: float = SHARE) -> tuple[float, floa
         (5.0, 95.0)
     """
     check("share", share, above=0.0, most=1.0)
-    for value in values:
-        check("value", value, is_finite=False)
+    values = check_numbers("value", values, is_finite=False)
     if not values:
         raise LawError("wanted values for an interval, got none; resample with spreads")
     ends = [(1.0 - share) / 2.0, (1.0 + share) / 2.0]

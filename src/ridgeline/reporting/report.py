@@ -153,20 +153,21 @@ def _sections(given: _Given) -> dict[str, Markup | None]:
     groups = _groups(workload, machine, setting, predicted)
     # The measurement is held against what was expected when training began.
     judged = given.expected or predicted
+    word = "predicted" if given.expected is None else "expected"
     # Where nobody judged, that of `verify`.
     tolerance = verdict.tolerance if verdict is not None else 0.15
     return {
         "verdict": verdict_section(verdict, predicted, measured, workload, given.expected),
         "waterfall": waterfall_section(verdict),
-        "timeline": timeline_section(judged, measured),
+        "timeline": timeline_section(judged, measured, word),
         "roofline": roofline_section(machine, setting, groups),
         "plan": plan_section(given.ranking),
         "training": training_section(given.history),
         "scaling": scaling_section(given.scaling),
         "predicted-scaling": predicted_scaling_section(given.predicted_scaling),
         "intensity": intensity_section(given.intensities),
-        "frames": frames_section(judged, measured, tolerance),
-        "memory": memory_section(workload, machine, setting),
+        "frames": frames_section(judged, measured, tolerance, word),
+        "memory": memory_section(workload, machine, setting, predicted),
         "machine": machine_section(machine, setting),
     }
 

@@ -60,7 +60,7 @@ def points_grid(points: Sequence[ScalingPoint], title: str) -> Grid:
     rows = tuple(
         (
             str(point.workers),
-            units.digits3(point.samples_per_s * point.step_s / point.workers),
+            _count(point.samples_per_s * point.step_s / point.workers),
             units.seconds(point.step_s),
             *((_between(point.low_s, point.high_s),) if are_drawn else ()),
             units.digits3(point.samples_per_s),
@@ -109,12 +109,24 @@ def levers_grid(levers: Sequence[Lever], title: str) -> Grid:
     return Grid(title, head, rows, as_sentence(_helping(ordered)), bars=bars)
 
 
+def surely_helping(levers: Sequence[Lever]) -> list[Lever]:
+    """Those with a gain beyond its spread, the largest first: told by the low end of its interval."""
+    return sorted((each for each in levers if each.low > LEAST_GAIN), key=lambda each: -each.gain)
+
+
 def _helping(ordered: Sequence[Lever]) -> str:
-    # By the low end of its interval: a gain within the spread is none.
-    helping = [" and ".join(lever.factors) for lever in ordered if lever.low > LEAST_GAIN]
+    helping = [" and ".join(lever.factors) for lever in surely_helping(ordered)]
     if not helping:
         return "no part alone helps by more than its spread"
-    return f"{helping[0]} helps most" if len(helping) == 1 else f"{', then '.join(helping)} help"
+    if len(helping) > 1:
+        return f"{', then '.join(helping)} help"
+    return f"{helping[0]} {how_much(ordered)}"
+
+
+def how_much(levers: Sequence[Lever]) -> str:
+    """What is said of the one that surely helps: another may have the larger gain, and a wider spread."""
+    first = max(levers, key=lambda lever: lever.gain)
+    return "helps most" if first.low > LEAST_GAIN else "helps by more than its spread"
 
 
 def lever_name(lever: Lever) -> str:
@@ -164,6 +176,12 @@ def _rate(estimate: FittedNumber) -> str:
     if estimate.low is None or estimate.high is None:
         return text
     return f"{text}\n{units.digits3(estimate.low)} .. {units.digits3(estimate.high)}"
+
+
+def _count(value: float) -> str:
+    """A whole number in all its digits; a quotient may be beside it by rounding."""
+    whole = round(value)
+    return str(whole) if abs(value - whole) <= 1e-6 * value else units.digits3(value)
 
 
 def _between(low_s: float | None, high_s: float | None) -> str:

@@ -132,7 +132,8 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
     yield ""
     yield from waterfall_lines(verdict)
     yield ""
-    yield f"{'frame':<32}{'predicted':>12}{'measured':>12}{'error':>10}"
+    held_against = "predicted" if verdict.expected_ns is None else "expected"
+    yield f"{'frame':<32}{held_against:>12}{'measured':>12}{'error':>10}"
     shown = sorted(verdict.frames, key=lambda f: -max(f.predicted_ns or 0, f.measured_ns or 0))
     for frame in shown[:_MOST_FRAMES]:
         yield (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ridgeline.cli.curves.scaling_curve import STRONG, Curve
 from ridgeline.reporting.report import report
-from ridgeline.reporting.scaling_grids import LEAST_GAIN, lever_name
+from ridgeline.reporting.scaling_grids import lever_name, surely_helping
 from ridgeline.simulator.curves.levers import Lever, levers
 from ridgeline.simulator.curves.scaling import ScalingPoint, scaling_curve
 from ridgeline.simulator.curves.what_if import what_if
@@ -44,10 +44,9 @@ def draw_curve(
     most = points[-1].workers
     # Where most workers are, since what helps there is what ends the scaling.
     gains = levers(found.machine, found.load(most), resized(found.plan, most))
-    best = max(gains, key=lambda lever: lever.gain)
     curves = dict(others)
-    # By the low end of its interval, so that no gain is drawn which may be noise.
-    if best.low > LEAST_GAIN:
+    # One at most, and no gain that may be noise.
+    for best in surely_helping(gains)[:1]:
         faster = what_if(found.machine, best.factors, found.all_ops)
         # What the user asked under this name stays as it is.
         curves.setdefault(

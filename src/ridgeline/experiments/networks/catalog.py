@@ -1,6 +1,7 @@
 """The catalog: all networks, by name and kind, and those that a user's files add."""
 
 import importlib.util
+import reprlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,11 +80,12 @@ def networks_in(source: str) -> tuple[Network, ...]:
             f"wanted a Python file with networks, got {type(error).__name__} while running {source}: "
             f"{error}; fix the file"
         ) from error
-    networks = tuple(getattr(module, "NETWORKS", ()))
+    named = getattr(module, "NETWORKS", None)
+    networks = tuple(named) if isinstance(named, Sequence) else ()
     if not networks or not all(isinstance(one, Network) for one in networks):
         raise TaskError(
             f"wanted NETWORKS, a sequence of ridgeline.experiments.networks.network.Network, in {source}, "
-            f"got {len(networks)} values; see the guide on measuring your own networks"
+            f"got {reprlib.repr(named)}; see the guide on measuring your own networks"
         )
     return networks
 

@@ -107,4 +107,5 @@ def _is_young(measured_at: str, now: datetime.datetime) -> bool:
         return False
     if then.tzinfo is None:
         then = then.replace(tzinfo=datetime.UTC)
-    return now - then <= YOUNG
+    # A clock that was set back puts a profile into the future, where it would stay young for as long.
+    return abs(now - then) <= YOUNG

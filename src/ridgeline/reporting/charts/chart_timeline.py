@@ -54,16 +54,17 @@ def frame_colour(name: str) -> str:
     return KINDS[kind(name)][1]
 
 
-def timeline_figure(timelines: Sequence[Timeline]) -> Figure:
+def timeline_figure(timelines: Sequence[Timeline], word: str = "predicted") -> Figure:
     """One figure of one or two timelines, the first on top.
 
     Args:
         timelines: Predicted and measured, in the order from top to bottom; at least one.
+        word: What the predicted one is called.
     """
     longest_ns = max(max((s.end_ns for s in t.spans), default=t.step_ns) for t in timelines)
     # From 2 ms on in ms: numbers of five digits leave no room between ticks.
     scale, unit = (1e6, "ms") if longest_ns >= 2_000_000 else (1e3, "us")
-    drawing = _Drawing(scale, unit)
+    drawing = _Drawing(scale, unit, word)
     for timeline in timelines:
         drawing.add(timeline)
     height = _ROW_HEIGHT * drawing.height + 60
@@ -102,7 +103,8 @@ def timeline_figure(timelines: Sequence[Timeline]) -> Figure:
 class _Drawing:
     """Bars collected by colour; `height` is the next free row."""
 
-    def __init__(self, scale: float, unit: str) -> None:
+    def __init__(self, scale: float, unit: str, word: str) -> None:
+        self.word = word
         self.scale = scale
         self.unit = unit
         self.height = 0.0
@@ -116,7 +118,8 @@ class _Drawing:
             # Or the title of the second would be taken for a lane of the first.
             self.height += 0.45
         steps = len(timeline.steps_ns)
-        what = f"<b>{timeline.origin.capitalize()}</b>   {units.nanoseconds(timeline.step_ns)}"
+        word = self.word if timeline.origin == "predicted" else timeline.origin
+        what = f"<b>{word.capitalize()}</b>   {units.nanoseconds(timeline.step_ns)}"
         if timeline.origin == "measured":
             what += f", median of {steps}" if steps > 1 else ", one step"
         self.titles.append(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from ridgeline import units
 from ridgeline.codec import Noun, encode
-from ridgeline.history import NOT_FINITE, History
+from ridgeline.history import History, metric_text
 from ridgeline.machine import Ceiling, Machine, Setting
 from ridgeline.reporting.charts.chart_places import link_matrix_figure, staircase_figure
 from ridgeline.reporting.charts.chart_rates import (
@@ -63,8 +63,9 @@ def training_reading(history: History) -> str:
     if history.epochs:
         last_epoch = history.epochs[-1]
         finite = [point.metric for point in history.epochs if point.metric is not None]
-        highest = f" (highest {units.digits3(max(finite))})" if finite else ""
-        metric = NOT_FINITE if last_epoch.metric is None else units.digits3(last_epoch.metric)
+        # As the terminal has it.
+        highest = f" (highest {metric_text(max(finite), finite)})" if finite else ""
+        metric = metric_text(last_epoch.metric, finite)
         train_s = sum(point.train_s for point in history.epochs)
         parts.append(
             f"after {units.counted(len(history.epochs), 'epoch')} and {units.seconds(train_s)} of training "

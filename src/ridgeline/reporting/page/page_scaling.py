@@ -15,15 +15,16 @@ from ridgeline.reporting.page.sections import (
     section,
 )
 from ridgeline.reporting.scaling_grids import (
-    LEAST_GAIN,
     REGIMES,
     coefficient_lines,
     gain_text,
+    how_much,
     laws_grid,
     lever_name,
     levers_grid,
     points_grid,
     runs_grid,
+    surely_helping,
 )
 from ridgeline.verdict.predicted_scaling import WORTH_WHILE, PredictedScaling
 from ridgeline.verdict.scaling_nouns import MeasuredScaling
@@ -99,13 +100,14 @@ def predicted_scaling_reading(scaling: PredictedScaling) -> str:
     most = max(scaling.points, key=lambda point: point.samples_per_s)
     if most != last:
         parts.append(f"the most is done by {units.counted(most.workers, 'worker')}")
-    # Told by the low end of its interval: a gain within the spread is none.
-    best = max(scaling.levers, key=lambda lever: lever.gain, default=None)
-    if best is not None:
+    for best in surely_helping(scaling.levers)[:1]:
+        words = (
+            f"{lever_name(best)} {how_much(scaling.levers)}: the step is {gain_text(best)} as fast"
+        )
+        parts.append(f"at {last.workers}, {words}")
+    if scaling.levers and not surely_helping(scaling.levers):
         parts.append(
-            f"at {last.workers}, {lever_name(best)} helps most: the step is {gain_text(best)} as fast"
-            if best.low > LEAST_GAIN
-            else f"at {last.workers}, no part of the machine alone helps by more than its spread"
+            f"at {last.workers}, no part of the machine alone helps by more than its spread"
         )
     return as_sentence("; ".join(parts))
 

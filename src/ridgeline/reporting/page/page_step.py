@@ -18,12 +18,14 @@ from ridgeline.verdict.verify import compare_frames
 from ridgeline.workload import Workload
 
 
-def timeline_section(predicted: Timeline | None, measured: Timeline | None) -> Markup | None:
-    """Both timelines on one axis; None when there is neither."""
+def timeline_section(
+    predicted: Timeline | None, measured: Timeline | None, word: str = "predicted"
+) -> Markup | None:
+    """Both timelines on one axis; None when there is neither. A corrected prediction is `expected`."""
     timelines = [timeline for timeline in (predicted, measured) if timeline is not None]
     if not timelines:
         return None
-    figure = timeline_figure(timelines)
+    figure = timeline_figure(timelines, word)
     keys = tag(
         "p",
         Markup(
@@ -157,9 +159,12 @@ def share_of_roof(machine: Machine, setting: Setting, groups: Sequence[OpGroup])
 
 
 def memory_section(
-    workload: Workload | None, machine: Machine | None, setting: Setting | None
+    workload: Workload | None,
+    machine: Machine | None,
+    setting: Setting | None,
+    predicted: Timeline | None = None,
 ) -> Markup | None:
-    """Live bytes over the step; None without a workload that knows them."""
+    """Live bytes over the traced step, and the predicted peak; None without a workload that knows them."""
     if workload is None or not workload.memory:
         return None
     capacity = capacity_bytes(workload, machine)
@@ -169,7 +174,7 @@ def memory_section(
     return section(
         "memory",
         "Memory over the step",
-        memory_reading(workload, capacity, workspaces),
+        memory_reading(workload, capacity, workspaces, predicted),
         chart(
             "memory",
             memory_figure(workload, capacity, workspaces),
@@ -186,7 +191,12 @@ def capacity_bytes(workload: Workload, machine: Machine | None) -> int:
     return min(sizes, default=0)
 
 
-def memory_reading(workload: Workload, capacity: int, workspaces: Sequence[int] = ()) -> str:
+def memory_reading(
+    workload: Workload,
+    capacity: int,
+    workspaces: Sequence[int] = (),
+    predicted: Timeline | None = None,
+) -> str:
     """One sentence on the peak, what it is made of, and how far the limit is."""
     # Where workspaces are not known, the peak is that of the tensors alone.
     spaces = workspaces or [0] * len(workload.ops)
@@ -207,6 +217,10 @@ def memory_reading(workload: Workload, capacity: int, workspaces: Sequence[int] 
     )
     if capacity:
         text += f"; that is {units.percent(total / capacity)} of {units.num_bytes(capacity)}"
+    planned = 0.0 if predicted is None else predicted.counters.get("peak_memory_bytes", 0.0)
+    # The trace is of a worker alone; plans keep gradients in buckets, divide batches and states, ...
+    if planned and units.num_bytes(planned) != units.num_bytes(total):
+        text += f". By its plan a worker holds {units.num_bytes(planned)} at most"
     return f"{text}. What the allocator adds is not included."
 
 
@@ -224,9 +238,12 @@ class FrameTimes(NamedTuple):
 
 
 def frames_section(
-    predicted: Timeline | None, measured: Timeline | None, tolerance: float
+    predicted: Timeline | None,
+    measured: Timeline | None,
+    tolerance: float,
+    word: str = "predicted",
 ) -> Markup | None:
-    """Predicted against measured, frame by frame; None unless both timelines are there."""
+    """Predicted, or expected, against measured, frame by frame; None unless both timelines are there."""
     if predicted is None or measured is None:
         return None
     # What only one side has cannot be compared; the verdict lists it.
@@ -248,16 +265,18 @@ def frames_section(
         )
         for frame in frames
     ]
-    head = ("Frame", "Predicted", "Measured", "Difference")
+    head = ("Frame", word.capitalize(), "Measured", "Difference")
     return section(
         "frames",
         "Where the time went",
-        frames_reading(frames, step_s, tolerance),
-        table(head, rows, caption="Predicted and measured time by frame", numeric=(1, 2, 3)),
+        frames_reading(frames, step_s, tolerance, word),
+        table(head, rows, caption=f"{head[1]} and measured time by frame", numeric=(1, 2, 3)),
     )
 
 
-def frames_reading(frames: Sequence[FrameTimes], step_s: float, tolerance: float) -> str:
+def frames_reading(
+    frames: Sequence[FrameTimes], step_s: float, tolerance: float, word: str = "predicted"
+) -> str:
     """One sentence on how many frames were predicted well, and which one costs most."""
     # Of the measured time, as the verdict has it; a frame of no time must be predicted as none.
     good = sum(abs(one.change_s) <= tolerance * max(one.measured_s, 1e-12) for one in frames)
@@ -266,8 +285,8 @@ def frames_reading(frames: Sequence[FrameTimes], step_s: float, tolerance: float
     direction = "longer" if worst.change_s > 0 else "shorter"
     share = f" ({units.percent(size_s / step_s)} of the step)" if step_s else ""
     return (
-        f"{good} of {len(frames)} frames are within {units.percent(tolerance)} of their prediction; the "
-        f"largest difference is in {worst.name}, {units.seconds(size_s)} {direction} than predicted{share}."
+        f"{good} of {len(frames)} frames are within {units.percent(tolerance)} of what was {word}; the "
+        f"largest difference is in {worst.name}, {units.seconds(size_s)} {direction} than {word}{share}."
     )
 
 

@@ -241,7 +241,8 @@ class KVStore:
         Cost: Waits for what was pushed.
 
         Example:
-            >>> store = create("local")
+            >>> import ridgeline as rl
+            >>> store = rl.kvstore.create("local")
             >>> store.init("w", torch.zeros(2))
             >>> store.set_optimizer("sgd", lr=0.5)
             >>> store.push("w", torch.ones(2))

@@ -18,6 +18,7 @@ from ridgeline.workers.world import World
 LOOPBACK = "tcp://127.0.0.1:*"
 """A free port that this host alone reaches."""
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:]+):(\d{1,5}|\*)")
+_MOST_PORT = 65535
 _ANY_PORT = 9
 """No message goes there: a route is asked for."""
 
@@ -42,7 +43,9 @@ def check_listening(address: str, *, has_keys: bool) -> None:
     Raises:
         KVStoreError: says what to do.
     """
-    if has_keys or is_loopback(address):
+    if (
+        is_loopback(address) or has_keys
+    ):  # in this order, since what is no address is refused with keys, too
         return
     raise KVStoreError(
         f"wanted keys to listen at {address!r}, which other hosts reach, got none; make some with `ridgeline "
@@ -145,8 +148,10 @@ def told_by_all(world: World, topic: str, mine: str) -> list[str]:
 
 def _host(address: str) -> str:
     found = _ADDRESS.fullmatch(address)
-    if found is None:
+    # ZeroMQ takes the lower 16 bits of a larger port.
+    if found is None or (found[2] != "*" and int(found[2]) > _MOST_PORT):
         raise KVStoreError(
-            f"wanted an address such as 'tcp://10.0.0.3:*' or {LOOPBACK!r}, got {address!r}"
+            f"wanted an address such as 'tcp://10.0.0.3:*' or {LOOPBACK!r}, got {address!r}; correct it "
+            f"(ports end at {_MOST_PORT})"
         )
     return found[1].strip("[]")

@@ -218,7 +218,7 @@ def memory_reading(
     if capacity:
         text += f"; that is {units.percent(total / capacity)} of {units.num_bytes(capacity)}"
     planned = 0.0 if predicted is None else predicted.counters.get("peak_memory_bytes", 0.0)
-    # The trace is of a worker alone; plans keep gradients in buckets, divide batches and states, ...
+    # The trace is of a worker alone; a plan may keep gradients in buckets, or divide batches and states.
     if planned and units.num_bytes(planned) != units.num_bytes(total):
         text += f". By its plan a worker holds {units.num_bytes(planned)} at most"
     return f"{text}. What the allocator adds is not included."

@@ -43,9 +43,8 @@ def check_listening(address: str, *, has_keys: bool) -> None:
     Raises:
         KVStoreError: says what to do.
     """
-    if (
-        is_loopback(address) or has_keys
-    ):  # in this order, since what is no address is refused with keys, too
+    # In this order: with keys, too, what is no address is refused.
+    if is_loopback(address) or has_keys:
         return
     raise KVStoreError(
         f"wanted keys to listen at {address!r}, which other hosts reach, got none; make some with `ridgeline "

@@ -198,7 +198,7 @@ def _leaves(roots: list[Tensor]) -> list[Tensor]:
         if function is None or function in seen:
             continue
         seen.add(function)
-        if hasattr(function, "variable"):
+        if hasattr(type(function), "variable"):  # an `autograd.Function` may keep one under that name
             leaves.append(function.variable)
         stack.extend(parent for parent, _ in function.next_functions)
     return leaves

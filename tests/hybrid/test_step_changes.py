@@ -84,9 +84,18 @@ def test_sparse_buffers_are_refused_by_name() -> None:
         with pytest.raises(CaptureError) as caught:
             step(x)
     assert str(caught.value) == (
-        "wanted dense parameters and buffers, which one program reads and writes where they lie, got the buffer "
-        "'adjacency' of layout sparse_coo; use execution='compiled' or 'eager'"
+        "wanted dense parameters, buffers and optimizer state, which one program reads and writes where they lie, "
+        "got buffer 'adjacency' of layout sparse_coo; use execution='compiled' or 'eager'"
     )
+
+
+def test_sparse_momentum_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Embedding(6, 2, sparse=True), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with PlannedStep(model, lambda m, x: m(x).square().mean(), optimizer, STEP_GRAPH) as step:
+        step(torch.tensor([1, 3]))
+        with pytest.raises(CaptureError, match="got optimizer state '0.weight/momentum_buffer' of"):
+            step(torch.tensor([1, 3]))
 
 
 def _half_frozen() -> nn.Module:

@@ -151,9 +151,7 @@ def test_tensors_that_are_handed_on() -> None:
 
     with pair_of(Remembering, sgd) as pair:
         pair.train(7, {4: given})
-        for mine, theirs in zip(
-            *([m.before, m.last] for m in map(_model, pair)), strict=True
-        ):
+        for mine, theirs in zip(*([m.before, m.last] for m in map(_model, pair)), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
         assert "recaptures" not in pair.counters()
 

@@ -65,9 +65,7 @@ def trained(execution: Any, change: Callable[[Weighted], Any]) -> list[Tensor]:
 @pytest.mark.parametrize("change", [double, move, freeze])
 def test_what_a_loss_learns_in_one_program(change: Callable[[Weighted], Any]) -> None:
     """In a module and in a list: changed in place, moved to other memory, and no longer trained."""
-    for mine, theirs in zip(
-        trained("step-graph", change), trained("eager", change), strict=True
-    ):
+    for mine, theirs in zip(trained("step-graph", change), trained("eager", change), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 

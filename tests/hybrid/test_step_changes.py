@@ -1,6 +1,7 @@
 """Steps as one program whose batches want gradients, or whose optimizer no longer trains all that it did."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -94,8 +95,29 @@ def test_sparse_momentum_is_refused_by_name() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     with PlannedStep(model, lambda m, x: m(x).square().mean(), optimizer, STEP_GRAPH) as step:
         step(torch.tensor([1, 3]))
-        with pytest.raises(CaptureError, match="got optimizer state '0.weight/momentum_buffer' of"):
+        with pytest.raises(CaptureError, match=r"state '0\.weight/momentum_buffer' of"):
             step(torch.tensor([1, 3]))
+
+
+class Doubled(nn.Parameter):
+    def doubled(self) -> Tensor:
+        return self * 2.0
+
+
+def test_methods_of_a_weights_own_class_are_refused_by_name() -> None:
+    model = nn.Linear(3, 2)
+    model.weight = Doubled(torch.ones(2, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        return (x @ model.weight.doubled().t()).square().mean() + model.bias.sum()
+
+    with PlannedStep(model, loss, optimizer, STEP_GRAPH) as step:
+        step(torch.randn(4, 3))
+        with pytest.raises(
+            CaptureError, match="object has no attribute 'doubled', at test_step_ch"
+        ):
+            step(torch.randn(4, 3))
 
 
 def _half_frozen() -> nn.Module:

@@ -64,7 +64,8 @@ def written(index: int, _: torch.optim.Optimizer, rate: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "recaptures"), [(a_number_for_one, 1.0), (numbers_of_it, 1.0), (other_order, 1.0), (written, 0.0)]
+    ("change", "recaptures"),
+    [(a_number_for_one, 1.0), (numbers_of_it, 1.0), (other_order, 1.0), (written, 0.0)],
 )
 def test_a_tensor_that_was_given_stays_the_scripts(
     change: Change, recaptures: float, emulated: None

@@ -96,8 +96,8 @@ def _metadata(node: Node) -> dict[str, Any]:
 
 
 def _is_leaf(node: Node) -> bool:
-    # It lives as long as its parameter, and its backward is only the addition to the gradient. Of the class, as
-    # an `autograd.Function` of the user's may keep something of its own under that name.
+    # It lives as long as its parameter, and its backward is only the addition to the gradient. Of the class,
+    # as an `autograd.Function` of the user's may keep something of its own under that name.
     return type(node).name(node) == "torch::autograd::AccumulateGrad"
 
 

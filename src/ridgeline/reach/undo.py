@@ -235,7 +235,9 @@ class _Store:
                 key = now[index - len(now) // 2] if is_value else index
                 name = repr(key) if is_value else f"an element of a {kind}"
                 is_place = is_value or not isinstance(self._store, (dict, set))
-                yield StateChange(name, b, a, partial(put_at, self._store, key) if is_place else None)
+                yield StateChange(
+                    name, b, a, partial(put_at, self._store, key) if is_place else None
+                )
 
     def _content(self) -> list[Any]:
         """The elements; of a dictionary all keys, then all values."""

@@ -33,7 +33,6 @@ from ridgeline.reach.undo import Undo
 from ridgeline.tensors.nests import tensors_in
 from ridgeline.units import counted
 
-
 _TURNING = frozenset({"enable_grad", "set_grad_enabled"})
 _OFF = "which stay off there, and compiled code does not know that"
 

@@ -109,7 +109,7 @@ def outcome(
 
 
 def _dense_copy(tensor: Tensor) -> Tensor:
-    """Momentum of sparse gradients is sparse, as a weight may be: compared is the tensor that it stands for."""
+    """Momentum of sparse gradients is sparse, as a weight may be: what it stands for is compared."""
     tensor = tensor.detach()
     return tensor.clone() if tensor.layout is torch.strided else tensor.to_dense()
 

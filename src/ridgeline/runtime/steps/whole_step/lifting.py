@@ -122,10 +122,8 @@ class LiftedState:
                     constants[parameter, key] = value
         return tensors, constants
 
-    def _found_in(
-        self, loss_fn: Callable[..., Any] | None
-    ) -> dict[str, tuple[Tensor, list[Slot]]]:
-        """By name, the optimizer's parameters that are not the model's, and where the loss function has them."""
+    def _found_in(self, loss_fn: Callable[..., Any] | None) -> dict[str, tuple[Tensor, list[Slot]]]:
+        """By name, the optimizer's parameters that the model has not, and where the loss function has them."""
         others = [p for p in chain(*self._groups) if p not in self._names]
         reach = Reach(*([loss_fn] if others and loss_fn is not None else []))
         found: dict[str, tuple[Tensor, list[Slot]]] = {}

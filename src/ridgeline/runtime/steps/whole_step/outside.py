@@ -164,7 +164,7 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
             continue
         seen.add(node)
         # Only the class of AccumulateGrad, the node that writes into `.grad` of a leaf, has this attribute.
-        leaf = node.variable if hasattr(type(node), "variable") else None
+        leaf = getattr(node, "variable", None) if hasattr(type(node), "variable") else None
         if isinstance(leaf, Tensor):
             yield leaf
         pending.extend(following for following, _ in node.next_functions)

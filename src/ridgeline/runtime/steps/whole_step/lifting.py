@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError, PlanError
-from ridgeline.programs.module_call import call_with, places
+from ridgeline.programs.module_call import Slot, call_with, places, slots_holding, standing_in
 from ridgeline.reach.reach import Reach
-from ridgeline.reach.slots import Slot, slots_holding, standing_in
 from ridgeline.runtime.steps.whole_step.exchange import StateExchange, are_possible
 from ridgeline.runtime.steps.whole_step.rates import LearningRateInputs
 from ridgeline.runtime.steps.whole_step.substitution import OptimizerSubstitution
@@ -123,7 +122,7 @@ class LiftedState:
         return tensors, constants
 
     def _found_in(self, loss_fn: Callable[..., Any] | None) -> dict[str, tuple[Tensor, list[Slot]]]:
-        """By name, the optimizer's parameters that the model has not, and where the loss function has them."""
+        """The optimizer's parameters that the model has not, by name, and where the loss function has them."""
         others = [p for p in chain(*self._groups) if p not in self._names]
         reach = Reach(*([loss_fn] if others and loss_fn is not None else []))
         found: dict[str, tuple[Tensor, list[Slot]]] = {}

@@ -122,7 +122,7 @@ class LiftedState:
         return tensors, constants
 
     def _found_in(self, loss_fn: Callable[..., Any] | None) -> dict[str, tuple[Tensor, list[Slot]]]:
-        """The optimizer's parameters that the model has not, by name, and where the loss function has them."""
+        """The optimizer's parameters that the model has not, by name, and where the loss function does."""
         others = [p for p in chain(*self._groups) if p not in self._names]
         reach = Reach(*([loss_fn] if others and loss_fn is not None else []))
         found: dict[str, tuple[Tensor, list[Slot]]] = {}

@@ -200,3 +200,21 @@ def test_attention_to_itself_is_captured(mode: Execution) -> None:
             for given in ((x, x, x), (x, z, z)):
                 torch.testing.assert_close(fast(*given), model(*given), rtol=1e-4, atol=1e-5)
         assert fast.report.counters == {"eager_calls": 0, "shapes": 4, "rebuilds": 0}
+
+
+def laid_out(model: nn.Module, x: Tensor) -> Tensor:
+    factor = 1.0 if x.is_contiguous() else 3.0 if x.stride(0) else 5.0
+    return factor * model(x).square().mean()
+
+
+@pytest.mark.parametrize("execution", ["graph", "step-graph"])
+@pytest.mark.parametrize(
+    "lie", [lambda x: torch.cat([x, x], 1)[:, :4], lambda x: x[:1].expand(3, 4)]
+)
+def test_code_that_asks_how_the_first_batches_lie(
+    execution: Execution, lie: Callable[[Tensor], Tensor]
+) -> None:
+    """A program has copies without gaps, of which the code would say something else."""
+    batches = [lie(x_of(index)) for index in range(5)] + [x_of(6), lie(x_of(7))]
+    wanted = trained("eager", laid_out, batches)
+    torch.testing.assert_close(trained(execution, laid_out, batches), wanted)

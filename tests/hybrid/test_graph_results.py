@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.callables.hybridize import hybridize
 from ridgeline.errors import CaptureError
@@ -94,3 +95,22 @@ def test_gradients_turned_on_inside_of_inference_are_those_of_the_code() -> None
                 ):
                     call(x)
         assert "wanted code in inference mode that leaves gradients off" in hybrid.report.notes[0]
+
+
+def test_pieces_that_turn_gradients_on_are_left_to_python_in_inference() -> None:
+    weight = torch.ones(4, requires_grad=True)
+
+    def asking(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            y = x + weight
+            y = y * (3.0 if y.requires_grad else 1.0)
+            torch._dynamo.graph_break()
+            return y + 1.0
+
+    x = torch.randn(3, 4)
+    with interpreted(), hybridize(asking, x, "compiled") as hybrid:
+        torch.testing.assert_close(hybrid(x), asking(x).detach())
+        with torch.inference_mode():
+            torch.testing.assert_close(hybrid(x), asking(x))
+        said = "calls in inference mode ran as written: asking ("
+        assert any(said in note for note in hybrid.report.notes)

@@ -126,6 +126,40 @@ def test_state_that_is_carried_on_in_attributes() -> None:
             pair.program.save("unused.pt2", batch_of(0))
 
 
+class Remembering(nn.Module):
+    """Hands tensors on from name to name: the last two results."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+        self.before, self.last = torch.zeros(8, 3), torch.ones(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.inner(x) + 0.3 * self.last - 0.1 * self.before
+        self.before = self.last
+        self.last = scores.detach()
+        return scores
+
+
+def test_tensors_that_are_handed_on() -> None:
+    """Each name holds what stood under the other one before the step, whoever put it there."""
+
+    def given(step: PlannedStep) -> None:
+        model: Any = step.model
+        model.last = torch.full((8, 3), 2.0)
+
+    with pair_of(Remembering, sgd) as pair:
+        pair.train(7, {4: given})
+        for mine, theirs in zip(*([m.before, m.last] for m in map(_model, pair)), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+        assert "recaptures" not in pair.counters()
+
+
+def _model(step: PlannedStep) -> Any:
+    return step.model
+
+
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
 @pytest.mark.parametrize(
     "shape", [nn.utils.weight_norm, nn.utils.spectral_norm, lambda one: prune.l1_unstructured(one, "weight", 0.5)]

@@ -1,6 +1,7 @@
 """Steps as one program whose batches want gradients, or whose optimizer no longer trains all that it did."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -84,9 +85,39 @@ def test_sparse_buffers_are_refused_by_name() -> None:
         with pytest.raises(CaptureError) as caught:
             step(x)
     assert str(caught.value) == (
-        "wanted dense parameters and buffers, which one program reads and writes where they lie, got the buffer "
-        "'adjacency' of layout sparse_coo; use execution='compiled' or 'eager'"
+        "wanted dense parameters, buffers and optimizer state, which one program reads and writes where they lie, "
+        "got buffer 'adjacency' of layout sparse_coo; use execution='compiled' or 'eager'"
     )
+
+
+def test_sparse_momentum_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Embedding(6, 2, sparse=True), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with PlannedStep(model, lambda m, x: m(x).square().mean(), optimizer, STEP_GRAPH) as step:
+        step(torch.tensor([1, 3]))
+        with pytest.raises(CaptureError, match=r"state '0\.weight/momentum_buffer' of"):
+            step(torch.tensor([1, 3]))
+
+
+class Doubled(nn.Parameter):
+    def doubled(self) -> Tensor:
+        return self * 2.0
+
+
+def test_methods_of_a_weights_own_class_are_refused_by_name() -> None:
+    model = nn.Linear(3, 2)
+    model.weight = Doubled(torch.ones(2, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        return (x @ model.weight.doubled().t()).square().mean() + model.bias.sum()
+
+    with PlannedStep(model, loss, optimizer, STEP_GRAPH) as step:
+        step(torch.randn(4, 3))
+        with pytest.raises(
+            CaptureError, match="object has no attribute 'doubled', at test_step_ch"
+        ):
+            step(torch.randn(4, 3))
 
 
 def _half_frozen() -> nn.Module:

@@ -394,5 +394,5 @@ def test_a_parameter_outside_of_the_model_is_refused() -> None:
     model = Net()
     outside = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([*model.parameters(), outside], lr=0.1)
-    with pytest.raises(PlanError, match=r"got one of shape \(2,\) that does not; make it a param"):
+    with pytest.raises(PlanError, match=r"got one of shape \(2,\) that is in neither; make it a"):
         trace_step(model, loss_fn, optimizer, batch_of(0))

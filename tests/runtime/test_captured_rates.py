@@ -52,12 +52,20 @@ def numbers_of_it(index: int, optimizer: torch.optim.Optimizer, rate: Tensor) ->
             group["lr"] = rate * 0.9**index
 
 
+def other_order(index: int, optimizer: torch.optim.Optimizer, _: Tensor) -> None:
+    if index == 0:
+        optimizer.param_groups[0]["lr"] = 0.3
+    if index in (1, 7):
+        optimizer.param_groups.reverse()
+
+
 def written(index: int, _: torch.optim.Optimizer, rate: Tensor) -> None:
     rate.fill_(0.1 / (1 + index))
 
 
 @pytest.mark.parametrize(
-    ("change", "recaptures"), [(a_number_for_one, 1.0), (numbers_of_it, 1.0), (written, 0.0)]
+    ("change", "recaptures"),
+    [(a_number_for_one, 1.0), (numbers_of_it, 1.0), (other_order, 1.0), (written, 0.0)],
 )
 def test_a_tensor_that_was_given_stays_the_scripts(
     change: Change, recaptures: float, emulated: None

@@ -28,6 +28,7 @@ from ridgeline.runtime.steps.checks.step_difference import (
     Outcome,
     differences,
     noise_of,
+    outcome,
     without_most_moved,
     without_still,
 )
@@ -324,3 +325,18 @@ def test_what_stands_still_is_rounding_where_all_else_is_a_million_times_larger(
     is_rounding = not moves and not keeps and 10.0**exponent <= 1e-6
     assert found.moves == [0.0, math.inf if is_rounding else 0.0, 0.0]
     assert found.is_left_out(0) == is_rounding
+
+
+def test_sparse_weights_and_momentum_are_compared_as_what_they_stand_for() -> None:
+    model = nn.Sequential(nn.Embedding(6, 2, sparse=True), nn.Linear(2, 2))
+    model.matrix = nn.Parameter(torch.eye(2).to_sparse())
+    optimizer = torch.optim.SGD(model[:2].parameters(), 0.1, momentum=0.9)
+    model[1](model[0](torch.tensor([1, 3]))).sum().backward()
+    begun = outcome(0.0, model, optimizer, {})
+    optimizer.step()
+    wanted = outcome(1.0, model, optimizer, {})
+    assert wanted.is_finite()
+    assert differences(Ends(begun, wanted, wanted)) == [0.0] * 5
+    optimizer.state[model[0].weight]["momentum_buffer"].mul_(2.0)
+    got = outcome(1.0, model, optimizer, {})
+    assert differences(Ends(begun, wanted, got)) == [0.0, 0.0, pytest.approx(1.0), 0.0, 0.0]

@@ -198,7 +198,8 @@ def _leaves(roots: list[Tensor]) -> list[Tensor]:
         if function is None or function in seen:
             continue
         seen.add(function)
-        if hasattr(function, "variable"):
+        # Of the class: an `autograd.Function` may keep one under that name.
+        if hasattr(type(function), "variable"):
             leaves.append(function.variable)
         stack.extend(parent for parent, _ in function.next_functions)
     return leaves

@@ -96,8 +96,9 @@ def _metadata(node: Node) -> dict[str, Any]:
 
 
 def _is_leaf(node: Node) -> bool:
-    # It lives as long as its parameter, and its backward is only the addition to the gradient.
-    return node.name() == "torch::autograd::AccumulateGrad"
+    # It lives as long as its parameter, and its backward is only the addition to the gradient. Of the class,
+    # as an `autograd.Function` of the user's may keep something of its own under that name.
+    return type(node).name(node) == "torch::autograd::AccumulateGrad"
 
 
 def changing_lines(what: str, codes: Iterable[CodeType]) -> str:

@@ -194,6 +194,10 @@ def _values(optimizer: Optimizer) -> list[Any]:
     return [value for group in optimizer.param_groups for value in group.values()]
 
 
+def _copied(rate: Any) -> Any:
+    return rate.detach().clone() if isinstance(rate, Tensor) else rate
+
+
 class LearningRates:
     """The learning-rate tensors that a captured step reads, kept in force.
 
@@ -218,12 +222,14 @@ class LearningRates:
 
     def refresh(self) -> None:
         """Make the captured tensors hold what the optimizer's groups say."""
-        for group, tensor in self.replaced():
+        # All are read before any is written: groups in another order have the tensors of one another.
+        found = [(g, t, _copied(g["lr"])) for g, t in self.replaced()]
+        for group, tensor, rate in found:
             # The replay reads the address of the tensor that was captured, whatever stands in the group.
-            if isinstance(group["lr"], Tensor):
-                tensor.copy_(group["lr"])
+            if isinstance(rate, Tensor):
+                tensor.copy_(rate)
             else:
-                tensor.fill_(group["lr"])
+                tensor.fill_(rate)
             group["lr"] = tensor
 
     def scale(self, factor: float) -> None:

@@ -2,14 +2,23 @@
 
 `torch.func.functional_call` puts tensors back in the wrong order where a module is held in several places
 (`nn.Sequential(layer, layer)`): the user's model would keep what stood in. So each distinct module's places
-are named once, and tensors that are tied between different modules are named in each of them.
+are named once, and tensors that are tied between different modules are named in each of them. What the model
+does not hold stands in variables, entries and elements, which hold another one for a while.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ridgeline.reach.reach import Reach
+from ridgeline.reach.undo import load, put_at, store_in
+
+Slot = Callable[[Any], None]
+"""Puts an object to a place."""
 
 
 def places(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -47,3 +56,26 @@ def _kept_lists(part: nn.Module) -> dict[str, Any]:
     if not isinstance(part, nn.RNNBase):
         return {}
     return {name: vars(part)[name] for name in ("_flat_weights", "_flat_weight_refs")}
+
+
+def slots_holding(value: Any, reach: Reach) -> list[Slot]:
+    """For each variable, entry and element that holds this very object, what puts another one there."""
+    found: list[Slot] = [partial(store_in, cell) for cell in reach.cells if load(cell) is value]
+    for store in reach.stores:
+        if isinstance(store, set):  # in which nothing has a place
+            continue
+        entries = dict.items(store) if isinstance(store, dict) else enumerate(store)
+        found += [partial(put_at, store, key) for key, held in entries if held is value]
+    return found
+
+
+@contextlib.contextmanager
+def standing_in(slots: Sequence[Slot], value: Any, original: Any) -> Iterator[None]:
+    """Inside, `value` stands in these places; afterwards the original does again."""
+    try:
+        for put in slots:
+            put(value)
+        yield
+    finally:
+        for put in slots:
+            put(original)

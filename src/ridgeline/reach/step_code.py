@@ -6,8 +6,6 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
-
 from ridgeline.reach.owners import is_users
 from ridgeline.reach.reach import CONTAINERS, Reach, contents, contents_of, methods_of, names_in
 
@@ -17,13 +15,13 @@ Code = tuple[types.CodeType, dict[str, Any]]
 _ROOTS = frozenset({"forward", "__call__"})
 
 
-def step_code(model: nn.Module, loss_fn: Any, reach: Reach | None = None) -> Iterator[Code]:
+def step_code(model: Any, loss_fn: Any, reach: Reach | None = None) -> Iterator[Code]:
     """Each piece of code that may run, once; that of torch left out, that of other libraries' modules not.
 
     Code that runs by a name made at run time is not seen.
 
     Args:
-        model: Its modules' classes are looked into.
+        model: Its modules' classes are looked into; of a single callable that itself.
         loss_fn: The loss of a step.
         reach: What both can reach, where it is known already.
 

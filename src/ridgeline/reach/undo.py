@@ -110,7 +110,7 @@ class Undo:
         for cell, value in self._cells:
             now = load(cell)
             if now is not value:
-                yield StateChange(repr(cell.label), value, now, partial(_store, cell))
+                yield StateChange(repr(cell.label), value, now, partial(store_in, cell))
         for store in self._stores:
             yield from store.changes()
         for what, before, array in self._arrays.changes():
@@ -142,7 +142,7 @@ class Undo:
             store.restore()
         for cell, value in self._cells:
             if load(cell) is not value:
-                _store(cell, value)
+                store_in(cell, value)
         for tensor, kind in self._lazy:
             # A lazy parameter got its shape in the first call; it becomes lazy again.
             if type(tensor) is not kind:
@@ -235,14 +235,17 @@ class _Store:
                 key = now[index - len(now) // 2] if is_value else index
                 name = repr(key) if is_value else f"an element of a {kind}"
                 is_place = is_value or not isinstance(self._store, (dict, set))
-                yield StateChange(name, b, a, partial(_put, self._store, key) if is_place else None)
+                yield StateChange(
+                    name, b, a, partial(put_at, self._store, key) if is_place else None
+                )
 
     def _content(self) -> list[Any]:
         """The elements; of a dictionary all keys, then all values."""
         return contents_of(self._store)
 
 
-def _put(store: Any, key: Any, value: Any) -> None:
+def put_at(store: Any, key: Any, value: Any) -> None:
+    """Put a value into a container, where that has such a place."""
     if isinstance(store, dict) or key < len(store):
         store[key] = value
 
@@ -359,7 +362,8 @@ def load(cell: Cell) -> Any:
         return _MISSING
 
 
-def _store(cell: Cell, value: Any) -> None:
+def store_in(cell: Cell, value: Any) -> None:
+    """Have a variable hold something else; nothing where it held nothing."""
     if isinstance(cell.owner, dict):
         if value is _MISSING:
             del cell.owner[cell.name]

@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError
 from ridgeline.tensors.constants import TensorHolder, constant
-from ridgeline.tensors.copies import repeats, strided_copy
 from ridgeline.tensors.moving import (
     entries_of,
     is_elsewhere,
@@ -58,16 +57,12 @@ def _is_there(device: torch.device, leaf: Any) -> bool:
 
 
 def apart(batch: Any) -> Any:
-    """The batch with copies in the places where a tensor stands again."""
-    flat, structure = pytree.tree_flatten(batch)
-    seen = repeats(flat)
-    if seen == [*range(len(flat))]:
-        return batch
-    copied = [
-        strided_copy(leaf) if isinstance(leaf, Tensor) and first < place else leaf
-        for place, (leaf, first) in enumerate(zip(flat, seen, strict=True))
-    ]
-    return pytree.tree_unflatten(copied, structure)
+    """The batch in copies, as one program has it: one tensor in two places is two, and none has gaps."""
+    return pytree.tree_map_only(Tensor, _own, batch)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 def rebuilt(batch: Any) -> Any:

@@ -27,10 +27,14 @@ from ridgeline.programs import inductor
 from ridgeline.programs.compiling import CompiledRegions, many_variants
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.class_watch import ClassWatch
-from ridgeline.reach.reach import Reach
+from ridgeline.reach.reach import Reach, names_in
+from ridgeline.reach.step_code import place_of, step_code
 from ridgeline.reach.undo import Undo
 from ridgeline.tensors.nests import tensors_in
 from ridgeline.units import counted
+
+_TURNING = frozenset({"enable_grad", "set_grad_enabled"})
+_OFF = "which stay off there, and compiled code does not know that"
 
 
 class CallableForm(NamedTuple):
@@ -197,9 +201,12 @@ def compiled_with_guards(fn: Callable[..., Any], args: tuple[Any, ...], why: str
         return fn(*given)
 
     compiled = _with_guarded_hooks(torch.compile(program, **inductor.plain_arguments()))
-    classes = ClassWatch(fn)
+    classes, plain = ClassWatch(fn), without_gradients(fn)
+    turning = [place_of(code) for code, _ in step_code(fn, fn) if _TURNING & names_in(code)]
 
     def call(*given: Any) -> Any:
+        if turning and torch.is_inference_mode_enabled():
+            return plain(*given)
         classes.forget_stale_programs()
         return compiled(*given)
 
@@ -209,7 +216,8 @@ def compiled_with_guards(fn: Callable[..., Any], args: tuple[Any, ...], why: str
         raise CaptureError(
             f"wanted {name_of(fn)} compiled, got {brief(error)}; {note}; use another mode"
         ) from error
-    return CallableForm(call, notes=(note,))
+    more = [f"calls in inference mode ran as written: {turning[0]} may turn gradients on, {_OFF}"]
+    return CallableForm(call, notes=(note, *(more if turning else ())))
 
 
 def _regional(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:

@@ -102,10 +102,16 @@ def outcome(
     read = state_methods(optimizer).get
     kept: list[dict[str, Any]] = [read(optimizer.state, p, {}) for p in trained]
     state = [
-        [v.detach().clone() for v in values.values() if isinstance(v, Tensor) and v.dim()]
+        [_dense_copy(v) for v in values.values() if isinstance(v, Tensor) and v.dim()]
         for values in kept
     ]
-    return Outcome(loss, [p.detach().clone() for p in trained], state, written)
+    return Outcome(loss, [*map(_dense_copy, trained)], state, written)
+
+
+def _dense_copy(tensor: Tensor) -> Tensor:
+    """Momentum of sparse gradients is sparse, as a weight may be: what it stands for is compared."""
+    tensor = tensor.detach()
+    return tensor.clone() if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def moved_to(start: Outcome, begun: Outcome, got: Outcome) -> Outcome:

@@ -71,9 +71,10 @@ class CapturedStep:
         self._idle_draws = idle_draws
         flat, structure = pytree.tree_flatten(batch)
         tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
-        self._strides = [*map(strides_of, tensors)]
         self._repeats = repeats(tensors)
         self.inputs = copies_of(tensors)
+        # Of the copies, which the code has seen: of a tensor with gaps, or an expanded one, they are others.
+        self._strides = [*map(strides_of, self.inputs)]
         # Without gradients: the step may want some of its batch, and calls `requires_grad_` on these.
         self._loaded = [tensor.detach() for tensor in self.inputs]
         self.load = copier(self._loaded)

@@ -32,7 +32,7 @@ class StepGuards:
         self._optimizer = optimizer
         self._lifted = lifted
         self._model = ModelGuard(model)
-        self._parameters = list(model.parameters())
+        self._parameters = [*lifted.parameters().values()]
         stores = module_hooks(self._model.modules)
         # Kept apart, since most have no hooks, and `any` over empty dictionaries costs least.
         self._hooks = Entries(store for store in stores if store)

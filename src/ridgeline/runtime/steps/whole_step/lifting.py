@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError, PlanError
-from ridgeline.programs.module_call import call_with, places
+from ridgeline.programs.module_call import Slot, call_with, places, slots_holding, standing_in
+from ridgeline.reach.reach import Reach
 from ridgeline.runtime.steps.whole_step.exchange import StateExchange, are_possible
 from ridgeline.runtime.steps.whole_step.rates import LearningRateInputs
 from ridgeline.runtime.steps.whole_step.substitution import OptimizerSubstitution
@@ -71,25 +72,32 @@ class LiftedState:
         optimizer: Its learning rates and the tensors of its state are lifted; state that it does not have
             yet (before its first step) cannot be.
         device: Where the step runs.
+        loss_fn: Of its parameters those that the optimizer holds are lifted, too.
 
     Attributes:
         entries: The lifted tensors, in the order of the program's inputs.
         rates: The learning rates among them.
 
     Raises:
-        PlanError: the optimizer has a parameter that the model has not, or parameters under two names in
-            two groups.
+        PlanError: the optimizer has a parameter that neither the model nor the loss function has, or
+            parameters under two names in two groups.
         CaptureError: a parameter or buffer is sparse.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        device: torch.device,
+        loss_fn: Callable[..., Any] | None = None,
+    ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.rates = LearningRateInputs(optimizer, device)
         self._is_host = device.type == "cpu"
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
-        self._check_parameters()
+        self._outside = self._found_in(loss_fn)
         self._state_keys, self._state_constants = self._state()
         self._optimizer_entries = Entries(optimizer.state.values())
         self._parameter_entries = Entries(module._parameters for module in model.modules())  # noqa: SLF001
@@ -113,21 +121,31 @@ class LiftedState:
                     constants[parameter, key] = value
         return tensors, constants
 
-    def _check_parameters(self) -> None:
-        for group in self._groups:
-            for parameter in group:
-                if parameter not in self._names:
-                    raise PlanError(
-                        "wanted every parameter of the optimizer to belong to the model, got one of shape "
-                        f"{tuple(parameter.shape)} that does not; make it a parameter of the model, or use "
-                        "execution='eager'"
-                    )
+    def _found_in(self, loss_fn: Callable[..., Any] | None) -> dict[str, tuple[Tensor, list[Slot]]]:
+        """The optimizer's parameters that the model has not, by name, and where the loss function does."""
+        others = [p for p in chain(*self._groups) if p not in self._names]
+        reach = Reach(*([loss_fn] if others and loss_fn is not None else []))
+        found: dict[str, tuple[Tensor, list[Slot]]] = {}
+        for number, parameter in enumerate(others):
+            name = self._names[parameter] = f"loss/{number}"
+            found[name] = parameter, slots_holding(parameter, reach)
+            if not found[name][1]:
+                raise PlanError(
+                    "wanted every parameter of the optimizer in the model, or where the loss function finds "
+                    f"it (a module, an attribute, a variable), got one of shape {tuple(parameter.shape)} "
+                    "that is in neither; make it a parameter of the model, or use execution='eager'"
+                )
+        return found
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters that are listed, by name."""
+        return {name: parameter for parameter, name in self._names.items()}
 
     def _list(self) -> list[StateTensor]:
         """All entries; remembers the tensors whose addresses they share."""
         entries: list[StateTensor] = []
         roles: list[tuple[Role, Any]] = [
-            ("parameter", self.model.named_parameters()),
+            ("parameter", self.parameters().items()),
             ("buffer", self.model.named_buffers()),
         ]
         for role, named in roles:
@@ -139,6 +157,7 @@ class LiftedState:
         for parameter, key in self._state_keys:
             tensor = self.optimizer.state[parameter][key]
             name = f"{self._names[parameter]}/{key}"
+            _require_dense("optimizer", name, tensor)
             entries.append(StateTensor(name, "optimizer", tensor.detach()))
         for index, tensor in enumerate(self.rates.tensors):
             entries.append(StateTensor(f"group/{index}/lr", "rate", tensor))
@@ -246,19 +265,23 @@ class LiftedState:
             CaptureError: the step keeps a count in a Python number, or makes optimizer state.
         """
         count = len(self._originals)
-        of_model = dict(zip((entry.name for entry in self.entries), tensors[:count], strict=False))
+        listed = dict(zip((entry.name for entry in self.entries), tensors[:count], strict=False))
+        of_model = {name: one for name, one in listed.items() if name not in self._outside}
         named = {f"model.{name}": tensor for name, tensor in places(self.model, of_model).items()}
         state = tensors[count : count + len(self._state_keys)]
         placed = OptimizerSubstitution(
             self.optimizer,
-            {p: of_model[name] for p, name in self._names.items()},
+            {p: listed[name] for p, name in self._names.items()},
             [(p, key, tensor) for (p, key), tensor in zip(self._state_keys, state, strict=True)],
             tensors[count + len(state) :],
             # On the host the plain update computes with step counts as Python's numbers, of 64 bits.
             widens=self._is_host,
         )
         try:
-            result = call_with(_Caller(self.model), named, (run,))
+            with contextlib.ExitStack() as beside:
+                for name, (parameter, slots) in self._outside.items():
+                    beside.enter_context(standing_in(slots, listed[name], parameter))
+                result = call_with(_Caller(self.model), named, (run,))
             with torch.no_grad():
                 # Inside the trace, so that the copies become part of the program.
                 placed.write_back()
@@ -274,9 +297,10 @@ def _require_dense(role: Role, name: str, tensor: Tensor) -> None:
     """Raise for what has no memory of its own that a program could read and write."""
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
+        what = "optimizer state" if role == "optimizer" else role
         raise CaptureError(
-            "wanted dense parameters and buffers, which one program reads and writes where they lie, got "
-            f"the {role} {name!r} of layout {layout}; use execution='compiled' or 'eager'"
+            "wanted dense parameters, buffers and optimizer state, which one program reads and writes where "
+            f"they lie, got {what} {name!r} of layout {layout}; use execution='compiled' or 'eager'"
         )
 
 

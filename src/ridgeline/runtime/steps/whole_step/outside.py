@@ -5,7 +5,7 @@ every leaf that it reaches, the weights of another network too, and trace what a
 """
 
 import contextlib
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
+from ridgeline.optimizers.groups import parameters_of
 from ridgeline.optimizers.step_hooks import replaced_methods, step_hooks
 from ridgeline.programs.compiling import LossFunction
 from ridgeline.reach.generators import HostGenerators
@@ -59,7 +60,7 @@ class OutsideGradients:
             self._saved.clear()
 
 
-def check_hooks(model: nn.Module, optimizer: Optimizer) -> None:
+def check_hooks(parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
     """Refuse hooks and methods that no program calls.
 
     Raises:
@@ -79,12 +80,25 @@ def check_hooks(model: nn.Module, optimizer: Optimizer) -> None:
             f"got {count} around {type(optimizer).__name__}.step(); clip gradients by clip_norm and do other "
             "work after each training step, or use execution='compiled' or 'eager'"
         )
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         if of_gradient(parameter) or of_accumulation(parameter):
             raise CaptureError(
                 "wanted parameters without gradient hooks, since gradients stay inside the program of a "
                 f"whole step, got a hook on {name!r}; remove it, or use execution='compiled' or 'eager'"
             )
+
+
+def without_gradients(model: nn.Module, loss_fn: LossFunction, optimizer: Optimizer) -> list[str]:
+    """What a step as written leaves gradients of for another optimizer, and a program does not: names."""
+    names = {p: name for name, p in model.named_parameters()}
+    read = (t for t in Reach(loss_fn).tensors if isinstance(t, nn.Parameter))
+    trained = dict.fromkeys(p for p in (*names, *read) if p.requires_grad)
+    held = {*parameters_of(optimizer)}
+    return [
+        names.get(p, f"one of shape {tuple(p.shape)} that the loss function reads")
+        for p in trained
+        if p not in held
+    ]
 
 
 def check_kept(*roots: Any, shown: Container[int] = ()) -> None:
@@ -149,8 +163,8 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        # Only AccumulateGrad, the node that writes into `.grad` of a leaf, has this attribute.
-        leaf = getattr(node, "variable", None)
+        # Only the class of AccumulateGrad, the node that writes into `.grad` of a leaf, has this attribute.
+        leaf = getattr(node, "variable", None) if hasattr(type(node), "variable") else None
         if isinstance(leaf, Tensor):
             yield leaf
         pending.extend(following for following, _ in node.next_functions)

@@ -163,15 +163,15 @@ def trace_step(
     Raises:
         CaptureError: the step reads a value, or the optimizer has no state yet; names the line. Or see
             `check_hooks`, `check_drawn`, `LeftTensors`, `refusing_forked_draws` and `written_state`.
-        PlanError: the optimizer has parameters that are not the model's.
+        PlanError: the optimizer has parameters that neither model nor loss function have.
         WorkloadError: the loss is not a scalar that depends on the parameters.
 
     Cost: About as long as ten eager steps; no computation, no random numbers.
     """
-    check_hooks(model, optimizer)
-    example = pytree.tree_map_only(Tensor, _own, batch)
+    example = batches.apart(batch)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    lifted = lifted or LiftedState(model, optimizer, device)
+    lifted = lifted or LiftedState(model, optimizer, device, loss_fn)
+    check_hooks(lifted.parameters(), optimizer)
     plan, outside = Plan(accumulate=accumulate, precision=precision), OutsideGradients(loss_fn)
 
     def body() -> StepBody:
@@ -277,7 +277,3 @@ def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) ->
         precision=body.plan.precision,
         lifted=lifted,
     )
-
-
-def _own(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()

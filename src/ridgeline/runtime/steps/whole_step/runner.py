@@ -18,7 +18,6 @@ from ridgeline.errors import CaptureError, PlanError
 from ridgeline.guards.model_guard import check_scripted
 from ridgeline.guards.reading import UnreadableError
 from ridgeline.optimizers.capturable import LearningRates
-from ridgeline.optimizers.groups import parameters_of
 from ridgeline.optimizers.step_alone import allow_alone
 from ridgeline.packages.compilers import working_compiler
 from ridgeline.reach.generators import random_state_kept
@@ -37,6 +36,7 @@ from ridgeline.runtime.steps.whole_step.compiling import (
 from ridgeline.runtime.steps.whole_step.guards import StepGuards
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, place_state
 from ridgeline.runtime.steps.whole_step.names.left import LeftError, note_slots
+from ridgeline.runtime.steps.whole_step.outside import without_gradients
 from ridgeline.runtime.steps.whole_step.program import trace_body
 from ridgeline.runtime.steps.whole_step.reads import StepReads
 from ridgeline.runtime.steps.whole_step.saved.saving import save_step
@@ -314,10 +314,10 @@ class StepGraphRunner:
             check_scripted(body.model)
             for note in place_state(body.optimizer, self._world.device):
                 self._note(note)
-            self._lifted = LiftedState(body.model, body.optimizer, self._world.device)
+            self._lifted = LiftedState(body.model, body.optimizer, self._world.device, body.loss_fn)
             self._guards = StepGuards(body.model, body.optimizer, self._lifted)
             self._name_without_gradients()
-        batch = batches.apart(batch)  # as it is in the program
+        batch = batches.apart(batch)  # as it is in the program, also to the code that is read
         note_slots(body.model, body.loss_fn)
         reads = self._read(batch)
         reads.check_writes()
@@ -362,10 +362,8 @@ class StepGraphRunner:
 
     def _name_without_gradients(self) -> None:
         """Say which gradients a step as written leaves for another optimizer, and a program does not."""
-        held = {*parameters_of(self._body.optimizer)}
-        named = self._body.model.named_parameters()
-        others = [name for name, p in named if p.requires_grad and p not in held]
-        if others:
+        body = self._body
+        if others := without_gradients(body.model, body.loss_fn, body.optimizer):
             self._note(
                 f"one program leaves no gradients of parameters that its optimizer does not hold, such as "
                 f"{few(others)}; where another optimizer trains them, use execution='compiled' or 'eager'"

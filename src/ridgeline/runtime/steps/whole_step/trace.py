@@ -57,7 +57,11 @@ def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) 
     except RidgelineError:
         raise
     except Exception as error:
-        if not (isinstance(error, (RuntimeError, TypeError)) or _is_from_torch(error)):
+        # A tensor of a class of the user's own is a plain one in a trace, which lacks what that class has.
+        is_traces = isinstance(error, (RuntimeError, TypeError)) or FakeTensor.__name__ in str(
+            error
+        )
+        if not (is_traces or _is_from_torch(error)):
             raise  # the user's own, which every other mode raises too
         raise CaptureError(_refusal(error)) from error
     finally:

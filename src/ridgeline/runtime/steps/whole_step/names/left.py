@@ -51,6 +51,7 @@ class LeftTensors:
         self._before = before
         self._changes: list[StateChange] = []
         self._computed: dict[int, Tensor] = {}
+        self._moved: dict[int, Tensor] = {}
         self._brought: dict[int, int] = {}
         self._parameters: dict[int, Tensor] = {}
 
@@ -76,6 +77,11 @@ class LeftTensors:
         known = self._brought.keys() | self._parameters.keys()
         traced = [one for change in self._changes for one in self._traced(change)]
         self._computed = {id(one): one for one in traced if id(one) not in known}
+        # Under another name than before: which tensor that is, each run finds out for itself.
+        left = {id(part) for change in self._changes for part in members_of(change.before)}
+        handed = (change.now for change in self._changes if id(change.now) in left)
+        self._moved = {id(one): one for one in handed if type(one) is Tensor}
+        self._computed |= {number: one.clone() for number, one in self._moved.items()}
         return [tensor.detach() for tensor in self._computed.values()]
 
     def carried(self, constants: Sequence[Tensor]) -> list[int]:
@@ -111,7 +117,8 @@ class LeftTensors:
             CaptureError: a tensor under a name is more than its elements; says what.
         """
         what = changed_in_python(self._before, lambda _: False, self._is_anew)
-        what = what or next((c.what for c in self._changes if not self._traced(c)), "")
+        still = (c for c in self._changes if not (self._traced(c) or id(c.now) in self._moved))
+        what = what or next((change.what for change in still), "")
         if what:
             raise LeftError(
                 f"wanted a step that changes tensors only, got one that changes {what} in Python, which one "
@@ -125,9 +132,8 @@ class LeftTensors:
         self._lay_apart(graph, num_state, carried)
         stand_ins = {number: one.detach() for number, one in self._computed.items()}
         others = {id(t): t for c in self._changes for t in self._traced(c)}
-        results = [
-            Result(id(t), self._computed[n].requires_grad, None) for n, t in stand_ins.items()
-        ]
+        as_left = self._computed | self._moved
+        results = [Result(id(t), as_left[n].requires_grad, None) for n, t in stand_ins.items()]
         for number, place in self._brought.items():
             if number in others:
                 stand_ins[number] = others[number].detach()
@@ -141,7 +147,12 @@ class LeftTensors:
         return {id(one) for change in self._changes for one in self._traced(change)}
 
     def _is_anew(self, change: StateChange) -> bool:
-        """Whether containers of nothing but new tensors are there now: a list that the script has emptied."""
+        """Whether containers of nothing but new tensors are there now: a list that the script has emptied.
+
+        Or a tensor that stood under another name.
+        """
+        if id(change.now) in self._moved:
+            return True
         parts = [*members_of(change.now)]
         is_whole = change.put is not None and not any(map(self._before.has, parts))
         return is_whole and all(type(part) in (FakeTensor, *_CONTAINERS) for part in parts)

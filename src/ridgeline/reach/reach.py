@@ -55,8 +55,8 @@ _WRITER = ("flush", "close")
 _HOOKS_OF_MANY = torch.autograd.graph.__file__
 """Where the code of hooks lies that call another one once the gradients of several tensors are there."""
 _OPEN_LIBRARIES = (
-    "builtins", "collections", "types", "functools", "dataclasses", "argparse", "queue", "_thread",
-    "__main__",
+    "builtins", "collections", "types", "functools", "dataclasses", "argparse", "queue", "weakref",
+    "_weakrefset", "_thread", "__main__",
 )  # fmt: skip
 """Of Python's own modules, those with classes that hold what a user puts there."""
 
@@ -136,8 +136,10 @@ class Reach:
         elif isinstance(value, CONTAINERS):
             self.stores.append(value)
             self._add_elements(value)
+            self._add_derived(value)
         elif isinstance(value, (tuple, frozenset)):
             self._open += contents_of(value)
+            self._add_derived(value)
         elif isinstance(value, functools.partial):
             self._open += (value.func, value.args, value.keywords)
         elif isinstance(value, types.MethodType):
@@ -155,6 +157,11 @@ class Reach:
     def _add_elements(self, container: Any) -> None:
         contents = contents_of(container)
         self._open += [element for element in contents if not isinstance(element, _ATOMS)]
+
+    def _add_derived(self, container: Any) -> None:
+        """Attributes beside the elements, which a container of the user's own class may have."""
+        if type(container).__module__ not in ("builtins", "collections"):
+            self._add_object(container)
 
     def _add_tensor(self, tensor: Tensor) -> None:
         if is_lazy(tensor):  # it changes its class with its first use
@@ -248,13 +255,18 @@ class Reach:
             self._open.append(value)
 
 
+def kind_of(container: Any) -> Any:
+    """The class of Python's own that it is, or is derived from, whose methods do nothing else."""
+    return next(k for k in (*_ORDERED, *CONTAINERS, tuple, frozenset) if isinstance(container, k))
+
+
 def contents_of(container: Any) -> list[Any]:
     """The elements; of a dictionary all keys, then all values in their order.
 
     As the kind of container has them: a class derived from it may give others, or refuse (`Irreps` of e3nn is
     a tuple without a length).
     """
-    kind = next(k for k in (*_ORDERED, *CONTAINERS, tuple, frozenset) if isinstance(container, k))
+    kind = kind_of(container)
     contents = [*kind.__iter__(container)]
     if isinstance(
         container, _ORDERED

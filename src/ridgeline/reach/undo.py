@@ -18,7 +18,7 @@ from ridgeline import units
 from ridgeline.reach.context_variables import ContextVariables
 from ridgeline.reach.generators import Generators
 from ridgeline.reach.host_arrays import MOST_COMPARED_BYTES, HostArrays
-from ridgeline.reach.reach import Cell, Reach, contents_of, is_leaf
+from ridgeline.reach.reach import Cell, Reach, contents_of, is_leaf, kind_of
 from ridgeline.reach.sparse import is_sparse, parts
 
 _MISSING = object()
@@ -208,16 +208,18 @@ class _Store:
             a is b for a, b in zip(now, self._saved, strict=True)
         ):
             return
-        # In place: others hold the container, and it has to be the same one afterwards.
-        self._store.clear()
+        # In place: others hold the container, and it has to be the same one afterwards. By the methods of
+        # Python's own classes: those of the user's may count what is put there, or keep it elsewhere.
+        kind = kind_of(self._store)
+        kind.clear(self._store)
         if isinstance(self._store, dict):
             half = len(self._saved) // 2
             for key, value in zip(self._saved[:half], self._saved[half:], strict=True):
-                self._store[key] = value
+                kind.__setitem__(self._store, key, value)
         elif isinstance(self._store, set):
-            self._store.update(self._saved)
+            set.update(self._store, self._saved)
         else:
-            self._store.extend(self._saved)
+            kind.extend(self._store, self._saved)
 
     def changes(self) -> "Iterator[StateChange]":
         """What in it is another now; of a container that grew or shrank nothing else."""
@@ -244,11 +246,11 @@ class _Store:
 
 def _put(store: Any, key: Any, value: Any) -> None:
     if isinstance(store, dict) or key < len(store):
-        store[key] = value
+        kind_of(store).__setitem__(store, key, value)
 
 
 def _refill(store: list[Any], elements: list[Any]) -> None:
-    store[:] = elements
+    list.__setitem__(store, slice(None), elements)
 
 
 class _Place:

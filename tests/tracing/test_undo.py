@@ -6,7 +6,6 @@ import contextlib
 import functools
 import random
 import types
-import weakref
 from typing import Any
 
 import numpy as np
@@ -293,60 +292,3 @@ def test_objects_of_classes_that_are_called_pythons_own_are_looked_into() -> Non
     assert batch.x is x
     assert torch.equal(x, torch.ones(2))
     assert repr(signature(batch)[1]) == "(<tensors in a Batch>,)"
-
-
-class Counting(dict[str, int]):
-    """Counts what is put into it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total, self.log = 0, ["made"]
-
-    def __setitem__(self, key: str, value: int) -> None:
-        self.total += 1
-        self.log.append(key)
-        super().__setitem__(key, value)
-
-
-class Running(list[float]):
-    best = 0.0
-
-
-class Named(tuple[int, ...]):
-    label: str
-
-
-def test_what_containers_have_beside_their_elements_is_put_back_and_their_own_code_not_run() -> (
-    None
-):
-    """Attributes of an object and of its class; entries by the methods of Python's own classes."""
-    counting, running, named = Counting(), Running([1.0]), Named((1, 2))
-    counting["first"], running.mean, named.label = 1, 1.0, "a"  # type: ignore[attr-defined]
-    counting.total, counting.log[:] = 0, ["made"]
-
-    def change() -> None:
-        counting["second"] = counting["first"] = 2
-        running.append(2.0)
-        running.mean, Running.best, named.label = 1.5, 2.0, "b"  # type: ignore[attr-defined]
-
-    with undone(change):
-        change()
-    assert (dict(counting), counting.total, counting.log) == ({"first": 1}, 0, ["made"])
-    assert (list(running), vars(running), Running.best) == ([1.0], {"mean": 1.0}, 0.0)
-    assert named.label == "a"
-
-
-def test_entries_of_weak_dictionaries_and_sets_are_put_back() -> None:
-    """As are those of others; what they refer to lives on."""
-    layer, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    counts, layers = weakref.WeakKeyDictionary({layer: 1}), weakref.WeakSet([layer])
-
-    def change() -> None:
-        counts[layer] += 1
-        counts[other] = 1
-        layers.add(other)
-
-    with undone(change):
-        change()
-    assert dict(counts) == {layer: 1}
-    assert set(layers) == {layer}

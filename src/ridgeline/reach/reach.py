@@ -50,6 +50,7 @@ _SYSTEM = (
     threading.Condition, io.IOBase, socket.socket, subprocess.Popen,
 )  # fmt: skip
 _SCREENS = (sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__, sys.__stdin__)
+_AROUND = (functools.cached_property, functools.partialmethod, functools.singledispatchmethod)
 _WRITER = ("flush", "close")
 """Methods of what writes somewhere: logs of metrics, files of other formats."""
 _HOOKS_OF_MANY = torch.autograd.graph.__file__
@@ -147,6 +148,8 @@ class Reach:
         elif isinstance(value, types.FunctionType):
             if is_users(value.__code__.co_filename):
                 self._add_function(value)
+            else:  # a library's, put around one of the user's by `torch.no_grad` or `contextmanager`
+                self._open.append(vars(value).get("__wrapped__"))
         elif isinstance(value, type):
             self._add_class(value)
         elif _is_stream(value):
@@ -318,9 +321,9 @@ def contents(cells: Iterable[types.CellType]) -> list[Any]:
 
 
 def underlying(value: Any) -> Any:
-    """The function of a property, static method, class method or bound method; anything else itself."""
+    """The function of a property, a static, class or bound method and the like; anything else itself."""
     value = value.fget if isinstance(value, property) else value
-    return getattr(value, "__func__", value)
+    return value.func if isinstance(value, _AROUND) else getattr(value, "__func__", value)
 
 
 def methods_of(kind: type) -> list[tuple[str, Any]]:

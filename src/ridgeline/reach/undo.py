@@ -351,7 +351,7 @@ def _overlaps(tensor: Tensor) -> bool:
 
 def load(cell: Cell) -> Any:
     """What a variable holds; an object of its own where there is none."""
-    if isinstance(cell.owner, dict):
+    if type(cell.owner) is dict:  # another dictionary may have variables in slots
         return cell.owner.get(cell.name, _MISSING)
     if isinstance(cell.owner, type):
         return vars(cell.owner).get(cell.name, _MISSING)
@@ -362,7 +362,7 @@ def load(cell: Cell) -> Any:
 
 
 def _store(cell: Cell, value: Any) -> None:
-    if isinstance(cell.owner, dict):
+    if type(cell.owner) is dict:
         if value is _MISSING:
             del cell.owner[cell.name]
         else:

@@ -133,3 +133,20 @@ def test_each_decorator_is_looked_into(call: Any) -> None:
         return call
 
     assert Undo(lambda: change).has(HIDDEN)
+
+
+def test_what_hooks_of_all_modules_change_is_put_back() -> None:
+    """They are called in each step, whatever names them."""
+    layer, calls = nn.Linear(2, 2), [0]
+
+    def count(*_: Any) -> None:
+        calls[0] += 1
+
+    hook = nn.modules.module.register_module_forward_hook(count)
+    try:
+        with undone(layer):
+            layer(torch.ones(2))
+            assert calls == [1]
+    finally:
+        hook.remove()
+    assert calls == [0]

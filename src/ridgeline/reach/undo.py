@@ -6,13 +6,14 @@ Values are put back bitwise, objects by identity: the same tensors, in the same 
 import contextlib
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ridgeline import units
 from ridgeline.reach.context_variables import ContextVariables
@@ -26,6 +27,7 @@ GLOBAL_GENERATORS = tuple(
     getattr(draw, "__self__", None) for draw in (random.random, numpy.random.random_sample)
 )
 """What modules draw from; whose random numbers those are is said by the module."""
+_OF_ALL = re.compile(r"_global_\w*(forward|backward)_(pre_)?hooks")
 _MOST_BYTES = 1 << 30
 """A tensor larger than this that is neither trained nor a buffer (a data set, say) is not copied: steps do
 not write into such, and a note names one that does."""
@@ -70,7 +72,7 @@ class Undo:
         others = [*spared]
         # Asking a tensor that was computed for its gradient is a warning.
         kept = {id(t) for t in (*others, *(t.grad for t in others if is_leaf(t)))}
-        reach = Reach(*roots)
+        reach = Reach(*roots, _hooks_of_all())
         self._stores = [_Store(store) for store in reach.stores]
         self._cells = [(cell, load(cell)) for cell in reach.cells]
         self._lazy = [(tensor, type(tensor)) for tensor in reach.lazy]
@@ -192,6 +194,12 @@ def undone(*roots: Any) -> Iterator[Undo]:
         yield before
     finally:
         before.restore()
+
+
+def _hooks_of_all() -> list[Any]:
+    """The hooks of all modules (`register_module_forward_hook`), which each step calls."""
+    kept = (hooks for name, hooks in vars(nn.modules.module).items() if _OF_ALL.fullmatch(name))
+    return [hook for hooks in kept for hook in hooks.values()]
 
 
 class _Store:

@@ -11,6 +11,7 @@ from planned_candidates import make_candidate
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.planner import Candidate
+from ridgeline.planner.preparation import break_even_steps
 from ridgeline.planner.trials.second_look import contradicted, looked_at_again
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import TOLERANCE
@@ -74,6 +75,18 @@ def test_one_that_was_to_win_is_tried_again_and_one_that_could_not_is_not() -> N
     assert contradicted([], device="cpu") is None
     compiled = tried("compiled", 1_000_000, 1_500_000)
     assert contradicted([won, compiled], device="cpu") is None, "its prediction says less"
+
+
+def test_plans_for_a_batch_without_samples_are_compared_by_their_steps() -> None:
+    """As a filter leaves one: a loop trains on it, and so does a choice."""
+    empty = [
+        msgspec.structs.replace(tried(mode, 1_000_000, measured_ns), samples=0)
+        for mode, measured_ns in (("compiled", 1_500_000), ("eager", 2_000_000))
+    ]
+    assert contradicted(empty, device="cpu") is empty[1]
+    assert break_even_steps(*empty) == break_even_steps(
+        *(msgspec.structs.replace(one, samples=1) for one in empty)
+    )
 
 
 def test_without_time_or_need_nothing_is_tried_again() -> None:

@@ -147,31 +147,69 @@ def test_a_loader_that_asks_its_own_feed_is_refused(depth: int, ask: Callable[[A
         next(feeds[0])
 
 
-def test_a_loader_that_later_writes_over_a_batch_is_refused() -> None:
+def numbers_once_all_are_ahead(batches: FeedStream) -> list[int]:
+    """The first number of each batch, looked at when those behind it are loaded."""
+    numbers = []
+    for batch in batches:
+        for slot in batches._ahead:
+            batches._engine.wait(slot.variable)
+        numbers.append(int(batch[0]))
+    return numbers
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "arrays"])
+def test_a_loader_that_later_writes_over_a_batch_is_refused(kind: str) -> None:
     """One buffer that grows with the longest batch so far: new for the first ones, then used again."""
     lengths = [1, 2, 3, 4, *[3] * 60]
 
-    def loader() -> Iterator[torch.Tensor]:
-        memory = torch.empty(0)
+    def loader() -> Iterator[Any]:
+        memory: Any = torch.empty(0)
         for number, length in enumerate(lengths):
             if len(memory) < length:
-                memory = torch.empty(length)
-            yield memory[:length].fill_(number)
+                memory = torch.empty(length) if kind == "torch" else np.empty(length)
+            memory[:length] = number
+            yield torch.from_numpy(memory[:length]) if kind == "numpy" else memory[:length]
 
     text = (
         r"^wanted batches that stay as they are, got a loader that wrote into one of before while it was loaded "
         r"ahead, in feed\(\.\.\.\); have it make each anew \(a clone\(\) is one\), or use depth=0$"
     )
-    batches = feed(loader(), "cpu")
-
-    def wait_for_all_ahead() -> None:
-        for _ in batches:
-            for slot in batches._ahead:
-                batches._engine.wait(slot.variable)
-
     with pytest.raises(PlanError, match=text):
-        wait_for_all_ahead()
+        numbers_once_all_are_ahead(feed(loader(), "cpu"))
     assert [int(batch[0]) for batch in feed(loader(), "cpu", 0)] == list(range(len(lengths)))
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_a_loader_that_later_writes_over_the_batch_of_the_loop_is_refused(kind: str) -> None:
+    """Two places in turn, from the fifth batch on: what the loop has is filled anew while none waits in it."""
+
+    def loader() -> Iterator[Tensor]:
+        places = [np.zeros(3) for _ in range(2)]
+        for number in range(12):
+            if number < 4:
+                yield torch.full((3,), number)
+            elif kind == "torch":
+                yield torch.from_numpy(places[number % 2]).fill_(number)
+            else:
+                places[number % 2][:] = number
+                yield torch.from_numpy(places[number % 2])
+
+    with pytest.raises(PlanError, match=r"^wanted batches that stay as they are, got a loader"):
+        numbers_once_all_are_ahead(feed(loader(), "cpu"))
+
+
+def test_what_a_pass_that_broke_off_has_shown_does_not_count_in_the_next() -> None:
+    """A look at the first batch, then a loop: each pass fills one list of its own."""
+
+    class Loader:
+        def __iter__(self) -> Iterator[list[int]]:
+            mine = [0]
+            for mine[0] in range(6):
+                yield mine
+
+    batches = feed(Loader(), "cpu", 1)
+    next(iter(batches))
+    assert numbers_once_all_are_ahead(batches) == list(range(6))
 
 
 def test_a_child_forked_while_another_thread_has_its_turn_may_close_the_feed() -> None:

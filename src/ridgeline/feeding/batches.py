@@ -133,7 +133,7 @@ class FeedStream(Stream):
         TALLY.batches += 1
         self._ahead.popleft()
         if self._carrier is None:
-            self._source.check_kept(slot)
+            self._source.lend(slot)
         if slot.error is not None:
             if isinstance(slot.error, StopIteration) and self._batches == self._batches_before:
                 # A pass without any batch is most likely an iterator that was used up.

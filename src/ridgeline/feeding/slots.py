@@ -28,7 +28,7 @@ class Slot:
     def __init__(self) -> None:
         self.variable: Variable | None = None
         self.content: Any = None
-        self.marks: tuple[tuple[int, int], ...] = ()
+        self.marks: tuple[Any, ...] = ()
         self.error: BaseException | None = None
         self.hosts: dict[Place, Buffer] = {}
         self.devices: dict[Place, Buffer] = {}

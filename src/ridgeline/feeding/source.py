@@ -9,8 +9,10 @@ from typing import Any
 
 from ridgeline.engine import Engine
 from ridgeline.errors import PlanError
-from ridgeline.feeding.own_memory import OwnMemory
+from ridgeline.feeding.own_memory import Mark, OwnMemory
 from ridgeline.feeding.slots import Carrier, Slot
+
+_NOTHING: tuple[Any, tuple[Mark, ...]] = (None, ())
 
 
 class Source:
@@ -26,11 +28,13 @@ class Source:
         self.loading_s = 0.0
         self.thread: int | None = None
         self._loads_in: int | None = None
+        self._lent: tuple[Any, tuple[Mark, ...]] = _NOTHING
 
     def open(self) -> None:
         """Begin an iteration; then it is known whether there can be another."""
         self.is_over = False
         self.thread = None
+        self.own_memory.begin()
         self._iterator = iter(self.loader)
         # An iterator gives itself: there is no second pass over it, unless to ask it anew begins again.
         self.is_one_shot = self._iterator is self.loader and not _begins_again(self.loader)
@@ -47,6 +51,8 @@ class Source:
                 slot.content = next(self._iterator)
                 self.own_memory.note([slot.content])
                 slot.marks = self.own_memory.marks(slot.content)
+                if self.own_memory.is_written_over(*self._lent, slot.marks):
+                    raise _written_over()
             else:
                 with self._carrier.channel.active():
                     self._carrier.wait_for_host_memory(slot)
@@ -69,13 +75,12 @@ class Source:
                 "feed(...), which would wait for itself; give it a loader of its own"
             )
 
-    def check_kept(self, slot: Slot) -> None:
-        """Have an error in place of a batch that the loader has written over while it waited in its slot."""
-        if slot.error is None and slot.marks != self.own_memory.marks(slot.content):
-            slot.error = PlanError(
-                "wanted batches that stay as they are, got a loader that wrote into one of before while it "
-                "was loaded ahead, in feed(...); have it make each anew (a clone() is one), or use depth=0"
-            )
+    def lend(self, slot: Slot) -> None:
+        """The loop gets a batch; an error in its place if the loader wrote over it while it waited."""
+        if slot.error is None:
+            self._lent = (slot.content, slot.marks) if slot.marks else _NOTHING
+            if slot.marks != self.own_memory.marks(slot.content):
+                slot.error = _written_over()
 
     def finish(self, slots: list[Slot], *, keeps_memory: bool) -> None:
         """Drop the iterator and what the slots hold; a generator that the loader made is closed."""
@@ -83,10 +88,17 @@ class Source:
             slot.content = slot.error = None
             if self._carrier is not None and not keeps_memory:
                 self._carrier.end(slot)
-        iterator, self._iterator = self._iterator, None
+        iterator, self._iterator, self._lent = self._iterator, None, _NOTHING
         # Closed here, in order, and not whenever it is collected; the user's own generator is left alone.
         if isinstance(iterator, GeneratorType) and iterator is not self.loader:
             iterator.close()
+
+
+def _written_over() -> PlanError:
+    return PlanError(
+        "wanted batches that stay as they are, got a loader that wrote into one of before while it was "
+        "loaded ahead, in feed(...); have it make each anew (a clone() is one), or use depth=0"
+    )
 
 
 def _begins_again(iterator: Iterable[Any]) -> bool:

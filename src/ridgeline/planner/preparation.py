@@ -71,10 +71,11 @@ def break_even_steps(candidate: Candidate, eager: Candidate | None) -> int | Non
     # Both measured or both predicted: a prediction beside a measurement would show its own error as a gain.
     step_s, eager_s = (c.step_s if is_measured else c.timeline.step_ns * 1e-9 for c in pair)
     # By sample: the plans may train different numbers of samples in a step.
-    gain_s = eager_s / eager.samples - step_s / candidate.samples
+    samples = max(candidate.samples, 1)
+    gain_s = eager_s / max(eager.samples, 1) - step_s / samples
     if gain_s <= 0.0:
         return None
-    return max(1, math.ceil(candidate.compile_s / (gain_s * candidate.samples)))
+    return max(1, math.ceil(candidate.compile_s / (gain_s * samples)))
 
 
 def eager_rival(candidate: Candidate, candidates: Sequence[Candidate]) -> Candidate | None:

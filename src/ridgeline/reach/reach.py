@@ -50,13 +50,14 @@ _SYSTEM = (
     threading.Condition, io.IOBase, socket.socket, subprocess.Popen,
 )  # fmt: skip
 _SCREENS = (sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__, sys.__stdin__)
+_AROUND = (functools.cached_property, functools.partialmethod, functools.singledispatchmethod)
 _WRITER = ("flush", "close")
 """Methods of what writes somewhere: logs of metrics, files of other formats."""
 _HOOKS_OF_MANY = torch.autograd.graph.__file__
 """Where the code of hooks lies that call another one once the gradients of several tensors are there."""
 _OPEN_LIBRARIES = (
-    "builtins", "collections", "types", "functools", "dataclasses", "argparse", "queue", "_thread",
-    "__main__",
+    "builtins", "collections", "types", "functools", "dataclasses", "argparse", "queue", "weakref",
+    "_weakrefset", "_thread", "__main__",
 )  # fmt: skip
 """Of Python's own modules, those with classes that hold what a user puts there."""
 
@@ -136,8 +137,10 @@ class Reach:
         elif isinstance(value, CONTAINERS):
             self.stores.append(value)
             self._add_elements(value)
+            self._add_derived(value)
         elif isinstance(value, (tuple, frozenset)):
             self._open += contents_of(value)
+            self._add_derived(value)
         elif isinstance(value, functools.partial):
             self._open += (value.func, value.args, value.keywords)
         elif isinstance(value, types.MethodType):
@@ -145,6 +148,8 @@ class Reach:
         elif isinstance(value, types.FunctionType):
             if is_users(value.__code__.co_filename):
                 self._add_function(value)
+            else:  # a library's, put around one of the user's by `torch.no_grad` or `contextmanager`
+                self._open.append(vars(value).get("__wrapped__"))
         elif isinstance(value, type):
             self._add_class(value)
         elif _is_stream(value):
@@ -155,6 +160,11 @@ class Reach:
     def _add_elements(self, container: Any) -> None:
         contents = contents_of(container)
         self._open += [element for element in contents if not isinstance(element, _ATOMS)]
+
+    def _add_derived(self, container: Any) -> None:
+        """Attributes beside the elements, which a container of the user's own class may have."""
+        if type(container).__module__ not in ("builtins", "collections"):
+            self._add_object(container)
 
     def _add_tensor(self, tensor: Tensor) -> None:
         if is_lazy(tensor):  # it changes its class with its first use
@@ -248,13 +258,18 @@ class Reach:
             self._open.append(value)
 
 
+def kind_of(container: Any) -> Any:
+    """The class of Python's own that it is, or is derived from, whose methods do nothing else."""
+    return next(k for k in (*_ORDERED, *CONTAINERS, tuple, frozenset) if isinstance(container, k))
+
+
 def contents_of(container: Any) -> list[Any]:
     """The elements; of a dictionary all keys, then all values in their order.
 
     As the kind of container has them: a class derived from it may give others, or refuse (`Irreps` of e3nn is
     a tuple without a length).
     """
-    kind = next(k for k in (*_ORDERED, *CONTAINERS, tuple, frozenset) if isinstance(container, k))
+    kind = kind_of(container)
     contents = [*kind.__iter__(container)]
     if isinstance(
         container, _ORDERED
@@ -306,9 +321,9 @@ def contents(cells: Iterable[types.CellType]) -> list[Any]:
 
 
 def underlying(value: Any) -> Any:
-    """The function of a property, static method, class method or bound method; anything else itself."""
+    """The function of a property, a static, class or bound method and the like; anything else itself."""
     value = value.fget if isinstance(value, property) else value
-    return getattr(value, "__func__", value)
+    return value.func if isinstance(value, _AROUND) else getattr(value, "__func__", value)
 
 
 def methods_of(kind: type) -> list[tuple[str, Any]]:

@@ -75,7 +75,7 @@ def _named_only(reach: Reach) -> set[int]:
             held.add(id(value.func))
         elif isinstance(value, types.MethodType):
             held.add(id(value.__func__))
-    of_modules = (cell for cell in reach.cells if isinstance(cell.owner, dict))
+    of_modules = (cell for cell in reach.cells if type(cell.owner) is dict)
     return {id(cell.owner.get(cell.name)) for cell in of_modules} - held
 
 

@@ -6,19 +6,20 @@ Values are put back bitwise, objects by identity: the same tensors, in the same 
 import contextlib
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ridgeline import units
 from ridgeline.reach.context_variables import ContextVariables
 from ridgeline.reach.generators import Generators
 from ridgeline.reach.host_arrays import MOST_COMPARED_BYTES, HostArrays
-from ridgeline.reach.reach import Cell, Reach, contents_of, is_leaf
+from ridgeline.reach.reach import Cell, Reach, contents_of, is_leaf, kind_of
 from ridgeline.reach.sparse import is_sparse, parts
 
 _MISSING = object()
@@ -26,6 +27,7 @@ GLOBAL_GENERATORS = tuple(
     getattr(draw, "__self__", None) for draw in (random.random, numpy.random.random_sample)
 )
 """What modules draw from; whose random numbers those are is said by the module."""
+_OF_ALL = re.compile(r"_global_\w*(forward|backward)_(pre_)?hooks")
 _MOST_BYTES = 1 << 30
 """A tensor larger than this that is neither trained nor a buffer (a data set, say) is not copied: steps do
 not write into such, and a note names one that does."""
@@ -70,7 +72,7 @@ class Undo:
         others = [*spared]
         # Asking a tensor that was computed for its gradient is a warning.
         kept = {id(t) for t in (*others, *(t.grad for t in others if is_leaf(t)))}
-        reach = Reach(*roots)
+        reach = Reach(*roots, _hooks_of_all())
         self._stores = [_Store(store) for store in reach.stores]
         self._cells = [(cell, load(cell)) for cell in reach.cells]
         self._lazy = [(tensor, type(tensor)) for tensor in reach.lazy]
@@ -194,6 +196,12 @@ def undone(*roots: Any) -> Iterator[Undo]:
         before.restore()
 
 
+def _hooks_of_all() -> list[Any]:
+    """The hooks of all modules (`register_module_forward_hook`), which each step calls."""
+    kept = (hooks for name, hooks in vars(nn.modules.module).items() if _OF_ALL.fullmatch(name))
+    return [hook for hooks in kept for hook in hooks.values()]
+
+
 class _Store:
     """A container and what it holds; it is touched only where that has changed."""
 
@@ -208,16 +216,18 @@ class _Store:
             a is b for a, b in zip(now, self._saved, strict=True)
         ):
             return
-        # In place: others hold the container, and it has to be the same one afterwards.
-        self._store.clear()
+        # In place: others hold the container, and it has to be the same one afterwards. By the methods of
+        # Python's own classes: those of the user's may count what is put there, or keep it elsewhere.
+        kind = kind_of(self._store)
+        kind.clear(self._store)
         if isinstance(self._store, dict):
             half = len(self._saved) // 2
             for key, value in zip(self._saved[:half], self._saved[half:], strict=True):
-                self._store[key] = value
+                kind.__setitem__(self._store, key, value)
         elif isinstance(self._store, set):
-            self._store.update(self._saved)
+            set.update(self._store, self._saved)
         else:
-            self._store.extend(self._saved)
+            kind.extend(self._store, self._saved)
 
     def changes(self) -> "Iterator[StateChange]":
         """What in it is another now; of a container that grew or shrank nothing else."""
@@ -247,11 +257,11 @@ class _Store:
 def put_at(store: Any, key: Any, value: Any) -> None:
     """Put a value into a container, where that has such a place."""
     if isinstance(store, dict) or key < len(store):
-        store[key] = value
+        kind_of(store).__setitem__(store, key, value)
 
 
 def _refill(store: list[Any], elements: list[Any]) -> None:
-    store[:] = elements
+    list.__setitem__(store, slice(None), elements)
 
 
 class _Place:
@@ -352,7 +362,7 @@ def _overlaps(tensor: Tensor) -> bool:
 
 def load(cell: Cell) -> Any:
     """What a variable holds; an object of its own where there is none."""
-    if isinstance(cell.owner, dict):
+    if type(cell.owner) is dict:  # another dictionary may have variables in slots
         return cell.owner.get(cell.name, _MISSING)
     if isinstance(cell.owner, type):
         return vars(cell.owner).get(cell.name, _MISSING)
@@ -364,7 +374,7 @@ def load(cell: Cell) -> Any:
 
 def store_in(cell: Cell, value: Any) -> None:
     """Have a variable hold something else; nothing where it held nothing."""
-    if isinstance(cell.owner, dict):
+    if type(cell.owner) is dict:
         if value is _MISSING:
             del cell.owner[cell.name]
         else:

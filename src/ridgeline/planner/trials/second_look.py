@@ -109,11 +109,11 @@ def contradicted(
 
 def _predicted_s(candidate: Candidate) -> float:
     """Seconds a sample, as it was predicted."""
-    return candidate.timeline.step_ns / 1e9 / candidate.samples
+    return candidate.timeline.step_ns / 1e9 / max(candidate.samples, 1)
 
 
 def _measured_s(candidate: Candidate) -> float:
-    return candidate.step_s / candidate.samples
+    return candidate.sample_s
 
 
 def _believed(first: Candidate, second: Candidate) -> Timeline:

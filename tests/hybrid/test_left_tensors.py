@@ -88,6 +88,30 @@ def test_what_a_step_leaves_is_what_the_plain_loop_leaves() -> None:
     )
 
 
+class Layered(nn.Module):
+    """Keeps a hidden state for each layer, in a dictionary that it makes anew in each step."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 4), nn.Linear(4, 3)
+        self.hidden: dict[nn.Module, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.inner(x)
+        self.hidden = {self.inner: hidden.detach(), self.outer: self.outer(hidden).detach()}
+        return self.outer(hidden.relu())
+
+
+def test_dictionaries_by_layer() -> None:
+    """Their keys are the model's layers themselves, by which the script looks them up."""
+    with pair_of(Layered, sgd) as pair:
+        pair.train(4, {})
+        for model in map(_model, pair):
+            assert [*model.hidden] == [model.inner, model.outer]
+        assert "eager_steps" not in pair.counters()
+
+
 class Recurrent(nn.Module):
     """Carries its hidden state from batch to batch, in a tuple, and an average beside it."""
 

@@ -216,8 +216,12 @@ def compiled_with_guards(fn: Callable[..., Any], args: tuple[Any, ...], why: str
         raise CaptureError(
             f"wanted {name_of(fn)} compiled, got {brief(error)}; {note}; use another mode"
         ) from error
-    more = [f"calls in inference mode ran as written: {turning[0]} may turn gradients on, {_OFF}"]
-    return CallableForm(call, notes=(note, *(more if turning else ())))
+    notes = [note]
+    if turning:
+        notes.append(
+            f"calls in inference mode ran as written: {turning[0]} may turn gradients on, {_OFF}"
+        )
+    return CallableForm(call, notes=tuple(notes))
 
 
 def _regional(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:

@@ -173,7 +173,9 @@ class LeftTensors:
     def _name(self, change: StateChange, stand_ins: dict[int, Tensor]) -> Name:
         assert change.put is not None
         reached = self._before.reached
-        known = {id(one): one for one in members_of(change.now) if id(one) in reached}
+        parts = [*members_of(change.now)]
+        keys = (key for part in parts if isinstance(part, dict) for key in dict.keys(part))
+        known = {id(one): one for one in (*parts, *keys) if id(one) in reached}
         known |= {
             n: t for n, t in self._parameters.items() if n in {*map(id, self._traced(change))}
         }

@@ -129,6 +129,20 @@ def test_timings_limit_a_fused_kernel() -> None:
     assert fused.work_s == pytest.approx(2e-6)
 
 
+def test_what_operators_compute_stays_in_a_fused_kernel() -> None:
+    """On a CPU a loop saves the bytes between its parts, not their exponentials; parts that need none save all."""
+    workload = make_chain((2,), elements=1 << 20)
+    moved = {op.key: op.bytes_moved for op in workload.ops}
+    setting, plan = Setting(device="cpu", workers=1, threads=2), Plan(execution="compiled")
+    taken = []
+    for computing_s in (0.0, 1e-3):
+        timings = {key: num_bytes * 1e-9 + computing_s for key, num_bytes in moved.items()}
+        machine = make_machine(device="cpu", rate=1e9, timings=timings)
+        priced = price_execution(machine, workload, setting, plan)
+        taken += [p.work_s for p in priced.forward if p.name.startswith("fused_")]
+    assert taken == [pytest.approx(2 * N_NS * 1e-9), pytest.approx(2 * N_NS * 1e-9 + 2e-3)]
+
+
 def test_host_cost_of_compiled_programs() -> None:
     """On a CPU a program pays its call and each kernel, the optimizer its dispatches as before."""
     machine, workload = make_machine(dispatch_s=1e-3, rate=1e15), make_chain((2,))
@@ -262,7 +276,8 @@ def test_assumptions_are_stated() -> None:
     assert simulate(machine, workload, Plan(execution="compiled")).notes == (
         (
             "assumed: compiling makes 4 kernels of 12 elementwise operators, normalisations, reductions and "
-            "copies between contractions, as fast as their bytes at the measured bandwidth"
+            "copies between contractions, as fast as their bytes at the measured bandwidth, and what their "
+            "operators were timed to compute besides"
         ),
         "assumed: calling a compiled program costs the host 20 dispatches, and each kernel in it 1.5",
         "assumed: compiling takes about 7.42 s before the first step",

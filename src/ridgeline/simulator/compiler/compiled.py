@@ -2,8 +2,8 @@
 
 The model is simple on purpose, and every part of it is stated in the notes of a prediction: which operators
 become one kernel is told by `fusion` (or by the compiler's code, where that was read: `made`), such a kernel
-takes as long as its bytes at the measured bandwidth, and the host pays for calling the program and each of
-its kernels.
+takes as long as its bytes at the measured bandwidth (on a CPU, and what its operators were timed to take
+beyond theirs), and the host pays for calling the program and each of its kernels.
 """
 
 from collections.abc import Sequence
@@ -266,7 +266,10 @@ class _Compiled:
         return tuple(piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel)
 
     def _joined(self, run: Run, by_op: dict[int, Piece]) -> Piece:
-        """One kernel for a run: its bytes at the measured bandwidth, and no more than its parts took."""
+        """One kernel for a run: its bytes at the measured bandwidth, and no more than its parts took.
+
+        Small tensors stay in the caches of a CPU, where exponentials and the like take longer than the bytes.
+        """
         members = [by_op[index] for index in run.ops]
         # A CPU adds up the parts of a sum within one loop.
         stages = sum(second_stages(self._ops[index]) for index in run.ops) if self._on_gpu else 0
@@ -275,7 +278,7 @@ class _Compiled:
         apart_s = sum(piece.work_s for piece in members)
         # Fusing never makes operators slower than they were apart.
         least_s = min(self._list.least_copy_seconds(run.num_bytes), apart_s)
-        taken_s = least_s
+        taken_s = min(apart_s, least_s + sum(self._computing_s(by_op[index]) for index in run.ops))
         if self._on_gpu:
             copied_s = self._list.copy_seconds(run.num_bytes) / KERNEL_RATE
             # What the smallest kernel takes: a second stage reduces a few numbers.
@@ -294,6 +297,12 @@ class _Compiled:
             num_bytes=run.num_bytes,
             has_kernel=True,
         )
+
+    def _computing_s(self, piece: Piece) -> float:
+        """What an operator was timed to take over the seconds of its bytes: exponentials and the like."""
+        if piece.source != "timing":
+            return 0.0
+        return max(0.0, piece.work_s - self._list.copy_seconds(self._ops[piece.op].bytes_moved))
 
     def _strewn_s(self, piece: Piece) -> float:
         """What taking elements by index was timed to take over the seconds of its bytes."""
@@ -355,4 +364,6 @@ def _assumptions(workload: Workload, form: Form, runs: Sequence[Run]) -> tuple[s
         f"assumed: compiling makes {len(runs)} kernels of {count} elementwise operators, normalisations, "
         "reductions and copies between contractions, as fast as their bytes at the measured bandwidth"
     )
+    if workload.device == "cpu":
+        fused += ", and what their operators were timed to compute besides"
     return fused, assumed_calls(form)

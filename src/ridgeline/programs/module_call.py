@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import load, put_at, store_in
 
-Slot = Callable[[Any], None]
+Setter = Callable[[Any], None]
 """Puts an object to a place."""
 
 
@@ -58,9 +58,9 @@ def _kept_lists(part: nn.Module) -> dict[str, Any]:
     return {name: vars(part)[name] for name in ("_flat_weights", "_flat_weight_refs")}
 
 
-def slots_holding(value: Any, reach: Reach) -> list[Slot]:
+def setters_of(value: Any, reach: Reach) -> list[Setter]:
     """For each variable, entry and element that holds this very object, what puts another one there."""
-    found: list[Slot] = [partial(store_in, cell) for cell in reach.cells if load(cell) is value]
+    found: list[Setter] = [partial(store_in, cell) for cell in reach.cells if load(cell) is value]
     for store in reach.stores:
         if isinstance(store, set):  # in which nothing has a place
             continue
@@ -70,12 +70,12 @@ def slots_holding(value: Any, reach: Reach) -> list[Slot]:
 
 
 @contextlib.contextmanager
-def standing_in(slots: Sequence[Slot], value: Any, original: Any) -> Iterator[None]:
+def standing_in(setters: Sequence[Setter], value: Any, original: Any) -> Iterator[None]:
     """Inside, `value` stands in these places; afterwards the original does again."""
     try:
-        for put in slots:
+        for put in setters:
             put(value)
         yield
     finally:
-        for put in slots:
+        for put in setters:
             put(original)

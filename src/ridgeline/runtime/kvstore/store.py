@@ -86,7 +86,7 @@ class KVStore:
         """Give keys their first values; with several workers, those of worker 0.
 
         Raises:
-            KVStoreError: a key has a value already, has none that is dense and adds up, or differs by worker.
+            KVStoreError: a key has a value, or gets one that is sparse, has no sums, or differs by worker.
 
         Cost: A copy of each value. With several workers waits for all of them.
         """

@@ -71,8 +71,8 @@ class FunctionUpdater:
                 f"{first_line(error)}"
             ) from error
 
-    def told(self) -> str:
-        """What updates, for who compares it with that of other workers."""
+    def description(self) -> str:
+        """What updates, to be compared with that of other workers."""
         return f"by updater {self.name!r}"
 
     def state(self) -> dict[Key, dict[str, Tensor]]:
@@ -159,7 +159,7 @@ class OptimizerUpdater:
                 f"{first_line(error)}"
             ) from error
 
-    def told(self) -> str:
+    def description(self) -> str:
         """See `FunctionUpdater`; with the settings."""
         wanted = self.wanted
         groups = [wanted.settings, *wanted.by_key.values()]

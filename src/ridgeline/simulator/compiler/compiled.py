@@ -306,10 +306,7 @@ class _Compiled:
 
     def _strewn_s(self, piece: Piece) -> float:
         """What taking elements by index was timed to take over the seconds of its bytes."""
-        op = self._ops[piece.op]
-        if piece.source != "timing" or not takes_by_index(op):
-            return 0.0
-        return max(0.0, piece.work_s - self._list.copy_seconds(op.bytes_moved))
+        return self._computing_s(piece) if takes_by_index(self._ops[piece.op]) else 0.0
 
     def _alone(self, piece: Piece, op: Op) -> Piece:
         """A kernel of one operator: a library's, or the compiler's where it writes such loops itself."""

@@ -267,10 +267,10 @@ class CollectiveShelf(HeldValues):
 
     def _how(self) -> str:
         """What becomes of sums here, in words that are the same on all workers where it is."""
-        told = [] if self.updater is None else [self.updater.told()]
+        parts = [] if self.updater is None else [self.updater.description()]
         if self.compression is not None:
-            told.append(f"in {self.compression.name} {self.compression.options}")
-        return "".join(f" {one}" for one in told)
+            parts.append(f"in {self.compression.name} {self.compression.options}")
+        return "".join(f" {part}" for part in parts)
 
     def _agree(self, call: str, said: str, advice: str = "") -> None:
         """See that all workers make the same call.

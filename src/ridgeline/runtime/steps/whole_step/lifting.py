@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError, PlanError
-from ridgeline.programs.module_call import Slot, call_with, places, slots_holding, standing_in
+from ridgeline.programs.module_call import Setter, call_with, places, setters_of, standing_in
 from ridgeline.reach.reach import Reach
 from ridgeline.runtime.steps.whole_step.exchange import StateExchange, are_possible
 from ridgeline.runtime.steps.whole_step.rates import LearningRateInputs
@@ -121,14 +121,16 @@ class LiftedState:
                     constants[parameter, key] = value
         return tensors, constants
 
-    def _found_in(self, loss_fn: Callable[..., Any] | None) -> dict[str, tuple[Tensor, list[Slot]]]:
+    def _found_in(
+        self, loss_fn: Callable[..., Any] | None
+    ) -> dict[str, tuple[Tensor, list[Setter]]]:
         """The optimizer's parameters that the model has not, by name, and where the loss function does."""
         others = [p for p in chain(*self._groups) if p not in self._names]
         reach = Reach(*([loss_fn] if others and loss_fn is not None else []))
-        found: dict[str, tuple[Tensor, list[Slot]]] = {}
+        found: dict[str, tuple[Tensor, list[Setter]]] = {}
         for number, parameter in enumerate(others):
             name = self._names[parameter] = f"loss/{number}"
-            found[name] = parameter, slots_holding(parameter, reach)
+            found[name] = parameter, setters_of(parameter, reach)
             if not found[name][1]:
                 raise PlanError(
                     "wanted every parameter of the optimizer in the model, or where the loss function finds "
@@ -279,8 +281,8 @@ class LiftedState:
         )
         try:
             with contextlib.ExitStack() as beside:
-                for name, (parameter, slots) in self._outside.items():
-                    beside.enter_context(standing_in(slots, listed[name], parameter))
+                for name, (parameter, setters) in self._outside.items():
+                    beside.enter_context(standing_in(setters, listed[name], parameter))
                 result = call_with(_Caller(self.model), named, (run,))
             with torch.no_grad():
                 # Inside the trace, so that the copies become part of the program.

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from simulated_workers import Channel, Summing
 from torch import Tensor
 
+from ridgeline.runtime.sync.codecs import tiles
 from ridgeline.runtime.sync.codecs.codec import Exchange
 from ridgeline.runtime.sync.codecs.exchanges import EXCHANGES, Parts, RowCodec
 from ridgeline.synchronisation import ExchangeKind
@@ -23,7 +24,7 @@ class Whole(RowCodec):
 
 
 def shared(
-    kind: ExchangeKind, values: Tensor, channel: Channel, rank: int
+    kind: ExchangeKind, values: Tensor, channel: Channel, rank: int, codec: RowCodec
 ) -> tuple[Tensor, Tensor]:
     def gather(part: Tensor) -> Tensor:
         return torch.stack(channel.all(rank, part.clone()))
@@ -33,7 +34,9 @@ def shared(
 
     mean = Summing(channel, rank).mean
     exchange = Exchange(kind, mean, gather, scatter, channel.size, rank)
-    return EXCHANGES[kind](Whole({}), values, exchange)
+    left, found = values.clone(), torch.full_like(values, torch.nan)
+    EXCHANGES[kind](codec, left, found, exchange)
+    return found, values - left
 
 
 @pytest.mark.parametrize("kind", EXCHANGES)
@@ -48,7 +51,7 @@ def test_what_arrives_is_the_mean_of_what_was_sent(
 
     def work(rank: int) -> tuple[Tensor, Tensor]:
         values = given[rank].clone()
-        mean, sent = shared(kind, values, channel, rank)
+        mean, sent = shared(kind, values, channel, rank, Whole({}))
         assert torch.equal(values, given[rank])
         return mean, sent
 
@@ -60,3 +63,35 @@ def test_what_arrives_is_the_mean_of_what_was_sent(
         assert (means[0] - given.round().mean(0)).abs().max() <= 0.5 + 1e-5
     else:
         assert torch.equal(sent, given.round())
+
+
+class InTwoParts(Whole):
+    """Whole numbers and what is left, apart; three elements to a block."""
+
+    block = 3
+
+    def encode(self, rows: Tensor) -> Parts:
+        return rows.round(), (rows - rows.round()).to(torch.bfloat16)
+
+    def decode(self, parts: Parts, num_elements: int) -> Tensor:
+        assert all(part.is_contiguous() and part.shape[1] == num_elements for part in parts)
+        return parts[0] + parts[1].float()
+
+
+@given(num_elements=st.integers(1, 40), workers=st.integers(1, 4), tile=st.integers(1, 9))
+def test_tiles_change_nothing(num_elements: int, workers: int, tile: int) -> None:
+    """What is encoded piece by piece arrives, and is left out, as if it had been encoded at once."""
+    channel = Channel(workers)
+    given = 10 * torch.randn((workers, num_elements), generator=torch.Generator().manual_seed(tile))
+
+    def work(rank: int) -> tuple[Tensor, Tensor]:
+        return shared("scatter", given[rank], channel, rank, InTwoParts({}))
+
+    whole = channel.run(work)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "TILE_ELEMENTS", tile)
+        assert all(
+            torch.equal(a, b)
+            for found, before in zip(channel.run(work), whole, strict=True)
+            for a, b in zip(found, before, strict=True)
+        )

@@ -67,7 +67,7 @@ def handed_bytes(
         )
     encoded = wire_bytes(sync, num_elements, element_bytes, workers, shapes)
     # Where payloads are scattered, the mean of a worker's share is encoded and handed over as well.
-    is_scattered = COMPRESSIONS[sync.compression].exchange == "scatter"
+    is_scattered = COMPRESSIONS[sync.compression].exchange_among(workers) == "scatter"
     return encoded + (encoded // workers if is_scattered else 0)
 
 
@@ -121,11 +121,9 @@ def traffic_of(
     payload_bytes = round(
         payload_bytes * ALGORITHMS[sync.algorithm].busiest(workers, values_of(sync))
     )
-    exchange, rounds = (
-        COMPRESSIONS[sync.compression].exchange,
-        COMPRESSIONS[sync.compression].rounds,
-    )
-    if exchange == "gather":
+    compression = COMPRESSIONS[sync.compression]
+    exchange = compression.exchange_among(workers)
+    if exchange in {"gather", "swap"}:
         # Size tables count the whole tensor that is gathered, not what one worker gives.
         return (CollectiveTraffic("all_gather", payload_bytes * workers),)
     if exchange == "scatter":
@@ -135,6 +133,7 @@ def traffic_of(
             CollectiveTraffic("all_gather", payload_bytes),
         )
     # Divided, not repeated: each round carries a part of the payload and pays a latency of its own.
+    rounds = compression.rounds
     return ALGORITHMS[sync.algorithm].traffic(-(-payload_bytes // rounds), workers) * rounds
 
 
@@ -232,9 +231,10 @@ def codec_bytes(sync: Sync, num_bytes: int, workers: int) -> tuple[int, int]:
         return 0, 0
     compression = COMPRESSIONS[sync.compression]
     passes = compression.codec_passes
-    encodings = 1.0 + 1.0 / workers if compression.exchange == "scatter" else 1.0
+    exchange = compression.exchange_among(workers)
+    encodings = 1.0 + 1.0 / workers if exchange == "scatter" else 1.0
     # A scattered bucket is decoded as it was sent (for what was left out), by its shares, and as a mean.
-    decodings = {"sum": 1.0, "scatter": 3.0, "gather": float(workers)}[compression.exchange]
+    decodings = {"sum": 1.0, "scatter": 3.0}.get(exchange, float(workers))
     return round(passes.encode * num_bytes * encodings), round(
         passes.decode * num_bytes * decodings
     )

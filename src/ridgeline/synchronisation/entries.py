@@ -8,7 +8,7 @@ from ridgeline.synchronisation.searched import everywhere
 
 OptionValue = bool | int | float | str
 Options = Mapping[str, OptionValue]
-ExchangeKind = Literal["sum", "scatter", "gather"]
+ExchangeKind = Literal["sum", "scatter", "swap", "gather"]
 Shape = tuple[int, ...]
 WireBytes = Callable[[int, int, int, Options], int]
 ShapedBytes = Callable[[Sequence[Shape], int, Options], int]
@@ -159,7 +159,7 @@ class Compression(NamedTuple):
             it is priced where it was not timed.
         exchange: `sum`: the algorithm adds up encoded payloads. `scatter`: each worker decodes its share of
             all payloads and adds these up, and all gather the encoded means. `gather`: every worker gathers
-            all payloads and decodes each.
+            all payloads and decodes each. See `exchange_among`.
         is_exact: Whether what arrives is what was sent.
         state_bytes: (elements, bytes of each, options) to the bytes that it remembers.
         options: What `Sync.options` may set.
@@ -180,6 +180,13 @@ class Compression(NamedTuple):
     options: tuple[Option, ...] = ()
     rounds: int = 1
     objection: Callable[[int, Options], str] = no_objection
+
+    def exchange_among(self, workers: int) -> ExchangeKind:
+        """What `exchange` means for so many workers: two of them `swap` what more of them `scatter`.
+
+        That is as many bytes, but one collective in place of two, and the mean is not encoded again.
+        """
+        return "swap" if self.exchange == "scatter" and workers == 2 else self.exchange
 
     @property
     def encodes(self) -> bool:

@@ -48,7 +48,7 @@ def rehearsal(
     def gather(part: Tensor) -> Tensor:
         return part[None].repeat(workers, *[1] * part.dim())
 
-    exchange = Exchange(entry.exchange, _alone, gather, Tensor.clone, workers, 0)
+    exchange = Exchange(entry.exchange_among(workers), _alone, gather, Tensor.clone, workers, 0)
 
     def run() -> None:
         share(bucket, codec, exchange, feedback)

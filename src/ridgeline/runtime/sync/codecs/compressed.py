@@ -29,7 +29,12 @@ class Compressed(Transport):
         self._algorithm, self._codec = algorithm, codec
         self._feedback = ErrorFeedback() if entry.has_state else None
         self._exchange = Exchange(
-            entry.exchange, self._counted_mean, self._gather, self._scatter, self.size, self.rank
+            entry.exchange_among(self.size),
+            self._counted_mean,
+            self._gather,
+            self._scatter,
+            self.size,
+            self.rank,
         )
 
     def mean(self, values: Tensor) -> None:

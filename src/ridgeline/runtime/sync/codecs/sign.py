@@ -8,7 +8,7 @@ Source: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Kar
 (the mean magnitude as the scale, with error feedback).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ from torch import Tensor
 from ridgeline.plan import ALIGNMENT_BYTES
 from ridgeline.runtime.sync.buckets.buckets import Bucket
 from ridgeline.runtime.sync.codecs.codec import Codec, Exchange
+from ridgeline.runtime.sync.codecs.tiles import tiles
 from ridgeline.synchronisation import OptionValue
+
+_GATHERING = sum(1 << (56 - 7 * bit) for bit in range(8))
 
 
 class _Scales:
@@ -53,18 +56,47 @@ class _Scales:
         self._owners, self._members = owners[:num_granules], grid
         self._counts = torch.cat(counts).float()
         self._padding = torch.cat(padding)
+        cuts = tiles(num_granules * granule, granule, device)
+        self._tiles = [(cut.start // granule, cut.stop // granule) for cut in cuts]
+        bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)
+        self._signs = (bits & 1).float().mul_(2.0).sub_(1.0)  # of each byte
 
     def of(self, values: Tensor) -> Tensor:
         """The mean magnitude in each block."""
-        sums = values.abs().view(-1, self._granule).sum(1)
-        # One more stands for the granules that a block lacks.
-        sums = torch.cat((sums, sums.new_zeros(1)))
+        granules = values.view(-1, self._granule)
+        sums = values.new_zeros(
+            len(granules) + 1
+        )  # one more stands for the granules that a block lacks
+        for first, last in self._tiles:
+            torch.sum(granules[first:last].abs(), 1, out=sums[first:last])
         return sums[self._members].sum(1) / self._counts
 
-    def times(self, scales: Tensor, signs: Tensor) -> Tensor:
-        """Signs [elements] times the scale of each; zero between parameters, where nothing is sent."""
-        found = signs.view(-1, self._granule) * scales[self._owners][:, None]
-        return found.view(-1).index_fill_(0, self._padding, 0.0)
+    def packed(self, values: Tensor) -> Tensor:
+        """A bit for each element, eight a byte, the first in the lowest."""
+        found = []
+        for first, last in self._tiles:
+            is_positive = values[self._granule * first : self._granule * last] >= 0
+            # Eight bytes of 0 or 1 as one number: each bit is moved to its place in the highest byte, where
+            # no two meet.
+            eights = is_positive.view(torch.uint8).view(torch.int64)
+            found.append(((eights * _GATHERING) >> 56).to(torch.uint8))
+        return torch.cat(found)
+
+    def decoded(self, scales: Tensor, packed: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Signs times the scale of each, tile by tile: which elements, and what they are.
+
+        What lies between parameters, where nothing is sent, has a sign as well: see `fill_padding`.
+        """
+        every = scales[self._owners][:, None]
+        width = self._granule // 8
+        for first, last in self._tiles:
+            signs = self._signs[packed[width * first : width * last].int()]
+            found = signs.view(-1, self._granule) * every[first:last]
+            yield slice(self._granule * first, self._granule * last), found.view(-1)
+
+    def fill_padding(self, values: Tensor) -> None:
+        """Make zero what lies between parameters."""
+        values.index_fill_(0, self._padding, 0.0)
 
 
 class Sign(Codec):
@@ -76,22 +108,22 @@ class Sign(Codec):
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
         super().__init__(options)
         self._scales: dict[int, _Scales] = {}
-        self._bits: dict[torch.device, Tensor] = {}
 
     def share(self, values: Tensor, mean: Tensor, exchange: Exchange, bucket: Bucket) -> None:
         """All gather scales and bits of each, in one tensor of bytes."""
         known = self._scales[bucket.index]
         scales = known.of(values)
-        coded = torch.cat((scales.view(torch.uint8), self._packed(values)))
+        coded = torch.cat((scales.view(torch.uint8), known.packed(values)))
         mean.zero_()
         for rank, row in enumerate(exchange.gather(coded)):
             # In memory of its own: rows of bytes do not all begin where a float may lie.
             told = row[: scales.nbytes].clone().view(torch.float32)
-            signs = self._unpacked(row[scales.nbytes :])
-            decoded = known.times(told, signs)
-            mean += decoded
-            if rank == exchange.rank:
-                values.sub_(decoded)
+            for elements, decoded in known.decoded(told, row[scales.nbytes :]):
+                mean[elements] += decoded
+                if rank == exchange.rank:
+                    values[elements] -= decoded
+        for part in (mean, values):
+            known.fill_padding(part)
         mean.div_(exchange.size)
 
     def arranged(self, buckets: Sequence[Bucket]) -> None:
@@ -99,16 +131,3 @@ class Sign(Codec):
         self._scales = {
             bucket.index: _Scales(bucket, int(self.options["block"])) for bucket in buckets
         }
-        for bucket in buckets:
-            device = bucket.payload.device
-            self._bits[device] = torch.arange(8, dtype=torch.uint8, device=device)
-
-    def _packed(self, values: Tensor) -> Tensor:
-        bits = self._bits[values.device]
-        is_positive = (values >= 0).view(-1, 8).to(torch.uint8)
-        return (is_positive << bits).sum(1, dtype=torch.uint8)
-
-    def _unpacked(self, packed: Tensor) -> Tensor:
-        """1 or -1, float32."""
-        ones = (packed[:, None] >> self._bits[packed.device]) & 1
-        return ones.view(-1).float().mul_(2.0).sub_(1.0)

@@ -48,7 +48,6 @@ def group_cases(world: World, asked: GroupRequest) -> Sequence[Case]:
             title=f"{BATCH[name]} samples a step over {link.words}",
             prepare=partial(_contest, world, name, link, profile, is_quick=asked.quick),
             unit="step",
-            calls=1,
         )
         for name in CASES
     ]

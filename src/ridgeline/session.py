@@ -351,7 +351,7 @@ class TrainStep(HasWorkerState):
 
     def _revise(self, revisions: Revisions, batch: Any) -> None:
         """Continue with another plan where a batch shows, or the length of the run, that it is better."""
-        ranking = revisions.due(batch)
+        ranking = revisions.due(batch, self._ready().num_steps)
         if ranking is not None:
             self.ranking = ranking
             self._take_best(revisions.choice.notes)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from planned_candidates import make_candidate
-from ridgeline.decision import choice
+from ridgeline.decision import choice, revisions
 from ridgeline.decision.revisions import Revisions
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
@@ -18,6 +18,7 @@ from ridgeline.planner import Candidate, Ranking, choose
 from ridgeline.planner.deferred_compiling import REASON
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.timeline import Timeline
+from ridgeline.workers.world import World
 from strategies import make_machine, make_workload
 
 EAGER_S = 1.0
@@ -131,6 +132,23 @@ def test_workers_that_train_alone_are_not_asked_again() -> None:
         made = SimpleNamespace(steps=None, seconds=None, world=world)
         is_over.append(Revisions(made, ranking).is_over)  # type: ignore[arg-type]
     assert is_over == [False, True]
+
+
+def test_a_batch_that_failed_on_one_worker_counts_on_none(monkeypatch) -> None:
+    """That worker would choose again a step before the others."""
+    monkeypatch.setattr(revisions, "steps_before_compiling", lambda *_, **__: 3)
+    asked: list[int] = []
+    made = SimpleNamespace(
+        steps=None,
+        seconds=None,
+        world=World.join(device="cpu"),
+        rank_with_compiled=lambda ranking, batch: asked.append(batch) or ranking,
+    )
+    one = make_candidate("eager", EAGER_S, is_measured=True)
+    due = Revisions(made, Ranking(candidates=(one,), error=0.1)).due  # type: ignore[arg-type]
+    for number, num_steps in enumerate([0, 0, 1, 1, 2, 3]):
+        due(number, num_steps)
+    assert asked == [5]
 
 
 def _eager_tried(ranking: Ranking) -> tuple[Candidate, ...]:

@@ -61,6 +61,10 @@ def test_many_shapes_are_told_from_a_last_batch(sizes: Any, is_varied: bool) -> 
     assert [watch.is_over(b) for b in batches] == [False] * (WATCHED_STEPS - 1) + [True]
     assert watch.is_varied == is_varied
     assert [len(b) for b in watch.examples] == [*dict.fromkeys(map(len, batches))][:MANY_SHAPES]
+    # Where those of another worker vary, steps are as many as there.
+    enough = [len(b) for b in watch.enough_examples()]
+    assert len(enough) == MANY_SHAPES
+    assert {*enough} == {*map(len, watch.examples)}
 
 
 def test_the_fastest_on_many_shapes_comes_first() -> None:

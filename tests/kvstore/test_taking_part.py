@@ -33,13 +33,18 @@ def ended(step, count=[0], seen=[]):
     job = store._shelf._members._store
     if store.rank >= 2:
         job.set("has come", "")
+        if count[0] > 100:
+            job.wait(["seen 0", "seen 1"], datetime.timedelta(seconds=240))
         return count[0] > 100
     if count[0] == 10:
         job.wait(["has come"], datetime.timedelta(seconds=240))
     seen.append(2 in store.present())
+    if seen[-1]:
+        job.set(f"seen {store.rank}", "")
     return any(seen) and not seen[-1]
 """
-"""Steps of who joins are counted; the others wait for it and end behind it, with what is public of neither."""
+"""Steps of who joins are counted; the others wait for it, as it does to be seen, and end behind it, with what is
+public of neither."""
 
 
 def run(staleness: int, killed: str, **environment: str) -> dict[str, Any]:

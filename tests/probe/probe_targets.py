@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ridgeline.machine import Setting
 from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.probe.findings import Findings
+from ridgeline.probe.groups import peers as peers_module
 from ridgeline.probe.groups.peers import Peers
 from ridgeline.probe.host import fingerprint
 from ridgeline.probe.measure import known_machine, measure
@@ -192,3 +193,23 @@ def codec_survey(request: bytes) -> bytes:
     codecs.ROUNDS_BESIDE = 1
     found, warnings = codecs.measure_codecs(setting, peers, quick=True)
     return msgspec.json.encode(combined([[Findings(codecs=found, warnings=warnings)]]))
+
+
+def waiting_for_rank_0(request: bytes) -> bytes:
+    """Work of rank 0 that lasts until the other has heard five times that it does; what both come to."""
+    store, heard = dist.distributed_c10d._get_default_store(), [0]
+    world = dist.group.WORLD
+    assert world is not None
+    timeout_s = peers_module.timeout_of(world, torch.device("cpu"))
+    peers_module.WORDS_A_TIMEOUT = round(50 * timeout_s)  # every 20 ms
+
+    class Hearing(Peers):
+        def agree(self, decision: bool) -> bool:
+            heard[0] += 1
+            if self.rank and heard[0] == 5:
+                store.set("heard", "")
+            return super().agree(decision)
+
+    peers = Hearing.of(None, torch.device("cpu"))
+    come_to = peers.done_by_first(lambda: store.get("heard") == b"")
+    return json.dumps(peers.gather([-1.0 if come_to is None else float(come_to)])).encode()

@@ -236,3 +236,10 @@ def test_wrong_arguments_are_refused(workers: int, device: str, target: str) -> 
     )
     with pytest.raises(LaunchError, match=re.escape(message)):
         run_in_group(target, b"", workers=workers, threads=1, device=device)
+
+
+def test_rank_0_may_work_for_longer_than_a_collective_may_take() -> None:
+    """It says meanwhile that it does, and none of those that wait takes it for lost."""
+    target = "probe_targets:waiting_for_rank_0"
+    reply = run_in_group(target, b"", workers=2, threads=1, device="cpu")
+    assert json.loads(reply) == [[1.0], [-1.0]]

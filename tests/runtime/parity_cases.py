@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,8 @@ def tokens(step: int, rank: int, generator: torch.Generator) -> Any:
     return {"input": x, "target": x.roll(1, 1)}
 
 
-def switch(step: int, rank: int, generator: torch.Generator) -> Any:
-    return *images(step, rank, generator), (step + rank) % 3 == 0
+def switch(step: int, rank: int, generator: torch.Generator, since: int = 0) -> Any:
+    return *images(step, rank, generator), step >= since and (step + rank) % 3 == 0
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -213,6 +214,12 @@ CASES = {
     "parameters used on some workers only": Case(batch=switch, loss=switched_loss, eager_only=True),
     "layers computed again on some workers only": Case(
         make=Recomputed, batch=switch, loss=switched_loss, eager_only=True
+    ),
+    "computed again later, on worker 0 first": Case(
+        Recomputed, switched_loss, partial(switch, since=3), eager_only=True
+    ),
+    "computed again later, on worker 1 first": Case(
+        Recomputed, switched_loss, partial(switch, since=2), eager_only=True
     ),
     "tied weights, dict batch": Case(make=Tied, batch=tokens, loss=token_loss),
     "two dtypes": Case(make=TwoTypes),

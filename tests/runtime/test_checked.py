@@ -10,7 +10,8 @@ from torch._inductor import compile_fx
 
 from adversary.interpreting import interpreted
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.steps.graphs.checked import AS_WRITTEN
+from ridgeline.runtime.steps.graphs import checked
+from ridgeline.runtime.steps.graphs.checked import AS_WRITTEN, OF_OTHERS
 from ridgeline.runtime.steps.step import PlannedStep
 
 
@@ -93,3 +94,19 @@ def test_a_tensor_that_stands_twice_in_a_batch_is_one_when_it_is_checked() -> No
             wanted = alike(model, (batch, batch)).detach()
             torch.testing.assert_close(step((batch, batch)), wanted)
         assert "recompiles" not in step.timeline().counters
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+def test_no_worker_checks_while_another_one_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a mode sees the first step of that one, its exchanges would meet those of the check."""
+    others, checks = [1.0, 0.0], []
+    monkeypatch.setattr(checked, "largest_of_workers", lambda mine, _: max(mine, others.pop(0)))
+    monkeypatch.setattr(checked, "check_compiled", lambda *_: checks.append(len(others)))
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plan = Plan(execution="compiled")
+    with interpreted(), PlannedStep(model, mean_square, optimizer, plan, device="cpu") as step:
+        for _ in range(3):
+            step(torch.randn(5, 4))
+        assert OF_OTHERS in step.notes
+    assert checks == [0]

@@ -203,6 +203,22 @@ def test_bits_tell_of_one_element_in_many_tensors(
     assert told >= 76
 
 
+def test_a_rate_in_a_tensor_is_told_and_named_by_its_value() -> None:
+    """Schedulers write it in place."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), torch.tensor(0.5))
+    bucket = Bucket(0, list(model.named_parameters()), outside_writes.NUM_SIGNALS)
+    reducer: Any = SimpleNamespace(buckets=(bucket,))
+    writes = OutsideWrites(model, optimizer, reducer, World(0, 2, 0, torch.device("cpu")))
+    said = []
+    for rate in (0.5, 0.5, 0.25):
+        optimizer.param_groups[0]["lr"].fill_(rate)
+        writes._code_settings()
+        said.append(writes._code)
+        assert dict(same_state.setting_entries(optimizer))["setting lr of group 0"] == rate
+    assert said[0] == said[1] != said[2]
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 def test_what_is_said_depends_on_content_in_some_steps(
     on_device: bool, monkeypatch: pytest.MonkeyPatch

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from held_runs import HELD_STEPS, SIZES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.plan import Sync
+from ridgeline.errors import PlanError
+from ridgeline.plan import Plan, Sync
+from ridgeline.runtime.steps.body.requirements import check_training
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import cut_fragments, offered_compressions
 from torchrun import torchrun
@@ -214,3 +217,17 @@ def test_fragments_hold_every_tensor_once(sizes: list[int], num_fragments: int) 
     assert [place for fragment in fragments for place in fragment] == list(range(len(sizes)))
     most = sum(sizes) / num_fragments + max(sizes, default=0)
     assert all(sum(sizes[place] for place in fragment) <= most for fragment in fragments)
+
+
+def test_an_optimizer_that_exchanges_parameters_itself_is_refused() -> None:
+    """As torch's ZeroRedundancyOptimizer in each step: then no worker trains alone."""
+    kind = type("Dividing", (torch.optim.SGD,), {"__module__": "torch.distributed.optim.dividing"})
+    own = type("Own", (kind,), {"__module__": "mine"})
+    optimizer = own([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    check_training(optimizer, Plan(workers=2), None)
+    with pytest.raises(PlanError) as refused:
+        check_training(optimizer, Plan(workers=2, sync=Sync(every=3)), None)
+    assert str(refused.value) == (
+        "wanted an optimizer of each worker's own for sync.every=3, got Own, which exchanges parameters among "
+        "workers itself; use an optimizer of torch.optim, or sync.every=1"
+    )

@@ -28,6 +28,7 @@ class Revisions:
         self._ranking = ranking
         self._shapes: ShapeWatch | None = None
         self._steps_left: int | None = None
+        self._num_steps = -1
         if trains_apart(ranking.best.plan.sync):
             return  # no other plan continues from parameters that differ
         self._shapes = _watch(ranking)
@@ -39,20 +40,28 @@ class Revisions:
         """Whether nothing changes the choice any more."""
         return self._shapes is None and self._steps_left is None
 
-    def due(self, batch: Any) -> Ranking | None:
+    def due(self, batch: Any, num_steps: int) -> Ranking | None:
         """The ranking that holds from this batch on, if it was made again; all workers call this alike.
+
+        Args:
+            batch: To be trained on.
+            num_steps: Made with the plan in force. A batch in place of one whose step failed, maybe on this
+                worker alone, does not count: the others are still in that step.
 
         Raises:
             RidgelineError: see `PlanChoice.rank_for` and `rank_with_compiled`.
 
         Cost: Next to none; but for one batch in a run, or two, whose trials take as long as they do.
         """
+        if num_steps == self._num_steps:
+            return None
+        self._num_steps = num_steps
         world = self.choice.world
         if self._shapes is not None and self._shapes.is_over(batch):
             shapes, self._shapes = self._shapes, None
             if largest_of_workers(float(shapes.is_varied), world):
                 with attendance.phase("the choice of a plan", world):
-                    return self.choice.rank_for(self._ranking, shapes.examples)
+                    return self.choice.rank_for(self._ranking, shapes.enough_examples())
         # Counted alike on all workers, so that none asks the others before it is due.
         if self._steps_left is not None:
             self._steps_left -= 1

@@ -3,6 +3,7 @@
 Captured programs serve one shape or two, and compiled ones serve many by slower code than one.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,10 @@ class ShapeWatch:
     def is_varied(self) -> bool:
         """Whether no captured program could serve most of the batches."""
         return len(self._found) == MANY_SHAPES
+
+    def enough_examples(self) -> list[Any]:
+        """As many as where batches vary, some of them again: all workers make as many steps with theirs."""
+        return [*itertools.islice(itertools.cycle(self.examples), MANY_SHAPES)]
 
 
 def for_many_shapes(

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -338,9 +339,10 @@ def _measure_in_place(
         if alone is not None:
             found = measure_here(alone, group=peers.group)
             machine = of_first(merge(machine, found), peers)
-        if apart is not None and is_first:
-            found = time_apart(apart, max(1.0, over - time.monotonic()))
-            machine = merge(machine, found)
+        if apart is not None:
+            left_s = max(1.0, over - time.monotonic())
+            timed = peers.done_by_first(partial(time_apart, apart, left_s))
+            machine = machine if timed is None else merge(machine, timed)
         after = _counted(peers, hosts)
         if before is not None and after is not None:
             machine = _loaded(machine, between(before, after, machine.ceilings[known:]))

@@ -6,6 +6,7 @@ view of a process group that is there already: no communicator is made for it.
 
 from typing import Literal, NoReturn, get_args
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -59,6 +60,12 @@ def given_group(mesh: DeviceMesh | None, process_group: ProcessGroup | None) -> 
             "destroy_process_group(), or give another group"
         )
     return process_group
+
+
+def timeout_of(group: ProcessGroup, device: torch.device) -> float:
+    """Seconds that a collective of a group on a device may take."""
+    backend = group._get_backend(device)  # noqa: SLF001 - there is no public name
+    return backend.options._timeout.total_seconds()  # noqa: SLF001 - nor for this
 
 
 def _group_of(mesh: DeviceMesh) -> ProcessGroup:

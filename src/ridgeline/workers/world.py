@@ -26,7 +26,7 @@ from ridgeline.host.message_threads import calm_message_threads
 from ridgeline.machine import Setting
 from ridgeline.workers import leaving
 from ridgeline.workers.host_threads import set_threads
-from ridgeline.workers.mesh import Axis, given_group, mesh_over
+from ridgeline.workers.mesh import Axis, given_group, mesh_over, timeout_of
 
 JOIN = "RIDGELINE_KVSTORE_JOIN"
 """Variable of the environment that names a running training, for a process of its own to take part in."""
@@ -162,8 +162,7 @@ class World:
         """How long a collective of all that train together may take; endless for a worker alone."""
         if self.size == 1:
             return math.inf
-        backend = self.group()._get_backend(self.device)  # noqa: SLF001 - there is no public name
-        return backend.options._timeout.total_seconds()  # noqa: SLF001 - nor for this
+        return timeout_of(self.group(), self.device)
 
     @property
     def is_among_others(self) -> bool:

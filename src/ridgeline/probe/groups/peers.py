@@ -1,11 +1,19 @@
 """`Peers`: the worker processes that measure one setting together."""
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from ridgeline.workers.mesh import timeout_of
+
+T = TypeVar("T")
+WORDS_A_TIMEOUT = 4
+"""How often rank 0 says that it is not done, within the time-out of the group, to peers that wait for it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,39 @@ class Peers:
         flag = torch.tensor([float(decision)], device=self.device)
         dist.broadcast(flag, group=self.group, group_src=0)
         return bool(flag.item())
+
+    def done_by_first(self, work: Callable[[], T]) -> T | None:
+        """What rank 0 comes to, which the others wait for however long it takes; None on these.
+
+        Cost: Beside the work of rank 0 a small broadcast now and then, see `WORDS_A_TIMEOUT`.
+        """
+        if self.rank:
+            while not self.agree(True):
+                pass
+            return None
+        with self._saying_not_yet() if self.group is not None else contextlib.nullcontext():
+            return work()
+
+    @contextlib.contextmanager
+    def _saying_not_yet(self) -> Iterator[None]:
+        """Inside, the others are told that it is not over, else they would take rank 0 for lost."""
+        assert self.group is not None
+        every_s = timeout_of(self.group, self.device) / WORDS_A_TIMEOUT
+        is_over = threading.Event()
+
+        def say() -> None:
+            with contextlib.suppress(RuntimeError):  # of who is gone hears the next exchange
+                while not is_over.wait(every_s):
+                    self.agree(False)
+
+        thread = threading.Thread(target=say, name="ridgeline-not-yet", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+            self.agree(True)
 
     def share(self, data: bytes) -> bytes:
         """The bytes of rank 0, on all peers; what the others give is ignored."""

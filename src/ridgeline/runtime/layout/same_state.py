@@ -232,7 +232,9 @@ def setting_entries(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key != "params":
-                yield f"setting {key} of group {number}", value
+                # A rate may be in a tensor, for updates that are compiled.
+                is_number = isinstance(value, Tensor) and value.numel() == 1
+                yield f"setting {key} of group {number}", value.item() if is_number else value
 
 
 def _optimizer_entries(optimizer: Optimizer, names: dict[int, str]) -> Iterator[tuple[str, Any]]:

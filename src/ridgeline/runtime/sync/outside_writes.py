@@ -128,7 +128,9 @@ class OutsideWrites:
 
     def _code_settings(self) -> None:
         """Bits that depend on the settings; a scheduler changes them in every step, on all workers alike."""
-        now = [value for group in self._optimizer.param_groups for value in group.values()]
+        held = [value for group in self._optimizer.param_groups for value in group.values()]
+        # A rate in a tensor is written in place; reading it from a GPU would wait.
+        now = [float(v) if type(v) is Tensor and v.is_cpu and v.dim() == 0 else v for v in held]
         if len(now) == len(self._settings) and all(map(is_, now, self._settings)):
             return
         self._settings = now

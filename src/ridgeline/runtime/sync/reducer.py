@@ -146,6 +146,9 @@ class Reducer(UpdatesAtOnce):
         if self._kept.are_any():
             self._leave_kept()
         self._collectives.begin(recorder)
+        # On a GPU, hearing what the others tell waits; and what is told is known when backward is over.
+        self._tells = self._buffers.may_be_written and not (self._on_device and self.knows_order)
+        self._num_early = len(self._turns) - self.num_held - self._tells
         self._is_armed = True
         self._departures.begin(self._layout.views)
         self._buffers.begin()
@@ -178,7 +181,7 @@ class Reducer(UpdatesAtOnce):
         self._check_sent()
         self._is_armed = False
         self._departures.end()
-        self._buffers.end(is_agreed=self.knows_order)
+        self._buffers.end(is_told=self._tells)
         self._recorder.mark("wait")
 
     def receive(self, bucket: Bucket) -> None:
@@ -190,7 +193,7 @@ class Reducer(UpdatesAtOnce):
         """Wait for flags and buffers, and note how long took what is over."""
         if self._flags is not None:
             self._flags.settle()
-        self._buffers.receive()
+        self._buffers.receive(are_written=self._tells and bool(self._last_early.written))
         self._departures.join()
         self._collectives.record()
         self.overhead_ns += self._collectives.overhead_ns
@@ -294,8 +297,7 @@ class Reducer(UpdatesAtOnce):
         return missing
 
     def _launch_full(self) -> None:
-        early = len(self._turns) - self.num_held
-        while self._next < early and self._turns[self._next].num_missing == 0:
+        while self._next < self._num_early and self._turns[self._next].num_missing == 0:
             self._launch(self._turns[self._next], ())
 
     def _launch(self, bucket: Bucket, missing: Sequence[int]) -> None:
@@ -307,6 +309,8 @@ class Reducer(UpdatesAtOnce):
                 bucket.store_all(missing)
             else:
                 bucket.raise_flags(missing)
+            if self._tells and bucket is self._last_early and self._buffers.are_written:
+                bucket.written.fill_(1)
             self._recorder.mark(self._layout.backward_names[self._next])
             exchange = partial(self._exchange, bucket, is_last=is_last)
             self._collectives.run(name, exchange, self._done[bucket.index])
@@ -352,7 +356,6 @@ class Reducer(UpdatesAtOnce):
     def _measure_order(self) -> None:
         """Take worker 0's order for all, and cut the buckets again if it is news."""
         self.knows_order = True
-        self._buffers.agree()
         if not self._keeps_order:
             order = agree_on_order(by_readiness(self._arrivals), self._layout.order, self._world)
             if order != list(self._layout.order):
@@ -379,6 +382,7 @@ class Reducer(UpdatesAtOnce):
         )
         self.num_held = num_held(self._sync, len(self.buckets))
         self._turns = [self.buckets[n] for n in launch_order(len(self.buckets), self.num_held)]
+        self._last_early = self._turns[len(self._turns) - self.num_held - 1]
         self._transport.arranged(self.buckets)
         if not self._transport.carries_flags:
             self._flags = SharedFlags(self.buckets, self._group)

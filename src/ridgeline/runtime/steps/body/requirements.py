@@ -27,6 +27,7 @@ from ridgeline.synchronisation import (
     is_exact,
     replaces_update,
     shards_update,
+    trains_apart,
     values_of,
 )
 from ridgeline.workers.world import JOIN, World
@@ -54,6 +55,7 @@ def check_training(optimizer: Optimizer, plan: Plan, clip_norm: float | None) ->
     check_sharded(optimizer, plan)
     check_replaced(optimizer, plan, clip_norm)
     check_held(optimizer, plan, clip_norm)
+    check_apart(optimizer, plan)
 
 
 def check_differentiable(model: nn.Module, loss_fn: Any, plan: Plan) -> None:
@@ -292,6 +294,22 @@ def check_held(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> Non
         raise PlanError(
             f"wanted clip_norm=None for {field}, got {clip_norm!r}: the next step begins before all "
             "gradients have come, whose total norm is not known yet; leave one of them out"
+        )
+
+
+def check_apart(optimizer: Optimizer, plan: Plan) -> None:
+    """Workers that train alone want optimizers that leave the others' parameters alone.
+
+    Raises:
+        PlanError: the plan exchanges parameters every few steps, and the optimizer does so by itself in each.
+    """
+    if plan.workers == 1 or not trains_apart(plan.sync):
+        return
+    if any(base.__module__.startswith("torch.distributed.") for base in type(optimizer).__mro__):
+        raise PlanError(
+            f"wanted an optimizer of each worker's own for sync.every={plan.sync.every}, got "
+            f"{type(optimizer).__name__}, which exchanges parameters among workers itself; use an optimizer "
+            "of torch.optim, or sync.every=1"
         )
 
 

@@ -26,10 +26,14 @@ from ridgeline.runtime.steps.checks.hook_order import check_hook_order, num_hook
 from ridgeline.runtime.steps.graphs.tensor_types import TensorTypes
 from ridgeline.tensors.batch import rebuilt
 from ridgeline.tensors.copies import own_copies
+from ridgeline.workers.agree import largest_of_workers
 from ridgeline.workers.world import World
 
 OF_OTHER_CLASSES = "steps on batches with subclasses of Tensor ran as they were written"
 OF_BUFFERS = "steps on batches in the memory of buffers ran as they were written"
+OF_OTHERS = (
+    "steps before the check, which all workers make, ran as they were written, as on another worker"
+)
 AS_WRITTEN = (
     "torch's compiler left a part of the step as it was written when it compiled anew for what had changed "
     "since the check; if it failed there, its log says how"
@@ -70,6 +74,9 @@ class CheckedRunner:
         replays_model = MODES[self._body.plan.execution].replays_model
         leaves = pytree.tree_leaves(batch)
         why = watched() if replays_model else _watches_compiled(leaves)
+        # All workers make the check, or none does: a profile may be taken on one of them.
+        if self._types is None and largest_of_workers(float(bool(why)), self._world):
+            why = why or OF_OTHERS
         if why and not replays_model:
             return self._run_as_written(batch, why)
         if not why and (num := num_hooks(self._body)) != self._num_hooks:

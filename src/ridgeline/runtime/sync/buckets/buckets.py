@@ -7,8 +7,8 @@ where the collective left it and nothing is copied back.
 Behind the payload are *flags*, one a parameter, set to 1 when this worker has a gradient. They are no part
 of it, since a codec would corrupt them; with every exchange comes their sum. A parameter whose flag is 0
 afterwards was not used at all, and keeps `grad = None`, as in a plain step. A worker that used all of its
-parameters need not look. Behind them there is room for *signals*, by which workers send each other what else
-they must know, without a collective.
+parameters need not look. Behind them a worker says whether backward has written buffers, and there is room
+for *signals*, by which workers send each other what else they must know, without a collective.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,8 @@ class Bucket:
         flat: One tensor, [payload, behind].
         payload: [elements of all views, padding], of which the workers make the mean; of as many equal parts
             as it was made for.
-        behind: [one flag a parameter, signals], of which they make the sum, or a multiple of it.
+        behind: [one flag a parameter, `written`, signals], of which they make the sum, or a multiple of it.
+        written: Whether backward has written buffers on any worker, as far as they say; see `SentBuffers`.
         signals: What the workers' signals amount to: their sum, scaled as gradients are when it is read.
         sent_signals: What this worker says in every coming step; written by each part that has something to
             send.
@@ -69,13 +70,14 @@ class Bucket:
         if num_parts > 1:
             end = num_parts * update_shard_elements(end, first.element_size(), num_parts)
         num_flags = len(self.parameters)
-        self.flat = allocate(end + num_flags + num_signals, first.dtype, first.device)
+        self.flat = allocate(end + num_flags + 1 + num_signals, first.dtype, first.device)
         self.payload, self.behind = self.flat[:end], self.flat[end:]
-        self.flags, self.signals = self.behind[:num_flags], self.behind[num_flags:]
+        told = self.behind.split([num_flags, 1, num_signals])
+        self.flags, self.written, self.signals = told
         # Copied to `behind` in the same launch as the gradients, which costs less than writing flags apart.
         self._said = torch.ones_like(self.behind)
-        self.sent_signals = self._said[num_flags:]
-        self.sent_signals.zero_()
+        self._said[num_flags:].zero_()
+        self.sent_signals = self._said[num_flags + 1 :]
         self.views = tuple(
             _view(self.flat, parameter, offset)
             for parameter, offset in zip(self.parameters, offsets, strict=True)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from ridgeline.engine import Engine, Variable
 from ridgeline.runtime.sync.collectives import Collectives
-from ridgeline.workers.agree import largest_of_workers
 from ridgeline.workers.buffers import FlatBuffers
 from ridgeline.workers.world import World
 
@@ -14,9 +13,9 @@ _FRAME = "broadcast_buffers"
 class SentBuffers:
     """Has the buffers of all workers follow those of worker 0, once a step.
 
-    Whether backward writes some (activations that are computed again) the workers agree on, when the first
-    step of a form has shown it: one may leave out a layer that others compute again, and each would take the
-    exchanges of the others for its own.
+    Whether backward writes some (activations that are computed again) the workers tell each other behind
+    gradients: one may leave out a layer that others compute again, in any step, and each would take the
+    exchanges of the others for its own. On GPUs, where hearing that waits, the first step of a form tells.
 
     Args:
         buffers: Of this worker's model.
@@ -36,7 +35,7 @@ class SentBuffers:
     ) -> None:
         self._buffers, self._world = buffers, world
         self._engine, self._collectives, self._wait = engine, collectives, wait
-        self._is_late = self._is_written = False
+        self._is_late = False
         self.are_any = bool(buffers.flats)
         self.arrange()
 
@@ -50,29 +49,41 @@ class SentBuffers:
         if self.are_any and not self._is_late:
             self._send()
 
-    def end(self, *, is_agreed: bool) -> None:
-        """Backward is over: send what it has written; where the workers have not agreed yet, see `agree`."""
-        self._is_written = self.are_any and self._buffers.versions != self._sent_versions
+    @property
+    def may_be_written(self) -> bool:
+        """Whether backward may write what was sent before it."""
+        return self.are_any and not self._is_late
+
+    @property
+    def are_written(self) -> bool:
+        """Whether it has, where it may."""
+        return self._buffers.versions != self._sent_versions
+
+    def end(self, *, is_told: bool) -> None:
+        """Backward is over: send what it has written; where the workers tell each other, see `receive`."""
         if self._is_late:
             self._send()
-        elif self._is_written and is_agreed:  # by code that no worker has run before
+        elif not is_told and self.are_any and self.are_written:
+            # By code that no worker has run before.
             self._wait(_FRAME, self._done)
             self._send()
 
-    def receive(self) -> None:
-        """Wait for them, and fill this worker's."""
-        if self.are_any:
-            self._wait(_FRAME, self._done)
-            if self._world.rank:
-                self._buffers.unpack()
+    def receive(self, *, are_written: bool) -> None:
+        """Wait for them, and fill this worker's.
 
-    def agree(self) -> None:
-        """Have all send at the end of each step, from this one on, where backward has written some on any."""
-        if self.are_any and not self._is_late:
-            self._is_late = largest_of_workers(float(self._is_written), self._world) > 0
-            if self._is_late:
-                self._send()
-                self.receive()
+        Args:
+            are_written: Backward has written some on any worker: all send them again, and at the end of each
+                step from this one on.
+        """
+        if not self.are_any:
+            return
+        self._wait(_FRAME, self._done)
+        if are_written:
+            self._is_late = True
+            self._send()
+            self._wait(_FRAME, self._done)
+        if self._world.rank:
+            self._buffers.unpack()
 
     def _send(self) -> None:
         if not self._world.rank:

@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+_memory_of = Tensor.untyped_storage
+_address_of = torch.UntypedStorage.data_ptr
+
 
 class _Span(NamedTuple):
     """From the address of a tensor's first element to behind its last one."""
@@ -65,9 +68,12 @@ class WrittenMemory:
     def meets(self, tensors: Sequence[Tensor]) -> bool:
         """Whether one of these may share elements with them.
 
-        Cost: 0.5 us a tensor.
+        Cost: 0.3 us a tensor.
         """
-        return not self._places.isdisjoint(map(_place, tensors))
+        try:  # all in C, since steps ask it each time
+            return not self._places.isdisjoint(map(_address_of, map(_memory_of, tensors)))
+        except RuntimeError:  # one has no memory of its own
+            return not self._places.isdisjoint(map(_place, tensors))
 
 
 def may_be_shared(value: object) -> torch.UntypedStorage | None:

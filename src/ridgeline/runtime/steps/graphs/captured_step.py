@@ -11,7 +11,7 @@ from ridgeline.capture.capturing import capturing
 from ridgeline.capture.dropout_states import DropoutStates
 from ridgeline.lint.idle_draws import IdleDraw
 from ridgeline.optimizers.optimizer_calls import update
-from ridgeline.optimizers.shared_memory import sharing
+from ridgeline.optimizers.shared_memory import WrittenMemory, sharing
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.renewals import renewals
 from ridgeline.reach.sparse import strides_of
@@ -28,7 +28,8 @@ from ridgeline.tensors.usual_batch import BatchReader, usual_batch
 from ridgeline.timeline import Span
 
 OF_BATCHES = (
-    "steps that write into tensors of their batch with elements in common ran as they were written"
+    "steps that write into memory that tensors of their batch have in common, with each other or with "
+    "buffers, ran as they were written"
 )
 
 
@@ -97,7 +98,10 @@ class CapturedStep:
         recorder = Recorder(clock, starts=False)
         # The capture runs the step's Python once; what that changed has to be renewed beside each replay.
         before = Undo(body.model, body.loss_fn, values=False)
-        self.dropout = DropoutStates(Reach(body.model, body.loss_fn).modules)
+        reach = Reach(body.model, body.loss_fn)
+        self.dropout = DropoutStates(reach.modules)
+        held = [tensor for tensor in reach.tensors if not tensor.is_inference()]
+        writes_before = num_writes(held)
         self.graph = torch.cuda.CUDAGraph()
         with capturing(self.graph, "the step", stream=stream, pool=pool):
             recorder.current = StepRecord(clock.stamp())
@@ -110,6 +114,11 @@ class CapturedStep:
                 clock.join()
         counts = zip(num_writes(self.inputs), before_writes, strict=True)
         self.written = [place for place, (now, before) in enumerate(counts) if now != before]
+        pairs = zip(held, num_writes(held), writes_before, strict=True)
+        changed = [tensor for tensor, now, before in pairs if now != before]
+        # With all buffers, as batch norm does not count what it writes.
+        buffers = [b for one in reach.modules for b in one.buffers(recurse=False)]
+        self._state = WrittenMemory([*changed, *buffers])
         self._renewals = renewals(before)
         self.pattern = BatchPattern(self.batch)
         self.gradients.take()
@@ -170,8 +179,12 @@ class CapturedStep:
     def mixes(self, tensors: Sequence[Tensor]) -> bool:
         """Whether a batch's tensors share elements that the step writes: it has copies of them, which do not.
 
-        Cost: 1.5 us a tensor.
+        Cost: 0.3 us a tensor; 1.5 us more where the step writes into its batch.
         """
+        if not self.written:
+            return self._state.meets(tensors)
+        if self._state.meets(tensors):
+            return True
         read = [tensor for place, tensor in enumerate(tensors) if place not in self.written]
         return sharing([tensors[place] for place in self.written], read) is not None
 

@@ -154,7 +154,7 @@ class GraphRunner:
             loss = self._run_as_written(batch)
             step.dropout.adopt()
             return loss
-        if step.written and step.mixes(tensors):
+        if step.mixes(tensors):
             self._count_as_written(OF_BATCHES)
             return self._run_as_written(batch)
         step.load(tensors)

@@ -1,7 +1,6 @@
 """Assertions about the values of tensors: compiled steps raise what the step as written raises."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -45,22 +44,19 @@ def test_steps_raise_what_python_raises(execution: Any) -> None:
         assert float(step(X)) == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "check", [torch._assert_async, partial(torch._assert, message="too large")]
-)
-def test_operators_that_assert_are_no_part_of_what_is_compiled(check: Any) -> None:
-    """The compiler leaves out what gives nothing; about a shape it takes them for what they are."""
+@pytest.mark.parametrize("words", [(), ("too large",)])
+def test_operators_that_assert_are_no_part_of_what_is_compiled(words: Any) -> None:
+    """The compiler leaves out what gives nothing."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        torch._assert(x.shape[1] == 4, "another width")
-        check(x.max() < 100)
+        torch._assert_async(x.max() < 100, *words)
         return model(x).square().mean()
 
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with PlannedStep(model, loss, optimizer, Plan(execution="compiled")) as step:
         step(X)
-        with pytest.raises((AssertionError, RuntimeError), match=r"too large|nonzero value"):
+        with pytest.raises(RuntimeError, match=r"too large|nonzero value"):
             step(X * 1000)
     with PlannedStep(model, loss, optimizer, Plan(execution="step-graph")) as step:
         step(X)

@@ -16,6 +16,8 @@ from ridgeline.feeding.making import feed
 from ridgeline.feeding.own_memory import OwnMemory
 
 NUM_BATCHES = 8
+KEPT = [torch.full((1,), float(index)) for index in range(NUM_BATCHES)]
+"""So that none lies where another one lay."""
 
 
 class Graph:
@@ -80,9 +82,9 @@ def test_each_batch_is_as_the_loader_gave_it(make: Any, fill: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "fill"),
     [
-        (lambda: [0], lambda batch, i: batch.__setitem__(0, torch.full((1,), float(i)))),
-        (lambda: {"x": 0}, lambda batch, i: batch.update(x=torch.full((1,), float(i)))),
-        (Graph, put),
+        (lambda: [0], lambda batch, i: batch.__setitem__(0, KEPT[i])),
+        (lambda: {"x": 0}, lambda batch, i: batch.update(x=KEPT[i])),
+        (Graph, lambda batch, i: setattr(batch, "x", KEPT[i])),
     ],
 )
 def test_containers_that_are_filled_again_later_are_found_out(make: Any, fill: Any) -> None:
@@ -101,7 +103,7 @@ def test_containers_that_are_filled_again_later_are_found_out(make: Any, fill: A
             stream._engine.wait_all()
 
     with (
-        feed(loader(), "cpu") as stream,
+        feed(loader(), "cpu", 1) as stream,
         pytest.raises(PlanError, match="wrote into one of before"),
     ):
         train(stream)

@@ -50,7 +50,7 @@ _make_generator: Any = RandomClassVariable.call_function
 _call_generator: Any = RandomVariable.call_method
 _make_object: Any = UserDefinedClassVariable.call_function
 _call_skipped: Any = SkipFunctionVariable.call_function
-_ASSERTIONS = (torch._assert, torch._assert_async, torch._functional_assert_async)  # noqa: SLF001
+_ASSERTIONS = (torch._assert_async, torch._functional_assert_async)  # noqa: SLF001
 _OF_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
 _find_assertion: Any = symbolic_convert._detect_and_normalize_assert_statement  # noqa: SLF001 - says what is one
 

@@ -134,6 +134,13 @@ def asked(x: Tensor) -> Tensor:
     return x * HELD.value.get()
 
 
+def asked_in_vain(x: Tensor) -> Tensor:
+    try:
+        return x * HELD.value.get()
+    except LookupError:
+        return x * 5.0
+
+
 GETTERS: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any]] = {
     "attribute": (gotten, operator.attrgetter("a"), operator.attrgetter("b")),
     "attributes": (gotten, operator.attrgetter("a"), operator.attrgetter("a", "a")),
@@ -176,6 +183,11 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any]] = {
         collections.OrderedDict([(2, 2), (1, 1)]),
     ),
     **GETTERS,
+    "no value": (
+        asked_in_vain,
+        contextvars.ContextVar("none"),
+        contextvars.ContextVar("two", default=3.0),
+    ),
 }
 
 

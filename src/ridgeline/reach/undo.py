@@ -393,10 +393,7 @@ def accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     """What asks a generator for its state, and what gives it one."""
     if isinstance(generator, torch.Generator | numpy.random.RandomState):
         return generator.get_state, generator.set_state
-    if isinstance(
-        generator, random.Random
-    ):  # a class of the user's may have other methods of these names
-        kind = random.Random
+    if isinstance(generator, kind := random.Random):  # whose methods a user's class may replace
         return partial(kind.getstate, generator), partial(kind.setstate, generator)
     bits = generator.bit_generator
     return partial(getattr, bits, "state"), partial(setattr, bits, "state")

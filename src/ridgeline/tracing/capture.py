@@ -5,7 +5,8 @@ execution would issue, in the same order, but nothing is computed and nothing la
 looks at values goes another way: if it may, it is recorded while it runs, and taken back.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -87,13 +88,7 @@ def trace(
     check_clip_norm(clip_norm)
     _check(model, loss_fn, optimizer, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
-    # A step trains, whatever mode it is described in.
-    with (
-        refusing_writes(),
-        torch.inference_mode(mode=False),
-        torch.enable_grad(),
-        torch.compiler.set_stance("force_eager"),
-    ):
+    with refusing_writes(), _as_trained(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
         step = step._replace(check=partial(check, True))
         variants: list[Workload] = []
@@ -105,6 +100,13 @@ def trace(
         except OutOfTimeError as error:
             notes.append(f"not traced in every precision and memory format: {error}")
     return msgspec.structs.replace(workload, variants=tuple(variants), notes=tuple(notes))
+
+
+@contextlib.contextmanager
+def _as_trained() -> Iterator[None]:
+    """A step trains inside, whatever mode it is described in."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
 
 
 def _add_variants(

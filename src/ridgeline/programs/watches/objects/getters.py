@@ -4,6 +4,7 @@ Torch's compiler (2.11 to 2.13) reads `operator.itemgetter("x")(batch)`, and no 
 which a name holds. Nor does it read what a `contextvars.ContextVar` gives.
 """
 
+import contextlib
 import contextvars
 import functools
 import operator
@@ -19,9 +20,8 @@ from ridgeline.programs.watches.comparing import compare, value_of
 from ridgeline.programs.watches.left_to_python import is_marked, is_plain_value
 
 _FUNCTIONS: dict[type, Any] = {
-    operator.itemgetter: polyfills.itemgetter.__torch_dynamo_polyfill__,
-    operator.attrgetter: polyfills.attrgetter.__torch_dynamo_polyfill__,
-    operator.methodcaller: polyfills.methodcaller.__torch_dynamo_polyfill__,
+    getattr(operator, name): getattr(polyfills, name).__torch_dynamo_polyfill__
+    for name in ("itemgetter", "attrgetter", "methodcaller")
 }
 """What the compiler reads in their place: each makes a function of the same parts."""
 _call_in_torch: Any = UserDefinedObjectVariable.call_function
@@ -76,8 +76,9 @@ def _call_method(variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> A
     asked, source = variable.value, variable.source
     is_variable = type(asked) is contextvars.ContextVar and name == "get" and source is not None
     if is_variable and not kwargs and is_marked(tx.output.compiler_fn):
-        missing = object()
-        now = asked.get(missing) if args else asked.get()
+        now = missing = object()
+        with contextlib.suppress(LookupError):
+            now = asked.get(missing) if args else asked.get()
         if now is not missing:
             held = CallFunctionNoArgsSource(AttrSource(source, "get"))
             return VariableTracker.build(tx, now, held)

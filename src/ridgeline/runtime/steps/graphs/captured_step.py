@@ -1,6 +1,6 @@
 """One training step that was captured as a CUDA graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from ridgeline.capture.capturing import capturing
 from ridgeline.capture.dropout_states import DropoutStates
 from ridgeline.lint.idle_draws import IdleDraw
 from ridgeline.optimizers.optimizer_calls import update
-from ridgeline.optimizers.shared_memory import WrittenMemory, sharing
+from ridgeline.optimizers.shared_memory import WrittenMemory, has_memory, sharing
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.renewals import renewals
 from ridgeline.reach.sparse import strides_of
@@ -33,6 +33,11 @@ OF_BATCHES = (
 )
 
 
+def _never(_: Iterable[int]) -> bool:
+    """What is to be looked at otherwise."""
+    return False
+
+
 class CapturedStep:
     """One captured step: the graph, the tensors it reads the batch from, and its loss.
 
@@ -52,6 +57,7 @@ class CapturedStep:
             expected, or of any before.
         written: Places of those tensors that the step writes in place; see `give_back`.
         usual: Recognises batches like the last that was expected; see `expect`.
+        is_apart: Whether the step writes no memory of such a batch; takes where those of its tensors begin.
 
     Raises:
         CaptureError: something in the step cannot be captured.
@@ -81,6 +87,7 @@ class CapturedStep:
         self.load = copier(self._loaded)
         before_writes = num_writes(self.inputs)
         self.usual: BatchReader | None = None
+        self.is_apart: Callable[[Iterable[int]], bool] = _never
         static = iter(self.inputs)
         self.batch = pytree.tree_unflatten(
             [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
@@ -130,6 +137,7 @@ class CapturedStep:
     def expect(self, batch: Any, tensors: Sequence[Tensor]) -> None:
         """Have batches that lie like this one recognised, and loaded in the way that is best for those."""
         self.usual = usual_batch(batch, tensors)
+        self.is_apart = self._state.places.isdisjoint if all(map(has_memory, tensors)) else _never
         self.load = copier(self._loaded, tensors)
 
     def replay(self, *, are_shown: bool = False) -> Tensor:
@@ -179,12 +187,11 @@ class CapturedStep:
     def mixes(self, tensors: Sequence[Tensor]) -> bool:
         """Whether a batch's tensors share elements that the step writes: it has copies of them, which do not.
 
-        Cost: 0.3 us a tensor; 1.5 us more where the step writes into its batch.
+        Cost: 1 us a tensor; 1.5 us more where the step writes into its batch.
         """
-        if not self.written:
-            return self._state.meets(tensors)
-        if self._state.meets(tensors):
-            return True
+        is_shared = self._state.meets(tensors)
+        if is_shared or not self.written:
+            return is_shared
         read = [tensor for place, tensor in enumerate(tensors) if place not in self.written]
         return sharing([tensors[place] for place in self.written], read) is not None
 

@@ -22,14 +22,14 @@ LOOKED_AT = 64
 """Elements of each array by which it is known again, at most."""
 
 
-class Held:
+class Contents:
     """What a list or dictionary holds: equal where that is the same objects, which live as long as this."""
 
     def __init__(self, container: Any) -> None:
         self._contents = contents_of(container)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Held) or len(self._contents) != len(other._contents):
+        if not isinstance(other, Contents) or len(self._contents) != len(other._contents):
             return False
         return all(a is b for a, b in zip(self._contents, other._contents, strict=True))
 
@@ -42,7 +42,7 @@ class Mark(NamedTuple):
     number: int
     address: int
     version: int
-    some: str | Held
+    some: str | Contents
 
 
 class OwnMemory:
@@ -133,7 +133,7 @@ def _parts_of(batch: Any) -> Iterator[Any]:
 
 def _mark_of(leaf: Any) -> Mark:
     if isinstance(leaf, _CONTAINERS):
-        return Mark(id(leaf), id(leaf), 0, Held(leaf))
+        return Mark(id(leaf), id(leaf), 0, Contents(leaf))
     if isinstance(leaf, numpy.ndarray):
         return Mark(id(leaf), leaf.ctypes.data, 0, "" if leaf.dtype.hasobject else _some_of(leaf))
     address = address_of(leaf)

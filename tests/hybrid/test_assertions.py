@@ -44,6 +44,26 @@ def test_steps_raise_what_python_raises(execution: Any) -> None:
         assert float(step(X)) == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.parametrize("words", [(), ("too large",)])
+def test_operators_that_assert_are_no_part_of_what_is_compiled(words: Any) -> None:
+    """The compiler leaves out what gives nothing."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        torch._assert_async(x.max() < 100, *words)
+        return model(x).square().mean()
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with PlannedStep(model, loss, optimizer, Plan(execution="compiled")) as step:
+        step(X)
+        with pytest.raises(RuntimeError, match=r"too large|nonzero value"):
+            step(X * 1000)
+    with PlannedStep(model, loss, optimizer, Plan(execution="step-graph")) as step:
+        step(X)
+        with pytest.raises(UnreadableError, match="of the values of a tensor, which a captured"):
+            step(X)
+
+
 def test_calls_raise_what_python_raises() -> None:
     """Compiled ones, in pieces."""
     call = hybridize(Net(), X, mode="compiled")

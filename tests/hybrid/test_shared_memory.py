@@ -164,6 +164,19 @@ def test_batches_in_the_memory_of_state_run_as_written(interpreted: None) -> Non
         assert note in notes
 
 
+def test_a_graph_does_not_copy_batches_in_the_memory_of_buffers() -> None:
+    """The step writes into the buffer, and not into the copy that it would read."""
+
+    def batch(model: Layers, index: int) -> tuple[Tensor, Tensor]:
+        return inputs(index)[0], model.table.detach() if index > 6 else torch.ones(4, 4)
+
+    wanted, _ = trained("eager", lambda *_: None, 5, batch)
+    with emulated_graphs():
+        got, notes = trained("graph", lambda *_: None, 5, batch)
+    assert got == pytest.approx(wanted, rel=1e-5)
+    assert OF_BATCHES in notes
+
+
 def test_arguments_in_memory_that_is_written_run_as_written(interpreted: None) -> None:
     """Others run as the program, and are not compared again."""
     results = []

@@ -2,10 +2,13 @@
 
 import array
 import collections
+import contextvars
+import copy
 import datetime
 import decimal
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +109,50 @@ def one_object(x: Tensor) -> Tensor:
     return x * (2.0 if HELD.value is PAIR else 3.0)
 
 
+class Factors:
+    """What is gotten from."""
+
+    a, b = 2.0, 3.0
+
+    def by(self, y: float) -> float:
+        return self.a * y
+
+
+FACTORS = Factors()
+
+
+def gotten(x: Tensor) -> Tensor:
+    found = HELD.value(FACTORS)
+    return x * (found if isinstance(found, float) else len(found))
+
+
+def gotten_of_a_list(x: Tensor) -> Tensor:
+    return x * HELD.value([2.0, 3.0])
+
+
+def asked(x: Tensor) -> Tensor:
+    return x * HELD.value.get()
+
+
+def asked_in_vain(x: Tensor) -> Tensor:
+    try:
+        return x * HELD.value.get()
+    except LookupError:
+        return x * 5.0
+
+
+GETTERS: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any]] = {
+    "attribute": (gotten, operator.attrgetter("a"), operator.attrgetter("b")),
+    "attributes": (gotten, operator.attrgetter("a"), operator.attrgetter("a", "a")),
+    "element": (gotten_of_a_list, operator.itemgetter(0), operator.itemgetter(1)),
+    "method": (gotten, operator.methodcaller("by", 1.0), operator.methodcaller("by", y=2.0)),
+    "variable": (
+        asked, contextvars.ContextVar("one", default=2.0), contextvars.ContextVar("two", default=3.0),
+    ),
+}  # fmt: skip
+"""Objects in C that code calls, or whose methods it does."""
+
+
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any]] = {
     "date compared": (compared, DAY, LATER),
     "date as a key": (key, DAY, LATER),
@@ -134,6 +181,12 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Any, Any]] = {
         order_ahead_of_a_break,
         collections.OrderedDict([(1, 1), (2, 2)]),
         collections.OrderedDict([(2, 2), (1, 1)]),
+    ),
+    **GETTERS,
+    "no value": (
+        asked_in_vain,
+        contextvars.ContextVar("none"),
+        contextvars.ContextVar("two", default=3.0),
     ),
 }
 
@@ -198,3 +251,38 @@ def test_a_number_of_numpys_decides(program: Any, values: tuple[Any, Any]) -> No
     assert not guards.holds(dict(arguments))
     HELD.value["number"] = type(values[0])(values[0])
     assert guards.holds(dict(arguments))
+
+
+@pytest.mark.parametrize("name", GETTERS)
+def test_a_getter_that_a_name_holds_is_read(name: str) -> None:
+    """In one piece; another one is another program, and one that gets the same is not."""
+    program, HELD.value, other = GETTERS[name]
+    arguments = {"x": torch.ones(2)}
+    guards = Guards(program, arguments, ["x"])
+    before = HELD.value
+    if name != "variable":
+        HELD.value = copy.copy(before)
+    assert guards.holds(dict(arguments))
+    HELD.value = other
+    assert not guards.holds(dict(arguments))
+    HELD.value = before
+    assert guards.holds(dict(arguments))
+
+
+def test_what_a_context_variable_is_set_to_is_compared() -> None:
+    """Also what is in it, and that nothing is set any more."""
+    HELD.value, table = contextvars.ContextVar("table"), {"number": 2}
+    arguments = {"x": torch.ones(2)}
+
+    def program(x: Tensor) -> Tensor:
+        return x * HELD.value.get()["number"]
+
+    token = HELD.value.set(table)
+    guards = Guards(program, arguments, ["x"])
+    assert guards.holds(dict(arguments))
+    table["number"] = 3
+    assert not guards.holds(dict(arguments))
+    table["number"] = 2
+    assert guards.holds(dict(arguments))
+    HELD.value.reset(token)
+    assert not guards.holds(dict(arguments))

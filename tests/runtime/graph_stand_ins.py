@@ -51,6 +51,7 @@ class Captured:
 
     log: list[str] = []
     usual: BatchReader | None = None
+    is_apart = frozenset[int]().isdisjoint
     dropout = DropoutStates(())
     replay_ns = 10**9
     gradients = Gradients()

@@ -9,12 +9,15 @@ import torch
 from simulated_channel import SimulatedChannel
 from torch import Tensor
 
+from ridgeline.errors import PlanError
 from ridgeline.feeding.batches import FeedStream
 from ridgeline.feeding.channel import Channel, HostChannel
 from ridgeline.feeding.making import feed
 from ridgeline.feeding.own_memory import OwnMemory
 
 NUM_BATCHES = 8
+KEPT = [torch.full((1,), float(index)) for index in range(NUM_BATCHES)]
+"""So that none lies where another one lay."""
 
 
 class Graph:
@@ -74,6 +77,36 @@ def test_each_batch_is_as_the_loader_gave_it(make: Any, fill: Any) -> None:
             torch.zeros(64, 64) @ torch.zeros(64, 64)
             got.append(first(batch))
     assert got == [float(index) for index in range(NUM_BATCHES)]
+
+
+@pytest.mark.parametrize(
+    ("make", "fill"),
+    [
+        (lambda: [0], lambda batch, i: batch.__setitem__(0, KEPT[i])),
+        (lambda: {"x": 0}, lambda batch, i: batch.update(x=KEPT[i])),
+        (Graph, lambda batch, i: setattr(batch, "x", KEPT[i])),
+    ],
+)
+def test_containers_that_are_filled_again_later_are_found_out(make: Any, fill: Any) -> None:
+    """What the first batches lie in is new each time, and then it is not."""
+
+    def loader() -> Iterator[Any]:
+        batch = None
+        for index in range(NUM_BATCHES):
+            batch = make() if index < NUM_BATCHES // 2 else batch
+            fill(batch, index)
+            yield batch
+
+    def train(stream: FeedStream) -> None:
+        for _ in stream:
+            assert stream._engine is not None
+            stream._engine.wait_all()
+
+    with (
+        feed(loader(), "cpu", 1) as stream,
+        pytest.raises(PlanError, match="wrote into one of before"),
+    ):
+        train(stream)
 
 
 @pytest.mark.parametrize("make", [Graph, Slotted, lambda: numpy.zeros(2), lambda: [torch.ones(1)]])

@@ -1,5 +1,8 @@
 """What a script may give to `TrainStep` and `trace`: mistakes are named at once, before anything is measured or moved."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -258,3 +261,46 @@ def test_a_module_of_torchscript_is_refused_where_it_has_to_be_watched() -> None
 def test_how_to_choose_is_checked_before_the_choice(given: dict[str, Any], message: str) -> None:
     """A choice may take minutes, which a wrong word would waste."""
     assert refusal(**given) == message
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_step_is_not_copied(copied: Callable[[Any], Any]) -> None:
+    """Nor is what holds one: a copy would train the same model."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with rl.TrainStep(model, loss_of, optimizer, plan=rl.Plan()) as step:
+        step(torch.ones(3, 2))
+        with pytest.raises(
+            PlanError, match=r"something to copy or pickle, got a TrainStep, .* state_dict\(\)"
+        ):
+            copied([step])
+
+
+def test_a_step_is_described_in_inference_mode() -> None:
+    """As it trains, which is outside of that."""
+    model = nn.Linear(2, 1)
+    optimizer, batch = torch.optim.SGD(model.parameters(), 0.1), torch.ones(3, 2)
+    wanted = rl.trace(model, loss_of, optimizer, batch)
+    with torch.inference_mode():
+        assert rl.trace(model, loss_of, optimizer, batch) == wanted
+
+
+def test_a_step_with_an_operator_that_takes_functions() -> None:
+    """Torch compiles those where they run, and not where somebody watches: they are refused by name."""
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        y = model(batch)
+        return torch.cond(y.sum() > 0, lambda y: y.mean(), lambda y: y.abs().mean(), (y,))
+
+    model, batch = nn.Linear(2, 1), torch.ones(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    words = "got one that takes functions, such as torch.cond"
+    for may_run in (False, True):
+        with pytest.raises(WorkloadError, match=words):
+            rl.trace(model, loss, optimizer, batch, may_run=may_run)
+    with (
+        emulated_graphs(),
+        rl.TrainStep(model, loss, optimizer, plan=rl.Plan(execution="graph")) as step,
+        pytest.raises(ObstacleError, match=words),
+    ):
+        step(batch)

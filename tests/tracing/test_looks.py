@@ -50,8 +50,10 @@ def test_values_given_to_others_are_looks_too(look: Callable[[Tensor], Any], got
     assert said.endswith(f"; keep such values as tensors, and read them after the step{WAY_OUT}")
 
 
-def test_a_distribution_that_checks_values_is_told_not_to() -> None:
+def test_a_distribution_that_checks_values_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks at what it is given, where the script looks at nothing."""
+    # Torch's compiler turns these checks off in the whole process, when it is first used.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     model = nn.Linear(6, 3)
     for checks, args in ((True, {}), (False, {"validate_args": False})):
         prior = torch.distributions.Normal(0.0, 1.0, **args)

@@ -1,15 +1,21 @@
 """Taking back what a step did to containers of the user's own classes, and behind decorators of libraries."""
 
 import contextlib
+import ctypes
+import enum
 import functools
+import os
+import random
 import types
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from ridgeline.reach.side_effects import streams
 from ridgeline.reach.undo import Undo, undone
 
 
@@ -150,3 +156,77 @@ def test_what_hooks_of_all_modules_change_is_put_back() -> None:
     finally:
         hook.remove()
     assert calls == [0]
+
+
+class Side(enum.Enum):
+    LEFT = "left"
+    RIGHT = "right"
+
+
+class Source(random.Random):
+    """Counts its draws, and has a method of its own under a name of Python's."""
+
+    draws = 0
+
+    def random(self) -> float:
+        self.draws += 1
+        return super().random()
+
+    def getstate(self) -> Any:
+        raise AssertionError
+
+
+class Counted(np.ndarray[Any, Any]):
+    calls = 0
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_int), ("second", ctypes.c_double))
+
+
+def test_what_values_of_libraries_hold_beside_what_they_are_is_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attributes of members, generators, arrays and parameters; memory as C has it; the environment."""
+    monkeypatch.delenv("RIDGELINE_TEST", raising=False)
+    settings, source, weight = (
+        types.SimpleNamespace(side=Side.RIGHT),
+        Source(1),
+        nn.Linear(2, 2).weight,
+    )
+    array = np.zeros(2).view(Counted)
+    masked = np.ma.array([1.0, 2.0])
+    numbers, pair, raw = (ctypes.c_int * 3)(), Pair(1, 2.0), bytearray(4)
+    view = memoryview(raw)[1:]
+
+    def change() -> None:
+        Side.LEFT.calls = settings.side.calls = 1  # type: ignore[attr-defined]
+        weight.calls = source.random()  # type: ignore[attr-defined]
+        array.calls += 1
+        array[0], masked[0] = 1.0, np.ma.masked
+        numbers[1], pair.first, view[0] = 5, 6, 7
+        os.environ["RIDGELINE_TEST"] = "set"
+
+    def show() -> str:
+        drawn = random.Random.getstate(source)
+        held = [vars(one) for one in (Side.LEFT, Side.RIGHT, weight, source, array)]
+        memory = [bytes(one) for one in (numbers, pair, raw)]
+        return repr((held, memory, drawn, array, masked, os.environ.get("RIDGELINE_TEST")))
+
+    before, undo = show(), Undo(change)
+    change()
+    assert show() != before
+    assert "os.environ['RIDGELINE_TEST']" in {change.what for change in undo.changes()}
+    undo.restore()
+    assert show() == before
+
+
+def test_what_a_pointer_leads_to_cannot_be_put_back() -> None:
+    """It is named, as an iterator is."""
+    numbers = (ctypes.c_int * 3)()
+    place = ctypes.pointer(numbers)
+
+    def change() -> None:
+        place.contents[0] += 1
+
+    assert streams(change) == ["place (a LP_c_int_Array_3)"]

@@ -4,29 +4,45 @@ A loop that asks for one batch at a time does not see the difference. Loaded ahe
 the one that the loop has, or waits for.
 """
 
-from collections.abc import Iterable, Sequence
+import collections
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate
 
-from ridgeline.reach.reach import Reach
+from ridgeline.reach.reach import Reach, contents_of
 
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (list, dict, tuple, collections.deque)
 LOOKED_AT = 64
 """Elements of each array by which it is known again, at most."""
 
 
+class Contents:
+    """What a list or dictionary holds: equal where that is the same objects, which live as long as this."""
+
+    def __init__(self, container: Any) -> None:
+        self._contents = contents_of(container)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Contents) or len(self._contents) != len(other._contents):
+            return False
+        return all(a is b for a, b in zip(self._contents, other._contents, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Mark(NamedTuple):
-    """One tensor or array of a batch: which, where, how often torch wrote into it, some of its elements."""
+    """A tensor, array or container of a batch: which, where, how often torch wrote into it, some of it."""
 
     number: int
     address: int
     version: int
-    some: str
+    some: str | Contents
 
 
 class OwnMemory:
@@ -84,10 +100,7 @@ class OwnMemory:
         """
         if self.makes_new or not (self._is_ahead and self.is_sure):
             return ()
-        leaves = [
-            leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, (Tensor, numpy.ndarray))
-        ]
-        return tuple(_mark_of(leaf) for leaf in leaves)
+        return tuple(map(_mark_of, _parts_of(batch)))
 
     def is_written_over(self, batch: Any, marks: tuple[Mark, ...], later: tuple[Mark, ...]) -> bool:
         """Whether a batch is not what its marks say any more, and a later one lies in its memory.
@@ -98,7 +111,29 @@ class OwnMemory:
         return bool(places) and marks != self.marks(batch)
 
 
-def _mark_of(leaf: Tensor | numpy.ndarray[Any, Any]) -> Mark:
+def _parts_of(batch: Any) -> Iterator[Any]:
+    """The tensors, arrays, lists and dictionaries of a batch, and what its objects hold; each once."""
+    waiting, seen = [batch], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, _PLAIN):
+            continue
+        seen.add(id(one))
+        if isinstance(one, (Tensor, numpy.ndarray)):
+            yield one
+        elif isinstance(one, _CONTAINERS):
+            if not isinstance(one, tuple):
+                yield one
+            waiting += contents_of(one)
+        elif type(own := getattr(one, "__dict__", None)) is dict:
+            yield own
+            kinds = (Tensor, numpy.ndarray, *_CONTAINERS)
+            waiting += [part for part in own.values() if isinstance(part, kinds)]
+
+
+def _mark_of(leaf: Any) -> Mark:
+    if isinstance(leaf, _CONTAINERS):
+        return Mark(id(leaf), id(leaf), 0, Contents(leaf))
     if isinstance(leaf, numpy.ndarray):
         return Mark(id(leaf), leaf.ctypes.data, 0, "" if leaf.dtype.hasobject else _some_of(leaf))
     address = address_of(leaf)

@@ -81,6 +81,7 @@ class Source:
             self._lent = (slot.content, slot.marks) if slot.marks else _NOTHING
             if slot.marks != self.own_memory.marks(slot.content):
                 slot.error = _written_over()
+        slot.marks = ()  # which hold what was in the batch
 
     def finish(self, slots: list[Slot], *, keeps_memory: bool) -> None:
         """Drop the iterator and what the slots hold; a generator that the loader made is closed."""

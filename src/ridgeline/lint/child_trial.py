@@ -25,7 +25,7 @@ import msgspec
 import torch
 from torch.optim import Optimizer
 
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.host.signal_names import signal_name
 from ridgeline.lint import step_pickle
 from ridgeline.lint.child_modules import unfound_modules
@@ -57,6 +57,10 @@ _LAUNCHER_VARIABLES = (
     "MASTER_PORT",
     "TORCHELASTIC",
 )
+_UNWRITABLE = (
+    pickle.PicklingError, AttributeError, TypeError, RuntimeError, OSError, RidgelineError,
+)  # fmt: skip
+"""What writing objects that belong to a process ends in."""
 
 
 class TrialOutcome(NamedTuple):
@@ -172,7 +176,7 @@ def _prepare(directory: Path, payload: Mapping[str, Any]) -> tuple[Literal["ok",
     try:
         # `torch.save` and not pickle: tensors go as bytes, and those that share memory share it in the child.
         torch.save(dict(payload), file, pickle_module=step_pickle)
-    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError, OSError) as error:
+    except _UNWRITABLE as error:
         return "not-tried", (
             "wanted a model, loss function, optimizer and batch that a new process can rebuild, got "
             f"{type(error).__name__}: {error}; keep such objects out of them and of what their code reads"

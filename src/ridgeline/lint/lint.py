@@ -8,6 +8,7 @@ operator and line. What looking cannot judge is a doubt, which `child_trial` set
 import contextlib
 import functools
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -131,6 +132,14 @@ def inspect_step(body: StepToLint, batch: Any, *, device: str | torch.device) ->
                         _compute_gradients(body, copied, recorder)
             # Before anything is put back, or no change would be left to see.
             judge_python(seen, python, before.tensors())
+    except (TypeError, NotImplementedError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not any("_higher_order_ops" in frame.filename for frame in frames):
+            raise
+        raise ObstacleError(
+            "wanted operators of tensors, got one that takes functions, such as torch.cond; compute with "
+            "tensors, for example torch.where, or use an execution mode without a graph"
+        ) from error
     finally:
         # A frame holds all local variables of its callers, and findings outlive this call.
         seen.lines.outermost = None

@@ -13,6 +13,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+memory_of = Tensor.untyped_storage
+address_of = torch.UntypedStorage.data_ptr
+"""Where the memory of a tensor begins that has some; both in C, for what is asked in each step."""
+
 
 class _Span(NamedTuple):
     """From the address of a tensor's first element to behind its last one."""
@@ -54,20 +58,23 @@ class WrittenMemory:
 
     Args:
         tensors: Any that have memory.
+
+    Attributes:
+        places: Where it begins.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._places = frozenset(map(_place, tensors)) - {None}
+        self.places = frozenset(map(_place, tensors)) - {None}
 
     def __bool__(self) -> bool:
-        return bool(self._places)
+        return bool(self.places)
 
     def meets(self, tensors: Sequence[Tensor]) -> bool:
         """Whether one of these may share elements with them.
 
         Cost: 0.5 us a tensor.
         """
-        return not self._places.isdisjoint(map(_place, tensors))
+        return not self.places.isdisjoint(map(_place, tensors))
 
 
 def may_be_shared(value: object) -> torch.UntypedStorage | None:

@@ -1,6 +1,7 @@
-"""Context variables (`contextvars`) as they are, to be put back: any code may set them."""
+"""Context variables (`contextvars`) and those of the environment as they are, to be put back."""
 
 import contextvars
+import os
 from collections.abc import Container, Iterator
 from typing import Any
 
@@ -37,6 +38,33 @@ class ContextVariables:
         """Put them back."""
         for variable, before, _ in [*self.changes()]:
             variable.set(before)
+
+
+class Environment:
+    """The variables of the environment at present, where code that can be reached names it.
+
+    Args:
+        reached: Numbers (`id`) of what can be reached.
+    """
+
+    def __init__(self, reached: Container[int]) -> None:
+        self._before = dict(os.environ) if id(os.environ) in reached else None
+
+    def changes(self) -> Iterator[tuple[str, str | None, str | None]]:
+        """The names of those that are others now, with both texts; None where there is no such variable."""
+        if self._before is not None:
+            for name in sorted(self._before.keys() | os.environ.keys()):
+                before, now = self._before.get(name), os.environ.get(name)
+                if before != now:
+                    yield name, before, now
+
+    def restore(self) -> None:
+        """Put them back."""
+        for name, before, _ in [*self.changes()]:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
 
 
 def _default(variable: contextvars.ContextVar[Any]) -> Any:

@@ -1,6 +1,8 @@
 """Arrays that torch does not hold, NumPy's and Python's own: compared bit for bit, and put back."""
 
+import array
 import copy
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,34 +26,44 @@ class HostArrays:
     """
 
     def __init__(self, reach: Reach, *, most_bytes: float) -> None:
-        self._arrays = [(a, a.copy()) for a in reach.arrays if a.nbytes <= most_bytes]
+        # Without what classes derived from NumPy's do where one is copied or compared.
+        found = [(a, numpy.asarray(a)) for a in reach.arrays]
+        self._arrays = [(a, plain.copy()) for a, plain in found if plain.nbytes <= most_bytes]
         self._buffers: list[tuple[Any, Any]] = [(b, copy.copy(b)) for b in reach.buffers]
 
     def changes(self) -> Iterator[tuple[str, Any, Any]]:
         """Those whose elements are others now: what it is, in words, the copy, and the array."""
-        for array, saved in self._arrays:
-            if not _has_same_elements(array, saved):
-                yield f"an array of NumPy of shape {tuple(array.shape)}", saved, array
+        for of_numpy, saved in self._arrays:
+            if not _has_same_elements(numpy.asarray(of_numpy), saved):
+                yield f"an array of NumPy of shape {tuple(of_numpy.shape)}", saved, of_numpy
         for buffer, saved in self._buffers:
             if bytes(buffer) != bytes(saved):
-                kind = "a bytearray" if isinstance(buffer, bytearray) else "an array of Python"
-                yield f"{kind} of {len(buffer)}", saved, buffer
+                is_of_python = isinstance(buffer, (array.array, bytearray))
+                kind = (
+                    "an array of Python"
+                    if type(buffer) is array.array
+                    else f"a {type(buffer).__name__}"
+                )
+                yield f"{kind} of {len(buffer)}" if is_of_python else kind, saved, buffer
 
     def restore(self) -> None:
         """Put the elements back."""
-        for array, saved in self._arrays:
-            if array.flags.writeable:
-                numpy.copyto(array, saved)
+        for of_numpy, saved in self._arrays:
+            if of_numpy.flags.writeable:
+                numpy.copyto(numpy.asarray(of_numpy), saved)
         for buffer, saved in self._buffers:
             if bytes(buffer) != bytes(saved):
-                buffer[:] = saved
+                if isinstance(buffer, (array.array, bytearray)):
+                    buffer[:] = saved
+                else:
+                    ctypes.memmove(ctypes.addressof(buffer), bytes(saved), ctypes.sizeof(buffer))
 
 
-def _has_same_elements(array: "numpy.ndarray[Any, Any]", saved: "numpy.ndarray[Any, Any]") -> bool:
+def _has_same_elements(now: "numpy.ndarray[Any, Any]", saved: "numpy.ndarray[Any, Any]") -> bool:
     """Whether an array is bit for bit a copy of it; data sets are large, so that no other copy is made."""
-    if array.dtype.hasobject:
-        return all(a is b for a, b in zip(array.flat, saved.flat, strict=True))
-    if not array.flags.c_contiguous:
-        return array.tobytes() == saved.tobytes()
-    now, before = (one.reshape(-1).view(numpy.uint8) for one in (array, saved))
+    if now.dtype.hasobject:
+        return all(a is b for a, b in zip(now.flat, saved.flat, strict=True))
+    if not now.flags.c_contiguous:
+        return now.tobytes() == saved.tobytes()
+    now, before = (one.reshape(-1).view(numpy.uint8) for one in (now, saved))
     return numpy.array_equal(now, before)

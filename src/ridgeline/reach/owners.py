@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 _OWN_PACKAGE = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -16,6 +18,11 @@ _MODELS = tuple(f"{_OWN_PACKAGE}{os.sep}{name}{os.sep}" for name in ("tasks", "e
 _LIBRARY_PATHS = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_OPEN_LIBRARIES = (
+    "builtins", "collections", "types", "functools", "dataclasses", "argparse", "queue", "weakref",
+    "_weakrefset", "_thread", "__main__",
+)  # fmt: skip
+"""Of Python's own modules, those with classes that hold what a user puts there."""
 
 
 @cache
@@ -49,6 +56,27 @@ def is_users_class(kind: type) -> bool:
     """Whether a class is of the user's own."""
     module = sys.modules.get(kind.__module__)
     return kind.__module__ == "__main__" or is_users(getattr(module, "__file__", None) or "")
+
+
+@cache
+def is_open(kind: type) -> bool:
+    """Whether the attributes of objects of a class are the step's own affair."""
+    if issubclass(kind, (nn.Module, Optimizer)):
+        return True
+    package, _, rest = kind.__module__.partition(".")
+    if package == "torch":
+        return rest.startswith(("nn", "optim", "amp", "distributions", "cuda.amp"))
+    if package == "numpy":
+        return rest.startswith("ma")  # which keep what is masked in an array of its own
+    if package in sys.stdlib_module_names or package == "ridgeline":
+        # A class that a metaclass of a library makes is called Python's own, of `abc` say.
+        is_derived = package in sys.stdlib_module_names and not all(map(_is_pythons, kind.__mro__))
+        return package in _OPEN_LIBRARIES or is_derived
+    return True
+
+
+def _is_pythons(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 @cache

@@ -9,10 +9,12 @@ threads, files, process groups) is left alone.
 import array
 import collections
 import contextlib
-import enum
+import copy
+import ctypes
 import functools
 import inspect
 import io
+import os
 import random
 import socket
 import subprocess
@@ -29,20 +31,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
-from ridgeline.reach.owners import is_users, is_users_class
+from ridgeline.reach.owners import is_open, is_users, is_users_class
 
 CONTAINERS = (dict, list, set, collections.deque)
 """Containers that can be changed."""
 _ORDERED = (collections.OrderedDict,)
-BUFFERS = (array.array, bytearray)
-"""Arrays of Python's, of numbers and of bytes."""
+_OF_C = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes._SimpleCData, ctypes._Pointer)  # noqa: SLF001
+BUFFERS = (array.array, bytearray, *_OF_C)
+"""Arrays of Python's, of numbers and of bytes, and what is laid out as C has it."""
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 """Sources of random numbers that a user may own."""
 
 _ATOMS = (
-    type(None), bool, int, float, complex, str, bytes, enum.Enum, types.CodeType, torch.dtype, torch.device,
+    type(None), bool, int, float, complex, str, bytes, types.CodeType, torch.dtype, torch.device,
     types.BuiltinFunctionType, range, slice, Path,
 )  # fmt: skip
 _SYSTEM = (
@@ -55,11 +57,6 @@ _WRITER = ("flush", "close")
 """Methods of what writes somewhere: logs of metrics, files of other formats."""
 _HOOKS_OF_MANY = torch.autograd.graph.__file__
 """Where the code of hooks lies that call another one once the gradients of several tensors are there."""
-_OPEN_LIBRARIES = (
-    "builtins", "collections", "types", "functools", "dataclasses", "argparse", "queue", "weakref",
-    "_weakrefset", "_thread", "__main__",
-)  # fmt: skip
-"""Of Python's own modules, those with classes that hold what a user puts there."""
 
 
 class Cell:
@@ -84,9 +81,9 @@ class Reach:
         tensors: Each once.
         lazy: Parameters and buffers without a shape yet.
         arrays: NumPy's.
-        buffers: Python's own arrays of numbers and of bytes.
+        buffers: Python's own arrays of numbers and of bytes; without pointers.
         generators: Sources of random numbers.
-        streams: Iterators and open files.
+        streams: Iterators and open files, and pointers, to what nobody can tell.
         modules: Each once, with those inside others.
         classes: Those of the user's own.
         functions: Those of the user's own that variables and containers hold.
@@ -100,7 +97,7 @@ class Reach:
         self.tensors: list[Tensor] = []
         self.lazy: list[Tensor] = []
         self.arrays: list[numpy.ndarray[Any, Any]] = []
-        self.buffers: list[array.array[Any] | bytearray] = []
+        self.buffers: list[Any] = []
         self.generators: list[Any] = []
         self.streams: list[Any] = []
         self.modules: list[nn.Module] = []
@@ -130,10 +127,15 @@ class Reach:
             self._add_tensor(value)
         elif isinstance(value, numpy.ndarray):
             self.arrays.append(value)
+            self._add_derived(value)
         elif isinstance(value, BUFFERS):
-            self.buffers.append(value)
+            (self.streams if _has_pointers(value) else self.buffers).append(value)
+        elif isinstance(value, memoryview):
+            with contextlib.suppress(ValueError):  # of one that was released
+                self._open.append(value.obj)
         elif isinstance(value, GENERATORS):
             self.generators.append(value)
+            self._add_derived(value)
         elif isinstance(value, CONTAINERS):
             self.stores.append(value)
             self._add_elements(value)
@@ -163,7 +165,7 @@ class Reach:
 
     def _add_derived(self, container: Any) -> None:
         """Attributes beside the elements, which a container of the user's own class may have."""
-        if type(container).__module__ not in ("builtins", "collections"):
+        if type(container).__module__ not in ("builtins", "collections", "numpy"):
             self._add_object(container)
 
     def _add_tensor(self, tensor: Tensor) -> None:
@@ -177,9 +179,8 @@ class Reach:
         # Only of leaves: asking another tensor for its gradient is a warning.
         if has_own_gradient and tensor.grad is not None:
             self._open.append(tensor.grad)
-        own = getattr(tensor, "__dict__", None)
-        if own:
-            self._open.append(own)
+        # Also one in which nothing is yet: `parameter.calls = 1` is put there.
+        self._open.append(getattr(tensor, "__dict__", None))
         if has_own_gradient and tensor.requires_grad:
             self._open += _hooks(tensor)
 
@@ -189,7 +190,7 @@ class Reach:
         if isinstance(value, nn.Module):
             self.modules.append(value)
         self._open.append(inspect.getattr_static(value, "__wrapped__", None))
-        if not _is_open(kind):
+        if not is_open(kind):
             return
         self._open += kind.__mro__[:-1]
         own = vars(value) if hasattr(value, "__dict__") else {}
@@ -231,7 +232,9 @@ class Reach:
             self._add_module(sys.modules[name], names)
 
     def _add_module(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        """Of a user's module what the code names."""
+        """Of a user's module what the code names; of Python's, the environment."""
+        if module is os and "environ" in names:
+            self._open.append(os.environ)
         if is_users(getattr(module, "__file__", None) or ""):
             for name in names & vars(module).keys():
                 self._add_cell(vars(module), name, vars(module)[name])
@@ -341,12 +344,20 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset((*code.co_names, *code.co_freevars, *texts)).union(*inner)
 
 
+def _has_pointers(value: Any) -> bool:
+    """Whether it is of C and holds pointers, of which `ctypes` makes no copy."""
+    try:
+        return isinstance(value, _OF_C) and copy.copy(value) is None
+    except ValueError:
+        return True
+
+
 def _is_stream(value: Any) -> bool:
     """Whether it is an open file, or an iterator whose place cannot be put back."""
     kind = type(value)
     if isinstance(value, io.IOBase):
         return not value.closed and all(value is not screen for screen in _SCREENS)
-    is_closed = kind.__module__ == "builtins" or not _is_open(kind)  # it is not looked into
+    is_closed = kind.__module__ == "builtins" or not is_open(kind)  # it is not looked into
     return is_closed and (isinstance(value, Iterator) or all(hasattr(kind, n) for n in _WRITER))
 
 
@@ -365,25 +376,6 @@ def _global_names(code: types.CodeType) -> frozenset[str]:
     """The names that code, and functions written inside it, may look up outside of it."""
     inner = [_global_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
     return frozenset(code.co_names).union(*inner)
-
-
-@cache
-def _is_open(kind: type) -> bool:
-    """Whether the attributes of such objects are the step's own affair."""
-    if issubclass(kind, (nn.Module, Optimizer)):
-        return True
-    package, _, rest = kind.__module__.partition(".")
-    if package == "torch":
-        return rest.startswith(("nn", "optim", "amp", "distributions", "cuda.amp"))
-    if package in sys.stdlib_module_names or package in ("numpy", "ridgeline"):
-        # A class that a metaclass of a library makes is called Python's own, of `abc` say.
-        is_derived = package in sys.stdlib_module_names and not all(map(_is_pythons, kind.__mro__))
-        return package in _OPEN_LIBRARIES or is_derived
-    return True
-
-
-def _is_pythons(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline import units
-from ridgeline.reach.context_variables import ContextVariables
+from ridgeline.reach.context_variables import ContextVariables, Environment
 from ridgeline.reach.generators import Generators
 from ridgeline.reach.host_arrays import MOST_COMPARED_BYTES, HostArrays
 from ridgeline.reach.reach import Cell, Reach, contents_of, is_leaf, kind_of
@@ -92,6 +92,7 @@ class Undo:
         ]
         self._random = Generators()
         self._context = ContextVariables(reach.seen)
+        self._environment = Environment(reach.seen)
         self.reached = reach.seen
         self._reached_tensors = reach.tensors
         self._memory: set[int | None] | None = None
@@ -119,6 +120,8 @@ class Undo:
             yield StateChange(what, before, array)
         for variable, before, now in self._context.changes():
             yield StateChange(f"the context variable {variable.name}", before, now, variable.set)
+        for name, before, now in self._environment.changes():
+            yield StateChange(f"os.environ[{name!r}]", before, now)
         for kind, state, ask in self._host_generators:
             now = ask()
             # States hold arrays, which `==` would compare element by element.
@@ -166,6 +169,7 @@ class Undo:
             put(state)
         self._random.restore()
         self._context.restore()
+        self._environment.restore()
 
     def _make_leaves(self) -> None:
         """Have leaves be such again to which code added what it trains: `positions += moved` of a batch.
@@ -389,7 +393,7 @@ def accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     """What asks a generator for its state, and what gives it one."""
     if isinstance(generator, torch.Generator | numpy.random.RandomState):
         return generator.get_state, generator.set_state
-    if isinstance(generator, random.Random):
-        return generator.getstate, generator.setstate
+    if isinstance(generator, kind := random.Random):  # whose methods a user's class may replace
+        return partial(kind.getstate, generator), partial(kind.setstate, generator)
     bits = generator.bit_generator
     return partial(getattr, bits, "state"), partial(setattr, bits, "state")

@@ -5,7 +5,8 @@ execution would issue, in the same order, but nothing is computed and nothing la
 looks at values goes another way: if it may, it is recorded while it runs, and taken back.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -25,7 +26,7 @@ from ridgeline.reach.reach import Reach
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.tracing.fakes.faking import fake_workload
 from ridgeline.tracing.recorded_step import LossFn, Step
-from ridgeline.tracing.refusal import obstacle
+from ridgeline.tracing.refusal import obstacle, takes_functions
 from ridgeline.tracing.running import real_workload
 from ridgeline.workload import Workload
 
@@ -87,7 +88,7 @@ def trace(
     check_clip_norm(clip_norm)
     _check(model, loss_fn, optimizer, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
-    with refusing_writes(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+    with refusing_writes(), _as_trained(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
         step = step._replace(check=partial(check, True))
         variants: list[Workload] = []
@@ -99,6 +100,13 @@ def trace(
         except OutOfTimeError as error:
             notes.append(f"not traced in every precision and memory format: {error}")
     return msgspec.structs.replace(workload, variants=tuple(variants), notes=tuple(notes))
+
+
+@contextlib.contextmanager
+def _as_trained() -> Iterator[None]:
+    """A step trains inside, whatever mode it is described in."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
 
 
 def _add_variants(
@@ -143,7 +151,13 @@ def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
     if not may_run:
         assert error is not None
         raise error
-    return real_workload(step, name, doubt)
+    try:
+        return real_workload(step, name, doubt)
+    except (TypeError, RuntimeError) as failed:
+        # Torch compiles what takes functions, and fails where nothing is compiled.
+        if error is not None and takes_functions(error):
+            raise error from failed
+        raise
 
 
 def _check_names(asked: str, given: Collection[str], known: Sequence[str]) -> None:

@@ -19,6 +19,8 @@ from ridgeline.tracing.recorder import StepRecorder
 WAY_OUT = "; or trace with may_run=True, which records a real step and takes back what it did"
 
 
+_FUNCTIONS = "HigherOrderOperator"
+"""In what torch says where nobody has told it what such an operator does under a mode."""
 _NUMPY = ".numpy() is not supported for tensor subclasses."
 """What torch says where NumPy, too, asks for the values of a fake tensor."""
 
@@ -44,7 +46,18 @@ def refusal(error: RuntimeError | TypeError, recorder: StepRecorder) -> Workload
             f"wanted operators that can run on fake tensors, got {error.func} {where}; "
             f"register a fake implementation with torch.library.register_fake{WAY_OUT}"
         )
+    if _FUNCTIONS in str(error):
+        return WorkloadError(
+            f"wanted operators of tensors, got one that takes functions, such as torch.cond, {where}; "
+            "compute with tensors, for example torch.where, or train by a plan of your own, such as "
+            "rl.Plan(), for which nothing is traced"
+        )
     return None
+
+
+def takes_functions(error: BaseException) -> bool:
+    """Whether a step was refused for an operator that takes functions."""
+    return _FUNCTIONS in str(error.__cause__)
 
 
 def _look(error: RuntimeError | TypeError) -> str:

@@ -75,6 +75,7 @@ from ridgeline.programs.watches.left_to_python import (
 )
 from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.objects.containers import read_containers, require_limit
+from ridgeline.programs.watches.objects.getters import read_getters
 from ridgeline.programs.watches.objects.values import answer_truth, require_value
 from ridgeline.programs.watches.settings import CLASS_NOTES, Ask, operators_of, settings_of
 from ridgeline.reach.owners import is_users, is_users_class
@@ -121,6 +122,7 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
     guards.CheckFunctionManager.__init__ = _check  # type: ignore[method-assign]
     follow_imports()
     read_containers()
+    read_getters()
     follow_identities()
     note_functions()
     note_asked()

@@ -22,7 +22,12 @@ from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._guards import Guard
 
 from ridgeline.programs.watches.comparing import UNKNOWN, compare, resolved, value_of
-from ridgeline.programs.watches.left_to_python import is_marked, is_plain_value, refuse
+from ridgeline.programs.watches.left_to_python import (
+    is_marked,
+    is_plain_value,
+    leave_assertion,
+    refuse,
+)
 from ridgeline.programs.watches.settings import Ask
 from ridgeline.reach.owners import is_torchs
 
@@ -61,6 +66,7 @@ def asked_of(output: Any) -> tuple[Ask, ...]:
 
 def _answer(variable: Any, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
     """In place of the method of `TorchInGraphFunctionVariable`."""
+    leave_assertion(variable, tx, args, kwargs)
     result: VariableTracker = _call(variable, tx, args, kwargs)
     name = getattr(variable.value, "__name__", "")
     is_asking = not kwargs and _ASKING.match(name) and not _NO_SETTING.search(name)

@@ -11,7 +11,7 @@ are left to Python; a program that is read in one piece has no place for them.
   without a word. What `random` itself draws it asks for in every call.
 - Assertions about the values of tensors (`assert (x > 0).all(), "..."`): it (2.11 to 2.13) makes an operator
   of one. That raises another error than Python does, and on a GPU it takes the device along: no later step
-  of the process runs.
+  of the process runs. Operators that assert without words (`torch._assert_async(x)`) it leaves out.
 - Classes whose metaclass has a `__call__`, as where a class has one object only: it makes an object of the
   class, whatever that would give.
 - Whether a package is installed: a constant to it. What libraries ask is settled when a process starts.
@@ -50,6 +50,7 @@ _make_generator: Any = RandomClassVariable.call_function
 _call_generator: Any = RandomVariable.call_method
 _make_object: Any = UserDefinedClassVariable.call_function
 _call_skipped: Any = SkipFunctionVariable.call_function
+_ASSERTIONS = (torch._assert_async, torch._functional_assert_async)  # noqa: SLF001
 _OF_PACKAGES = (importlib.util.find_spec, importlib.metadata.version)
 _find_assertion: Any = symbolic_convert._detect_and_normalize_assert_statement  # noqa: SLF001 - says what is one
 
@@ -158,6 +159,25 @@ def _detect(translator: Any, *args: Any) -> bool:
     """In place of torch's: whether what follows is an assertion that the compiler may put into operators."""
     is_ours = is_marked(translator.output.compiler_fn)
     return not is_ours and bool(_find_assertion(translator, *args))
+
+
+def leave_assertion(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Leave the call of a function of torch to Python where that asserts something about values."""
+    asked = next(iter((*args, *kwargs.values())), None)
+    is_assertion = any(variable.value is one for one in _ASSERTIONS)
+    if (
+        is_assertion
+        and asked is not None
+        and asked.is_tensor()
+        and is_marked(tx.output.compiler_fn)
+    ):
+        name = f"torch.{variable.value.__name__}"
+        refuse(
+            name,
+            f"{name}(...) of the values of a tensor, which a captured program would leave out; return those "
+            "from the step, and look at them behind it",
+            "The compiler leaves assertions out.",
+        )
 
 
 def _refuse_cache(wrapper: Any) -> NoReturn:

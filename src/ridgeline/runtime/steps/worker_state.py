@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.closing import Closing
-from ridgeline.errors import CheckpointError
+from ridgeline.errors import CheckpointError, PlanError
 from ridgeline.runtime.checkpoints.checkpointing import UNSAVED
 from ridgeline.runtime.steps.step import PlannedStep
 from ridgeline.synchronisation import COMPRESSIONS, trains_apart, values_of
@@ -22,6 +22,18 @@ class HasWorkerState(Closing):
     @abc.abstractmethod
     def _ready(self) -> PlannedStep:
         """The step with its plan."""
+
+    def __reduce__(self) -> Any:
+        """Refused: what would be written are hooks, threads and programs of this process.
+
+        Raises:
+            PlanError: always.
+        """
+        raise PlanError(
+            f"wanted something to copy or pickle, got a {type(self).__name__}, which trains the model that "
+            "it was made of; copy or save that model's state_dict() and step.optimizer_state(), and make "
+            "another step there"
+        )
 
     def worker_state(self) -> dict[str, Any]:
         """What this worker alone remembers between two steps; all workers call this, and each saves its own.

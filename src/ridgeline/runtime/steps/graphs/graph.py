@@ -23,6 +23,7 @@ from ridgeline.capture.unloadable import cannot_be_loaded, why_not_loaded
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.guards.layouts import refused_unread
+from ridgeline.optimizers.shared_memory import address_of, memory_of
 from ridgeline.reach.renewals import letting_go
 from ridgeline.reach.undo import Undo
 from ridgeline.recording.recorder import Recorder
@@ -154,7 +155,8 @@ class GraphRunner:
             loss = self._run_as_written(batch)
             step.dropout.adopt()
             return loss
-        if step.written and step.mixes(tensors):
+        is_apart = not step.written and step.is_apart(map(address_of, map(memory_of, tensors)))
+        if not is_apart and step.mixes(tensors):
             self._count_as_written(OF_BATCHES)
             return self._run_as_written(batch)
         step.load(tensors)

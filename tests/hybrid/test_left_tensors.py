@@ -115,6 +115,41 @@ def test_dictionaries_by_layer() -> None:
         assert "eager_steps" not in pair.counters()
 
 
+class Emptying(nn.Linear):
+    """Empties in each step what a script puts into it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(6, 3)
+        self.extras: list[Any] = []
+        self.named: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.extras, self.named = [], {}
+        return super().forward(x)
+
+
+class Counting(Emptying):
+    """Keeps numbers in a list of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.extras = [x.shape[0]]
+        return super(Emptying, self).forward(x)
+
+
+def test_containers_that_a_step_empties() -> None:
+    with pair_of(Emptying, sgd) as pair:
+        for index in range(4):
+            pair.run(index)
+            for model in map(_model, pair):
+                assert (model.extras, model.named) == ([], {})
+                model.extras.append(index)
+                model.named["index"] = index
+        assert "eager_steps" not in pair.counters()
+    with pair_of(Counting, sgd) as pair, pytest.raises(CaptureError, match="changes model.extras"):
+        pair.train(2, {})
+
+
 NOTING = """
 KNOWN = {}
 

@@ -1,6 +1,9 @@
 """Tensors that a step leaves under names, in steps as one program: after each step they are the plain loop's."""
 
+import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -110,6 +113,82 @@ def test_dictionaries_by_layer() -> None:
         for model in map(_model, pair):
             assert [*model.hidden] == [model.inner, model.outer]
         assert "eager_steps" not in pair.counters()
+
+
+class Emptying(nn.Linear):
+    """Empties in each step what a script puts into it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(6, 3)
+        self.extras: list[Any] = []
+        self.named: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.extras, self.named = [], {}
+        return super().forward(x)
+
+
+class Counting(Emptying):
+    """Keeps numbers in a list of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.extras = [x.shape[0]]
+        return super(Emptying, self).forward(x)
+
+
+def test_containers_that_a_step_empties() -> None:
+    with pair_of(Emptying, sgd) as pair:
+        for index in range(4):
+            pair.run(index)
+            for model in map(_model, pair):
+                assert (model.extras, model.named) == ([], {})
+                model.extras.append(index)
+                model.named["index"] = index
+        assert "eager_steps" not in pair.counters()
+    with (
+        pair_of(Counting, sgd) as pair,
+        pytest.raises(CaptureError, match="one that changes model"),
+    ):
+        pair.train(2, {})
+
+
+NOTING = """
+KNOWN = {}
+
+def flat(x):
+    if KNOWN.get(type(x)) is None:
+        KNOWN[type(x)] = True
+    return x.flatten()
+"""
+
+
+class Flattening(nn.Module):
+    """Carries a hidden state through a function of a library."""
+
+    def __init__(self, flat: Callable[[Tensor], Tensor]) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.inner, self.hidden, self.flat = nn.Linear(6, 3), torch.zeros(8, 3), flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.flat(self.inner(x).tanh() + self.hidden.detach()).view(8, 3)
+        return self.hidden
+
+
+def test_a_library_that_notes_what_it_meets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The types of tensors, as einops does, that of a trace too: what was read before the trace is another."""
+    (tmp_path / "noting.py").write_text(NOTING)
+    (tmp_path / "noting-1.0.dist-info").mkdir()  # what a user's own code notes is taken back
+    monkeypatch.syspath_prepend(str(tmp_path))
+    library = importlib.import_module("noting")
+    with pair_of(lambda: Flattening(library.flat), sgd) as pair:
+        pair.train(4, {})
+        assert len(library.KNOWN) == 2
+        assert "recaptures" not in pair.counters()
+    del sys.modules["noting"]
 
 
 class Recurrent(nn.Module):

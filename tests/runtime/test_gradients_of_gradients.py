@@ -219,6 +219,17 @@ def written_out(model: nn.Module, batch: Tensor) -> Tensor:
     return torch.autograd.functional.vhp(lambda x: model(x).sum(), batch, batch)[1].mean()
 
 
+def imported_here(model: nn.Module, batch: Tensor) -> Tensor:
+    from torch import autograd
+
+    return autograd.functional.vhp(lambda x: model(x).sum(), batch, batch)[1].mean()
+
+
+def beside(model: nn.Module, batch: Tensor) -> Tensor:
+    mask = torch.autograd.Variable(torch.ones_like(batch))
+    return model(torch.nn.functional.dropout(mask) * batch).mean()
+
+
 def once(model: nn.Module, batch: Tensor) -> Tensor:
     (slope,) = torch.autograd.grad(
         model(batch).mean(), batch, create_graph=False, retain_graph=True
@@ -254,7 +265,7 @@ def not_kept(model: nn.Module, batch: Tensor) -> Tensor:
     "loss_fn",
     [
         *(backwards, given_later, products, written_out, by_place, by_a_name_of_its_own, unpacked),
-        *(backwards_by_place, all_backwards),
+        *(backwards_by_place, all_backwards, imported_here),
     ],
 )
 def test_each_way_to_ask_for_them_is_found(loss_fn: Callable[..., Tensor]) -> None:
@@ -279,6 +290,7 @@ def test_methods_count_where_they_are_called() -> None:
     assert not second_gradients(critic(), once)
     assert not second_gradients(critic(), once_by_place)
     assert not second_gradients(critic(), not_kept)
+    assert not second_gradients(critic(), beside)
 
 
 def test_functions_of_modules_count_where_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,8 @@ class LayoutReads:
         """Have the program take what stands where these do now, as long as it is of their kind.
 
         Raises:
-            CaptureError: the code of the program does not get at one of them by a name.
+            CaptureError: the code of the program does not get at one of them by a name, or what was read is
+                another by now.
         """
         guards = self.guards[0]
         names = [guards.name_of(tensor, self._captured) for tensor in tensors]
@@ -77,7 +78,11 @@ class LayoutReads:
         find = guards.values_of([name for name in names if name is not None])
         self.carried = partial(find, self._captured)
         moved = guards.moved(self._captured, [*self._followed, *tensors])
-        assert moved is not None
+        if moved is None:
+            raise CaptureError(
+                f"wanted a program that finds all as it was read, got one where {self.broken()}; use "
+                "execution='compiled' or 'eager'"
+            )
         self.guards = [moved]
         self.still_hold = partial(moved.holds, self._captured)
 

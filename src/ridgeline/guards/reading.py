@@ -216,7 +216,7 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
     }
     modified = effects._get_modified_vars()  # noqa: SLF001 - nothing public says what a program writes
     writes = {
-        Write(name, _kind_of(variable), final is not _TENSOR and final is not UNKNOWN): final
+        Write(name, _kind_of(variable), _is_constant(final)): final
         for variable in modified
         # Objects that the program makes are nobody else's yet.
         if not isinstance(variable.mutation_type, AttributeMutationNew)
@@ -372,6 +372,10 @@ def _names_of(
         for place, value in assigned.items()
         if value_of(value) is None or tensors.get(id(value_of(value))) != place
     }
+
+
+def _is_constant(final: Any) -> bool:
+    return final is not _TENSOR and final is not UNKNOWN and type(final) not in (list, dict)
 
 
 def _is_still(final: Any, now: Any) -> bool:

@@ -5,6 +5,7 @@ code says. It is followed by name, from the loss function and `forward` of the m
 """
 
 import ast
+import dis
 import functools
 import linecache
 import types
@@ -130,10 +131,12 @@ def _nodes_in(source: str) -> tuple[ast.Call | ast.Assign | ast.Dict, ...]:
 
 
 def _names_functional(code: types.CodeType, names: dict[str, Any]) -> bool:
-    used = names_in(code)
-    if {"autograd", "functional"} <= used and "torch" in used:
-        return True
-    found = (names[name] for name in used & names.keys())
+    # In their order: `torch.autograd.Variable` and `torch.nn.functional` often stand side by side.
+    if any("functional" in name for name in code.co_names):
+        in_order = (one.argval for one in dis.get_instructions(code) if one.opcode in dis.hasname)
+        if "autograd.functional" in ".".join(in_order):
+            return True
+    found = (names[name] for name in names_in(code) & names.keys())
     return any(
         getattr(value, "__name__", "") == _FUNCTIONAL
         or (isinstance(value, types.FunctionType) and value.__module__ == _FUNCTIONAL)

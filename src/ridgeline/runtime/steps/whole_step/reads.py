@@ -12,7 +12,7 @@ from ridgeline.errors import CaptureError
 from ridgeline.guards.guards import Guards
 from ridgeline.guards.layouts import LayoutReads
 from ridgeline.guards.lenient import host_draws_read
-from ridgeline.guards.reading import Write
+from ridgeline.guards.reading import UnreadableError, Write
 from ridgeline.reach.reach import Reach
 from ridgeline.runtime.steps.body.body import LossFunction, StepBody
 from ridgeline.tensors.batch import split
@@ -162,3 +162,19 @@ class StepReads(LayoutReads):
                 f"wanted a step that changes tensors only, got one that changes {listed}, which one program "
                 f"would never do again; {advice} execution='compiled' or 'eager'"
             )
+
+
+def read_step(body: StepBody, batch: Any, kind: str) -> StepReads:
+    """What a step that becomes one program reads; see `StepReads`.
+
+    Raises:
+        UnreadableError: torch's compiler cannot read it in one piece; says how it can be run.
+    """
+    with contextlib.suppress(UnreadableError):
+        return StepReads(body, batch, kind, is_lifted=True)
+    # It may branch on random numbers that decide nothing. The trace refuses those that decide.
+    try:
+        return StepReads(body, batch, kind, is_lifted=True, has_idle_draws=True)
+    except UnreadableError as error:
+        instead = "use execution='compiled', which leaves that to Python, or 'eager'"
+        raise UnreadableError(f"{error}; {instead}") from error

@@ -16,7 +16,6 @@ from torch import Tensor
 from ridgeline.capture.capturing import watched
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.guards.model_guard import check_scripted
-from ridgeline.guards.reading import UnreadableError
 from ridgeline.optimizers.capturable import LearningRates
 from ridgeline.optimizers.step_alone import allow_alone
 from ridgeline.packages.compilers import working_compiler
@@ -37,8 +36,8 @@ from ridgeline.runtime.steps.whole_step.guards import StepGuards
 from ridgeline.runtime.steps.whole_step.lifting import LiftedState, place_state
 from ridgeline.runtime.steps.whole_step.names.left import LeftError, note_slots
 from ridgeline.runtime.steps.whole_step.outside import without_gradients
-from ridgeline.runtime.steps.whole_step.program import trace_body
-from ridgeline.runtime.steps.whole_step.reads import StepReads
+from ridgeline.runtime.steps.whole_step.program import StepProgram, trace_body
+from ridgeline.runtime.steps.whole_step.reads import StepReads, read_step
 from ridgeline.runtime.steps.whole_step.saved.saving import save_step
 from ridgeline.runtime.steps.whole_step.substitution import MissingStateError
 from ridgeline.simulator.frames import WHOLE_STEP
@@ -319,14 +318,9 @@ class StepGraphRunner:
             self._name_without_gradients()
         batch = batches.apart(batch)  # as it is in the program, also to the code that is read
         note_slots(body.model, body.loss_fn)
-        reads = self._read(batch)
-        reads.check_writes()
-        # All shapes share the lifted state, so that their programs write the same tensors.
-        try:
-            program = trace_body(body, batch, self._lifted)
-        except LeftError:
-            reads.refuse_writes()  # by their names in the code
-            raise
+        reads, program = self._traced(batch)
+        if not reads.still_hold():  # the trace met a library that notes types of tensors, as einops
+            reads, program = self._traced(batch)
         reads.follow(
             [one for one in (each.example() for each in program.carried) if one is not None]
         )
@@ -349,16 +343,16 @@ class StepGraphRunner:
         self._recorder.counts["compile_s"] = self._recorder.counts.get("compile_s", 0.0) + seconds
         return Prepared(BatchPattern(program.batch), reads, program, step, file)
 
-    def _read(self, batch: Any) -> StepReads:
-        kind = self._world.device.type
-        with contextlib.suppress(UnreadableError):
-            return StepReads(self._body, batch, kind, is_lifted=True)
-        # It may branch on random numbers that decide nothing. The trace refuses those that decide.
+    def _traced(self, batch: Any) -> tuple[StepReads, StepProgram]:
+        assert self._lifted is not None
+        reads = read_step(self._body, batch, self._world.device.type)
+        reads.check_writes()
         try:
-            return StepReads(self._body, batch, kind, is_lifted=True, has_idle_draws=True)
-        except UnreadableError as error:
-            instead = "use execution='compiled', which leaves that to Python, or 'eager'"
-            raise UnreadableError(f"{error}; {instead}") from error
+            # All shapes share the lifted state, so that their programs write the same tensors.
+            return reads, trace_body(self._body, batch, self._lifted)
+        except LeftError:
+            reads.refuse_writes()  # by their names in the code
+            raise
 
     def _name_without_gradients(self) -> None:
         """Say which gradients a step as written leaves for another optimizer, and a program does not."""

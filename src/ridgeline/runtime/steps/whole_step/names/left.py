@@ -117,7 +117,7 @@ class LeftTensors:
             CaptureError: a tensor under a name is more than its elements; says what.
         """
         what = changed_in_python(self._before, lambda _: False, self._is_anew)
-        still = (c for c in self._changes if not (self._traced(c) or id(c.now) in self._moved))
+        still = (c for c in self._changes if not (self._traced(c) or self._is_anew(c)))
         what = what or next((change.what for change in still), "")
         if what:
             raise LeftError(

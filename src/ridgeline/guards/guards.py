@@ -16,6 +16,7 @@ from ridgeline.programs.watches.classes import class_variables, require_classes,
 from ridgeline.programs.watches.conditions import Conditions, reader
 from ridgeline.programs.watches.left_to_python import is_plain_value
 from ridgeline.programs.watches.settings import MethodsOfTensors
+from ridgeline.reach.reach import CONTAINERS
 from ridgeline.reach.sparse import is_sparse, strides_of
 from ridgeline.tensors.copies import is_noted
 from ridgeline.tensors.nests import tensors_in
@@ -129,6 +130,12 @@ class Guards:
         # Sorted, since sets have another order in each process.
         code = sorted({part for one in self._reading.code for part in _code_text(one)})
         return "\n".join((self.graph, *code, *sorted(map(repr, self.writes))))
+
+    @property
+    def containers(self) -> tuple[Any, ...]:
+        """The dictionaries, lists and sets that it looks at (a library's cache, say), modules' own apart."""
+        found = (value for value in self._before if isinstance(value, CONTAINERS))
+        return tuple(value for value in found if "__spec__" not in value)
 
     def found(self, expression: str, arguments: Mapping[str, Any]) -> Any:
         """The value of an expression of the compiler's; None where there is none (any more)."""

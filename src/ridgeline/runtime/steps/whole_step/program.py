@@ -144,6 +144,7 @@ def trace_step(
     accumulate: int = 1,
     precision: Precision = "as-is",
     lifted: LiftedState | None = None,
+    beside: Sequence[Any] = (),
 ) -> StepProgram:
     """The training step as one program; nothing is executed and nothing changed.
 
@@ -159,6 +160,8 @@ def trace_step(
         accumulate: Micro-batches per step.
         precision: As in plans.
         lifted: State lifted before from the same model and optimizer; None to lift it now.
+        beside: Containers of libraries that the code reads: some keep what they know of each class of tensors,
+            and of a trace's, too.
 
     Raises:
         CaptureError: the step reads a value, or the optimizer has no state yet; names the line. Or see
@@ -180,7 +183,7 @@ def trace_step(
 
     written = list[int]()
     # Operators on tensors outside that need nothing of the trace are executed while it is made.
-    before = Undo(model, loss_fn, optimizer, spared=lifted.tensors())
+    before = Undo(model, loss_fn, optimizer, spared=lifted.tensors(), beside=beside)
     left = LeftTensors(before)
     step = _stepping(lifted, outside, body, pytree.tree_flatten(example), written, left)
     host = HostGenerators.now()
@@ -261,7 +264,9 @@ def _outside_tensors(
     return constants, carried, shown
 
 
-def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) -> StepProgram:
+def trace_body(
+    body: StepBody, batch: Any, lifted: LiftedState | None = None, beside: Sequence[Any] = ()
+) -> StepProgram:
     """`trace_step` of a step body.
 
     Raises:
@@ -276,4 +281,5 @@ def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) ->
         accumulate=body.plan.accumulate,
         precision=body.plan.precision,
         lifted=lifted,
+        beside=beside,
     )

@@ -323,7 +323,7 @@ class StepGraphRunner:
         reads.check_writes()
         # All shapes share the lifted state, so that their programs write the same tensors.
         try:
-            program = trace_body(body, batch, self._lifted)
+            program = trace_body(body, batch, self._lifted, reads.guards[0].containers)
         except LeftError:
             reads.refuse_writes()  # by their names in the code
             raise

@@ -1,5 +1,6 @@
 """Whether a captured program still computes what its code would."""
 
+import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -164,6 +165,8 @@ class Guards:
             parts = [str(part) for part in found.verbose_code_parts]
             # Behind the mark stands the line of torch or of the program, which says nothing to people.
             first = parts[0].partition("  #")[0].strip() if parts else "a setting"
+            # Of a dictionary it says what is so now, and not what was: `len(d) != 1`.
+            first = re.sub(r"^(len\(.*\)) != (\d+)$", r"\1 == \2", first)
             is_sentence = "mismatch" in first or "changed" in first
             return first if is_sentence else f"{first} no longer holds"
         if not self._process({}):

@@ -148,8 +148,7 @@ def trace_step(
 ) -> StepProgram:
     """The training step as one program; nothing is executed and nothing changed.
 
-    What is traced is `StepBody`. Numbers of Python (weight decay, the clipping norm) become constants of the
-    program; learning rates, step counts and all other state are inputs.
+    Traces `StepBody`. Python's numbers (weight decay) become constants, rates and all other state inputs.
 
     Args:
         model: Its training flags are those of the program.
@@ -160,12 +159,11 @@ def trace_step(
         accumulate: Micro-batches per step.
         precision: As in plans.
         lifted: State lifted before from the same model and optimizer; None to lift it now.
-        beside: Containers of libraries that the code reads: some keep what they know of each class of tensors,
-            and of a trace's, too.
+        beside: Containers of libraries, some of which would remember the class of a trace's tensors.
 
     Raises:
-        CaptureError: the step reads a value, or the optimizer has no state yet; names the line. Or see
-            `check_hooks`, `check_drawn`, `LeftTensors`, `refusing_forked_draws` and `written_state`.
+        CaptureError: the step reads a value; the optimizer has no state yet; or see `check_hooks`,
+            `check_drawn`, `LeftTensors`, `refusing_forked_draws` and `written_state`.
         PlanError: the optimizer has parameters that neither model nor loss function have.
         WorkloadError: the loss is not a scalar that depends on the parameters.
 
@@ -184,9 +182,8 @@ def trace_step(
     written = list[int]()
     # Operators on tensors outside that need nothing of the trace are executed while it is made.
     before = Undo(model, loss_fn, optimizer, spared=lifted.tensors(), beside=beside)
-    left = LeftTensors(before)
+    left, host = LeftTensors(before), HostGenerators.now()
     step = _stepping(lifted, outside, body, pytree.tree_flatten(example), written, left)
-    host = HostGenerators.now()
     try:
         with outside.kept(), unchecked(), refusing_forked_draws():
             graph = trace_graph(step, [*lifted.examples(), *tensors_in(example)])

@@ -380,17 +380,18 @@ class StepGraphRunner:
             with accepted("run"):
                 return prepared.run(program.inputs)
 
-        check_replay(
-            self._body,
-            program.batch,
-            program.inputs,
-            LearningRates(self._body.optimizer),
-            replay,
-            world=self._world,
-            notes=self._notes,
-            # Else what the step as written leaves under names would be read by the program.
-            runs_python=bool(program.shown.names),
-        )
+        with program.lifted.naming_untrained(program.state):
+            check_replay(
+                self._body,
+                program.batch,
+                program.inputs,
+                LearningRates(self._body.optimizer),
+                replay,
+                world=self._world,
+                notes=self._notes,
+                # Else what the step as written leaves under names would be read by the program.
+                runs_python=bool(program.shown.names),
+            )
         program.lifted.rates.refresh()
 
     def _note(self, text: str) -> None:

@@ -8,6 +8,7 @@ import torch
 from step_pairs import batch_of, make
 from torch import Tensor, nn
 
+from ridgeline.errors import EquivalenceError
 from ridgeline.plan import Plan
 from ridgeline.runtime.steps.step import PlannedStep
 
@@ -79,3 +80,35 @@ def test_a_parameter_of_the_loss_that_another_optimizer_trains_is_named() -> Non
             step(batch_of(index))
         named = "such as one of shape (2,) that the loss function reads; where another"
         assert any(named in note for note in step.notes)
+
+
+class Listed(nn.Module):
+    """A product of matrices, which it reads from a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(6, 4))
+        self.second = nn.Parameter(torch.randn(4, 4))
+        self.matrices = [self.first, self.second]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for matrix in self.matrices:
+            x = x @ matrix
+        return x
+
+
+def test_trained_parameters_that_the_code_finds_in_a_list_are_named() -> None:
+    """One program would not train them: the refusal says which, and not that a number is baked in."""
+    model = Listed()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    plan = Plan(execution="step-graph")
+    with PlannedStep(model, listed_loss, optimizer, plan, device="cpu") as step:
+        step(batch_of(0))
+        with pytest.raises(
+            EquivalenceError, match=r"got first, second, which it also finds elsewh"
+        ):
+            step(batch_of(1))
+
+
+def listed_loss(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch["x"]).square().mean()

@@ -1,5 +1,6 @@
 """Whether a captured program still computes what its code would."""
 
+import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from ridgeline.programs.watches.classes import class_variables, require_classes,
 from ridgeline.programs.watches.conditions import Conditions, reader
 from ridgeline.programs.watches.left_to_python import is_plain_value
 from ridgeline.programs.watches.settings import MethodsOfTensors
+from ridgeline.reach.reach import CONTAINERS
 from ridgeline.reach.sparse import is_sparse, strides_of
 from ridgeline.tensors.copies import is_noted
 from ridgeline.tensors.nests import tensors_in
@@ -130,6 +132,12 @@ class Guards:
         code = sorted({part for one in self._reading.code for part in _code_text(one)})
         return "\n".join((self.graph, *code, *sorted(map(repr, self.writes))))
 
+    @property
+    def containers(self) -> tuple[Any, ...]:
+        """The dictionaries, lists and sets that it looks at (a library's cache, say), modules' own apart."""
+        found = (value for value in self._before if isinstance(value, CONTAINERS))
+        return tuple(value for value in found if "__spec__" not in value)
+
     def found(self, expression: str, arguments: Mapping[str, Any]) -> Any:
         """The value of an expression of the compiler's; None where there is none (any more)."""
         try:
@@ -157,6 +165,8 @@ class Guards:
             parts = [str(part) for part in found.verbose_code_parts]
             # Behind the mark stands the line of torch or of the program, which says nothing to people.
             first = parts[0].partition("  #")[0].strip() if parts else "a setting"
+            # Of a dictionary it says what is so now, and not what was: `len(d) != 1`.
+            first = re.sub(r"^(len\(.*\)) != (\d+)$", r"\1 == \2", first)
             is_sentence = "mismatch" in first or "changed" in first
             return first if is_sentence else f"{first} no longer holds"
         if not self._process({}):

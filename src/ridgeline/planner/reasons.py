@@ -149,7 +149,7 @@ def _compared(
         if how == "predicted" and is_compiled(other.plan):
             error = max(error, COMPILED_ERROR)
         gain = units.percent(1 - times)
-        if best.measured and not other.measured:
+        if not other.measured and (best.measured or 1 - times > error):
             return f"the best plan with {short} is predicted {gain} faster, but was not tried"
         return (
             f"the best plan with {short} is {how} {gain} faster, which is "

@@ -3,9 +3,11 @@
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 
 
@@ -63,3 +65,13 @@ def random_state_kept() -> Iterator[None]:
         yield
     finally:
         before.restore()
+
+
+def accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """What asks a generator for its state, and what gives it one."""
+    if isinstance(generator, torch.Generator | numpy.random.RandomState):
+        return generator.get_state, generator.set_state
+    if isinstance(generator, kind := random.Random):  # whose methods a user's class may replace
+        return partial(kind.getstate, generator), partial(kind.setstate, generator)
+    bits = generator.bit_generator
+    return partial(getattr, bits, "state"), partial(setattr, bits, "state")

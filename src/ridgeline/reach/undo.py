@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ridgeline import units
 from ridgeline.reach.context_variables import ContextVariables, Environment
-from ridgeline.reach.generators import Generators
+from ridgeline.reach.generators import Generators, accessors
 from ridgeline.reach.host_arrays import MOST_COMPARED_BYTES, HostArrays
 from ridgeline.reach.reach import Cell, Reach, contents_of, is_leaf, kind_of
 from ridgeline.reach.sparse import is_sparse, parts
@@ -56,17 +56,22 @@ class Undo:
         arrays: Whether all arrays are, where that is another answer: a trace computes with tensors without
             elements, and with the very arrays of NumPy. Without either, small ones are.
         spared: Tensors whose values (and whose gradients' values) other code keeps.
+        beside: Containers of libraries, which are put back without a look into what they hold.
 
     Attributes:
         notes: What could not be put back.
         reached: Everything that could be reached, by its number.
 
-    Cost: With `values`, the memory of all reachable tensors and gradients as long as it lives; walking takes
-        about 0.1 s for a model of a thousand modules.
+    Cost: With `values`, memory for all reachable tensors and gradients; 0.1 s for a thousand modules.
     """
 
     def __init__(
-        self, *roots: Any, values: bool = True, arrays: bool = False, spared: Iterable[Tensor] = ()
+        self,
+        *roots: Any,
+        values: bool = True,
+        arrays: bool = False,
+        spared: Iterable[Tensor] = (),
+        beside: Iterable[Any] = (),
     ) -> None:
         self.notes: list[str] = []
         others = [*spared]
@@ -74,6 +79,7 @@ class Undo:
         kept = {id(t) for t in (*others, *(t.grad for t in others if is_leaf(t)))}
         reach = Reach(*roots, _hooks_of_all())
         self._stores = [_Store(store) for store in reach.stores]
+        self._beside = [_Store(store) for store in beside if id(store) not in reach.seen]
         self._cells = [(cell, load(cell)) for cell in reach.cells]
         self._lazy = [(tensor, type(tensor)) for tensor in reach.lazy]
         leaves = [t for t in reach.tensors if is_leaf(t)]
@@ -93,8 +99,7 @@ class Undo:
         self._random = Generators()
         self._context = ContextVariables(reach.seen)
         self._environment = Environment(reach.seen)
-        self.reached = reach.seen
-        self._reached_tensors = reach.tensors
+        self.reached, self._reached_tensors = reach.seen, reach.tensors
         self._memory: set[int | None] | None = None
 
     def has(self, value: Any) -> bool:
@@ -143,7 +148,7 @@ class Undo:
 
     def restore(self) -> None:
         """Put everything back; may be called again."""
-        for store in self._stores:
+        for store in (*self._stores, *self._beside):
             store.restore()
         for cell, value in self._cells:
             if load(cell) is not value:
@@ -387,13 +392,3 @@ def store_in(cell: Cell, value: Any) -> None:
         delattr(cell.owner, cell.name)
     else:
         setattr(cell.owner, cell.name, value)
-
-
-def accessors(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """What asks a generator for its state, and what gives it one."""
-    if isinstance(generator, torch.Generator | numpy.random.RandomState):
-        return generator.get_state, generator.set_state
-    if isinstance(generator, kind := random.Random):  # whose methods a user's class may replace
-        return partial(kind.getstate, generator), partial(kind.setstate, generator)
-    bits = generator.bit_generator
-    return partial(getattr, bits, "state"), partial(setattr, bits, "state")

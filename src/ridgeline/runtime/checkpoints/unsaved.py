@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ridgeline.reach.generators import accessors
 from ridgeline.reach.reach import Reach
-from ridgeline.reach.undo import GLOBAL_GENERATORS, accessors
+from ridgeline.reach.undo import GLOBAL_GENERATORS
 
 _PLAIN = (bool, int, float, str)
 _MOST_NAMED = 4

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.errors import CaptureError, PlanError
+from ridgeline.errors import CaptureError, EquivalenceError, PlanError
 from ridgeline.programs.module_call import Setter, call_with, places, setters_of, standing_in
 from ridgeline.reach.reach import Reach
+from ridgeline.runtime.steps.checks.allowed_gaps import few
 from ridgeline.runtime.steps.whole_step.exchange import StateExchange, are_possible
 from ridgeline.runtime.steps.whole_step.rates import LearningRateInputs
 from ridgeline.runtime.steps.whole_step.substitution import OptimizerSubstitution
@@ -185,6 +186,27 @@ class LiftedState:
     def tensors(self) -> list[Tensor]:
         """The model's and the optimizer's tensors that are listed."""
         return list(self._originals)
+
+    @contextlib.contextmanager
+    def naming_untrained(self, state: Sequence[StateTensor]) -> Iterator[None]:
+        """Inside, a comparison that fails names parameters that a program with this state does not train.
+
+        Code may find them otherwise than by their modules. What stands in for them while the step is traced
+        is not there, so that the program reads their values, and has no gradients of them.
+        """
+        try:
+            yield
+        except EquivalenceError as error:
+            read = {entry.tensor.data_ptr() for entry in state if entry.role == "constant"}
+            found = [n for p, n in self._names.items() if p.requires_grad and p.data_ptr() in read]
+            if not found:
+                raise
+            raise EquivalenceError(
+                "wanted trained parameters that the code reads as attributes of their modules, got "
+                f"{few(found)}, which it also finds elsewhere (in a list, or an object that is no module), "
+                "where one program has no gradients of them; read them by their names in the module "
+                "(nn.ParameterList holds several), or use execution='compiled' or 'eager'"
+            ) from error
 
     def is_current(self, *, is_check: bool = False) -> bool:
         """Whether the model's and the optimizer's tensors are still those listed, at their addresses.

@@ -144,11 +144,11 @@ def trace_step(
     accumulate: int = 1,
     precision: Precision = "as-is",
     lifted: LiftedState | None = None,
+    beside: Sequence[Any] = (),
 ) -> StepProgram:
     """The training step as one program; nothing is executed and nothing changed.
 
-    What is traced is `StepBody`. Numbers of Python (weight decay, the clipping norm) become constants of the
-    program; learning rates, step counts and all other state are inputs.
+    Traces `StepBody`. Python's numbers (weight decay) become constants, rates and all other state inputs.
 
     Args:
         model: Its training flags are those of the program.
@@ -159,10 +159,11 @@ def trace_step(
         accumulate: Micro-batches per step.
         precision: As in plans.
         lifted: State lifted before from the same model and optimizer; None to lift it now.
+        beside: Containers of libraries, some of which would remember the class of a trace's tensors.
 
     Raises:
-        CaptureError: the step reads a value, or the optimizer has no state yet; names the line. Or see
-            `check_hooks`, `check_drawn`, `LeftTensors`, `refusing_forked_draws` and `written_state`.
+        CaptureError: the step reads a value; the optimizer has no state yet; or see `check_hooks`,
+            `check_drawn`, `LeftTensors`, `refusing_forked_draws` and `written_state`.
         PlanError: the optimizer has parameters that neither model nor loss function have.
         WorkloadError: the loss is not a scalar that depends on the parameters.
 
@@ -180,10 +181,9 @@ def trace_step(
 
     written = list[int]()
     # Operators on tensors outside that need nothing of the trace are executed while it is made.
-    before = Undo(model, loss_fn, optimizer, spared=lifted.tensors())
-    left = LeftTensors(before)
+    before = Undo(model, loss_fn, optimizer, spared=lifted.tensors(), beside=beside)
+    left, host = LeftTensors(before), HostGenerators.now()
     step = _stepping(lifted, outside, body, pytree.tree_flatten(example), written, left)
-    host = HostGenerators.now()
     try:
         with outside.kept(), unchecked(), refusing_forked_draws():
             graph = trace_graph(step, [*lifted.examples(), *tensors_in(example)])
@@ -261,7 +261,9 @@ def _outside_tensors(
     return constants, carried, shown
 
 
-def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) -> StepProgram:
+def trace_body(
+    body: StepBody, batch: Any, lifted: LiftedState | None = None, beside: Sequence[Any] = ()
+) -> StepProgram:
     """`trace_step` of a step body.
 
     Raises:
@@ -276,4 +278,5 @@ def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) ->
         accumulate=body.plan.accumulate,
         precision=body.plan.precision,
         lifted=lifted,
+        beside=beside,
     )

@@ -319,8 +319,6 @@ class StepGraphRunner:
         batch = batches.apart(batch)  # as it is in the program, also to the code that is read
         note_slots(body.model, body.loss_fn)
         reads, program = self._traced(batch)
-        if not reads.still_hold():  # the trace met a library that notes types of tensors, as einops
-            reads, program = self._traced(batch)
         reads.follow(
             [one for one in (each.example() for each in program.carried) if one is not None]
         )
@@ -349,7 +347,7 @@ class StepGraphRunner:
         reads.check_writes()
         try:
             # All shapes share the lifted state, so that their programs write the same tensors.
-            return reads, trace_body(self._body, batch, self._lifted)
+            return reads, trace_body(self._body, batch, self._lifted, reads.guards[0].containers)
         except LeftError:
             reads.refuse_writes()  # by their names in the code
             raise
@@ -374,17 +372,18 @@ class StepGraphRunner:
             with accepted("run"):
                 return prepared.run(program.inputs)
 
-        check_replay(
-            self._body,
-            program.batch,
-            program.inputs,
-            LearningRates(self._body.optimizer),
-            replay,
-            world=self._world,
-            notes=self._notes,
-            # Else what the step as written leaves under names would be read by the program.
-            runs_python=bool(program.shown.names),
-        )
+        with program.lifted.naming_untrained(program.state):
+            check_replay(
+                self._body,
+                program.batch,
+                program.inputs,
+                LearningRates(self._body.optimizer),
+                replay,
+                world=self._world,
+                notes=self._notes,
+                # Else what the step as written leaves under names would be read by the program.
+                runs_python=bool(program.shown.names),
+            )
         program.lifted.rates.refresh()
 
     def _note(self, text: str) -> None:

@@ -128,7 +128,7 @@ class CapturedModel:
         return self._serial, tuple(out.clone() for out in self._outputs)
 
     def backward(self, serial: int, seeds: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """Replay the backward pass of the call with that number; a seed is None where a result is not used."""
+        """Replay the backward pass of the call with that number; a seed is None for a result not used."""
         if serial != self._serial or serial == self._spent:
             raise CaptureError(
                 "wanted one backward pass for each call of the captured model, before the next call, got "
@@ -138,12 +138,11 @@ class CapturedModel:
         pairs = zip(seeds, self._trained, strict=True)
         given = [seed for seed, is_trained in pairs if is_trained]
         reached: set[int] = set()
-        for place, (seed, behind) in enumerate(zip(given, self._behind, strict=True)):
-            if seed is None:
-                given[place] = torch.zeros_like(self._seeds[place])
-            else:
-                reached |= behind
-        copy_into(self._seeds, given)
+        filled: list[Tensor] = []
+        for seed, place, behind in zip(given, self._seeds, self._behind, strict=True):
+            reached |= set() if seed is None else behind
+            filled.append(torch.zeros_like(place) if seed is None else seed)
+        copy_into(self._seeds, filled)
         self._graphs[1].replay()
         found = iter(self._gradients)
         give = _copied if self.copies_gradients else _shared

@@ -30,7 +30,7 @@ SKIPPED = frozenset(
         "_compiled_call_impl",
         "_is_full_backward_hook",
         *HOOKS,
-        "_is_torch_compile",
+        *("_is_torch_compile", "_torchdynamo_wrapper_id"),
     )
 ) | {f"{name}_{more}" for name in HOOKS for more in ("with_kwargs", "always_called")}
 """What torch keeps in a module for itself; parameters, buffers, modules and hooks are drawn apart."""

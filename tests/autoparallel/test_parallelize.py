@@ -140,6 +140,31 @@ def test_autograd_goes_through_a_parallelized_module() -> None:
         assert parallel.report.counters == {"changed": 1}
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_results_that_nobody_uses_give_no_gradients(mode: str) -> None:
+    """No zeros either, which momentum and weight decay follow, and which are none times an infinite slope."""
+    torch.manual_seed(0)
+    trunk, used, unused = (nn.Linear(4, 4) for _ in range(3))
+    nn.init.zeros_(unused.weight)
+    nn.init.zeros_(unused.bias)
+    parts = nn.ModuleList([trunk, used, unused])
+
+    def losses(x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = trunk(x)
+        return used(hidden).square().mean(), unused(hidden).square().sum().sqrt()
+
+    x, found = torch.randn(8, 4), []
+    with parallelize(losses, x, mode=mode, lanes=2) as parallel:
+        for run in (losses, parallel):
+            parts.zero_grad()
+            run(x)[0].backward()
+            found.append([parameter.grad for parameter in parts.parameters()])
+        assert parallel.report.counters == {}
+    assert found[1][-2:] == [None, None]
+    for mine, theirs in zip(found[1][:-2], found[0][:-2], strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
 # The choice.
 
 

@@ -44,6 +44,29 @@ def scheduled(program: Program, lane_of: list[int], num_lanes: int) -> Schedule:
     )
 
 
+def test_lanes_are_in_the_inference_mode_of_the_caller() -> None:
+    """What one thread has made, another may write; results are of inference, as the function's are."""
+
+    def halves(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        y[:4] = x[:4].sin()
+        y[4:] = x[4:].cos()
+        return y
+
+    x = torch.randn(8, 8)
+    program = trace_program(halves, (x,))
+    lane_of = [0, *[1] * (len(program.operations) - 1)]
+    threads = ThreadProgram(program, scheduled(program, lane_of, 2))
+    try:
+        with torch.inference_mode():
+            result = threads(x)
+        assert result.is_inference()
+        assert torch.equal(result, halves(x))
+        assert not threads(x).is_inference()
+    finally:
+        threads.close()
+
+
 @settings(max_examples=30)
 @given(st.data())
 def test_any_assignment_to_lanes_gives_the_function(program: Program, data: st.DataObject) -> None:

@@ -240,3 +240,12 @@ def test_results_that_lie_in_no_one_place_pass_to_the_host() -> None:
     """Sparse ones on a CPU have nothing that could be copied over."""
     results = list(to_host([torch.eye(2).to_sparse(), torch.ones(1)]))
     assert torch.equal(results[0].to_dense(), torch.eye(2))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_travel_by_themselves_beside_fixed_addresses() -> None:
+    """They have neither shape nor strides by which a buffer could stand for them."""
+    batches = [torch.nested.nested_tensor([torch.ones(n), torch.zeros(3)]) for n in (1, 2, 4)]
+    with feed(batches, "cpu", fixed_addresses=True) as batches_fed:
+        found = [[part.tolist() for part in batch.unbind()] for batch in batches_fed]
+    assert found == [[[1.0] * n, [0.0] * 3] for n in (1, 2, 4)]

@@ -30,7 +30,7 @@ def is_plain(leaf: Tensor) -> bool:
         and not leaf.requires_grad
         and not leaf.is_conj()
         and not leaf.is_neg()
-        and not leaf.is_quantized
+        and not (leaf.is_quantized or leaf.is_nested)
     )
 
 

@@ -63,12 +63,16 @@ class CapturedModel:
         # Warm-up and capture on one stream: libraries keep a workspace for each.
         stream = torch.cuda.Stream()
         self._parameters: list[Tensor] = []
+        # What gets gradients by each result that has some: a loss may use another one in each step.
+        self._behind: list[set[int]] = []
         with on_stream(stream):
             for _ in range(WARM_UP_CALLS):
                 outputs = run(*self._inputs)
                 inputs = {*map(id, self._inputs)}
                 # In each call, as lazy modules and compilers may put others in their place in the first one.
                 self._parameters = [p for p in _leaves_behind(outputs) if id(p) not in inputs]
+                trained = [out for out in outputs if out.requires_grad]
+                self._behind = [{*map(id, _leaves_behind([out]))} for out in trained]
                 self._backward_of(outputs)
         if before is not None:
             before.restore()
@@ -123,8 +127,8 @@ class CapturedModel:
             renew()
         return self._serial, tuple(out.clone() for out in self._outputs)
 
-    def backward(self, serial: int, seeds: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """Replay the backward pass of the call with that number."""
+    def backward(self, serial: int, seeds: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """Replay the backward pass of the call with that number; a seed is None for a result not used."""
         if serial != self._serial or serial == self._spent:
             raise CaptureError(
                 "wanted one backward pass for each call of the captured model, before the next call, got "
@@ -133,13 +137,24 @@ class CapturedModel:
         self._spent = serial
         pairs = zip(seeds, self._trained, strict=True)
         given = [seed for seed, is_trained in pairs if is_trained]
-        copy_into(self._seeds, given)
+        reached: set[int] = set()
+        filled: list[Tensor] = []
+        for seed, place, behind in zip(given, self._seeds, self._behind, strict=True):
+            reached |= set() if seed is None else behind
+            filled.append(torch.zeros_like(place) if seed is None else seed)
+        copy_into(self._seeds, filled)
         self._graphs[1].replay()
         found = iter(self._gradients)
         give = _copied if self.copies_gradients else _shared
+
+        # No zeros for what is behind unused results alone: momentum and weight decay would follow them.
+        def given_to(x: Tensor, give: Callable[[Tensor | None], Tensor | None]) -> Tensor | None:
+            gradient = next(found)
+            return give(gradient) if id(x) in reached else None
+
         # The caller keeps the gradient of an argument, which no step clears.
-        of_inputs = [_copied(next(found)) if x.requires_grad else None for x in self._inputs]
-        return (*of_inputs, *(give(next(found)) for _ in self._parameters))
+        of_inputs = [given_to(x, _copied) if x.requires_grad else None for x in self._inputs]
+        return (*of_inputs, *(given_to(x, give) for x in self._parameters))
 
     def close(self) -> None:
         """Drop the graphs.
@@ -199,6 +214,7 @@ class _Replayed(torch.autograd.Function):
         ctx: Any, captured: CapturedModel, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.captured = captured
+        ctx.set_materialize_grads(False)
         num_inputs = len(captured._inputs)  # noqa: SLF001 - the node is part of it
         ctx.serial, outputs = captured.forward(tensors[:num_inputs])
         return outputs

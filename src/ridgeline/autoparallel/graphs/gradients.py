@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.autoparallel.graphs.aliasing import must_stay
 from ridgeline.autoparallel.graphs.program import Program, trace_program
+from ridgeline.autoparallel.graphs.unused import run_partly
 from ridgeline.capture.flat_program import FlatProgram, flatten_program
 from ridgeline.errors import CaptureError
 from ridgeline.tensors.nests import tensors_in
@@ -233,6 +234,7 @@ class _Apply(torch.autograd.Function):
         num_inputs = len(tensors) - len(call.halves.wanted)
         results, saved = call.forward(*tensors[:num_inputs])
         ctx.call, ctx.num_inputs = call, num_inputs
+        ctx.set_materialize_grads(False)
         # Not as attributes: only saved tensors are freed with the graph, and watched for writes in place.
         ctx.save_for_backward(*saved, *call.watched)
         ctx.num_saved = len(saved)
@@ -246,12 +248,17 @@ class _Apply(torch.autograd.Function):
 
 
 @once_differentiable
-def _backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
     """What autograd asks for: nothing for the call itself, then gradients of inputs and of state."""
     halves = ctx.call.halves
-    # The trace had dense gradients; autograd hands in expanded ones for sums and means.
     saved = ctx.saved_tensors[: ctx.num_saved]
-    (grads,) = ctx.call.backward(*saved, *(tangents[index].contiguous() for index in halves.roots))
+    roots = [tangents[index] for index in halves.roots]
+    # The trace had dense gradients; autograd hands in expanded ones for sums and means.
+    used = [tangent.contiguous() for tangent in roots if tangent is not None]
+    if len(used) == len(roots):
+        (grads,) = ctx.call.backward(*saved, *used)
+    else:
+        grads = run_partly(halves.backward, saved, roots)
     remaining = iter(grads)
     found = [next(remaining) if has else None for has in halves.has_gradient]
     inputs: list[Tensor | None] = [None] * ctx.num_inputs

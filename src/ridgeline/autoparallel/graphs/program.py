@@ -67,6 +67,7 @@ class Program:
         inputs: The tensors of the example inputs, as copies.
         sources: Slots of state and inputs, in this order.
         outputs: Slots of the tensors of the result, in order.
+        accesses: The memory behind every value of the graph.
         grads: Names of the state whose `.grad` the function sets; it was None before.
         is_differentiable: Whether the results of the function (not those of the program) have gradients.
     """
@@ -107,7 +108,7 @@ class Program:
         self.in_place = dependencies.in_place
         self._written_memory = dependencies.written_memory
         self._memory_users = dependencies.memory_users
-        self._accesses = accesses
+        self.accesses = accesses
         ends = pytree.tree_leaves(graph.output_node().args)
         if any(not isinstance(end, fx.Node) for end in ends):
             raise CaptureError(
@@ -244,7 +245,7 @@ class Program:
         return frozenset(
             tensor.untyped_storage().data_ptr()
             for node, tensor in zip(self.graph.graph.nodes, self.state.values(), strict=False)
-            if self._accesses.of(node) & self._written_memory
+            if self.accesses.of(node) & self._written_memory
         )
 
     def returning_grads(self) -> "Program":
@@ -273,7 +274,7 @@ class Program:
                     continue
                 users = [
                     user
-                    for memory in self._accesses.of(node)
+                    for memory in self.accesses.of(node)
                     for user in self._memory_users.get(memory, ())
                 ]
                 if any(lane_of[user] != lane_of[index] for user in users):

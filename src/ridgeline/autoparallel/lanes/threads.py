@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from ridgeline.autoparallel.graphs.program import Program
-from ridgeline.autoparallel.graphs.segments import Segment
+from ridgeline.autoparallel.graphs.segments import Environment, Segment
 from ridgeline.autoparallel.lanes.issue import IssuedPiece, pieces
 from ridgeline.autoparallel.scheduling.schedule import Schedule, check_schedule
 from ridgeline.engine.engine import Engine
@@ -81,9 +81,12 @@ class ThreadProgram:
             before = torch.get_num_threads()
             set_threads(self._threads)
             try:
+                # Threads have a mode of their own, and each may write what another has made.
+                infers = torch.is_inference_mode_enabled()
                 for segment, reads, writes, lane, name in self._steps:
+                    run = partial(_inferring, segment) if infers else segment
                     self._engine.push(
-                        partial(segment, environment), reads, writes, lane=lane, name=name
+                        partial(run, environment), reads, writes, lane=lane, name=name
                     )
                 for lane in self._lanes:
                     self._engine.wait(lane)
@@ -152,6 +155,11 @@ class ThreadProgram:
     def _name(self, piece: IssuedPiece) -> str:
         first = self.program.operations[piece.nodes[0]].node.name
         return first if len(piece.nodes) == 1 else f"{first} and {len(piece.nodes) - 1} more"
+
+
+def _inferring(segment: Segment, environment: Environment) -> None:
+    with torch.inference_mode():
+        segment(environment)
 
 
 def push_order(found: Sequence[IssuedPiece]) -> list[IssuedPiece]:

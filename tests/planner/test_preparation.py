@@ -106,6 +106,9 @@ def test_where_time_ran_out_nothing_is_compiled_untried() -> None:
     late = choose(machine, workload, trial=trial, seconds=10.0, clock=lambda: 11.0)
     assert trial.executions == []
     assert late.best.plan.execution == "graph"
+    assert late.choice("execution").reason == (
+        "the best plan with step-graph is predicted 55.9 % faster, but was not tried"
+    )
     assert UNTRIED in late.notes
     assert [c.plan.execution for c in late.candidates[:3]] == ["graph", "eager", "step-graph"]
     only = choose(

@@ -144,7 +144,7 @@ EVERYDAY = (
     Feature(
         name="through NumPy",
         init="self.power$n = 0.5",
-        forward="y = y + torch.from_numpy(np.abs(y.detach().numpy()) ** self.power$n).to(y.dtype)",
+        forward="y = y + torch.from_numpy(np.abs(y.detach().cpu().numpy()) ** self.power$n).to(y)",
         changes={"number": "$owner.power$n = 2.0"},
     ),
     Feature(

@@ -12,7 +12,7 @@ Source of `scatter`: Wang et al., "ZeRO++", 2023 (quantised gradients by all-to-
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -125,14 +125,16 @@ def _joined(encoded: Sequence[Parts]) -> Parts:
     )
 
 
-def _parted(joined: Parts, encoded: Sequence[Parts]) -> list[Parts]:
+def _parted(joined: Parts, encoded: Sequence[Parts]) -> Iterator[Parts]:
     """Tile by tile what `_joined` has made one, of as many rows as there are."""
     if len(encoded) == 1:
-        return [joined]
-    found: list[list[Tensor]] = []
-    for whole, same in zip(joined, zip(*encoded, strict=True), strict=True):
-        cut = whole.split([part[0].numel() for part in same], 1)
+        yield joined
+        return
+    cut = [
+        whole.split([part[0].numel() for part in same], 1)
+        for whole, same in zip(joined, zip(*encoded, strict=True), strict=True)
+    ]
+    for pieces, parts in zip(zip(*cut, strict=True), encoded, strict=True):
         # Copied: a row of a tile may begin where none of its type may lie.
-        own = [piece.clone(memory_format=torch.contiguous_format) for piece in cut]
-        found.append([p.view(len(p), *part.shape[1:]) for p, part in zip(own, same, strict=True)])
-    return list(zip(*found, strict=True))
+        own = [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]
+        yield tuple(p.view(len(p), *part.shape[1:]) for p, part in zip(own, parts, strict=True))

@@ -46,7 +46,7 @@ class Harmless:
 
     is_over = False
 
-    def due(self, batch: Any) -> None:
+    def due(self, batch: Any, _num_steps: int) -> None:
         """Not yet."""
 
 

@@ -67,7 +67,10 @@ def test_codecs_run_beside_steps(found: dict[str, Any]) -> None:
     assert set(gaps) == {*offered_compressions("cpu"), "coarse"}
     assert gaps["none"] < ROUNDING
     assert gaps["bf16"] < 1e-3, "half the bits of a step would be more"
-    assert all(ROUNDING < gap < 0.02 for name, gap in gaps.items() if name != "none"), gaps
+    # Each loses something: 16 bits, rounded once for two workers, little more than sums round.
+    assert all(1000 * gaps["none"] < gap < 0.02 for name, gap in gaps.items() if name != "none"), (
+        gaps
+    )
 
 
 def test_momentum_of_zero_at_full_rate_is_the_average(found: dict[str, Any]) -> None:

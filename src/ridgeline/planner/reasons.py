@@ -149,7 +149,8 @@ def _compared(
         if how == "predicted" and is_compiled(other.plan):
             error = max(error, COMPILED_ERROR)
         gain = units.percent(1 - times)
-        if not other.measured and (best.measured or 1 - times > error):
+        least = LEAST_GAIN if _trains_longer(best, other, error) else error
+        if not other.measured and (best.measured or 1 - times > least):
             return f"the best plan with {short} is predicted {gain} faster, but was not tried"
         return (
             f"the best plan with {short} is {how} {gain} faster, which is "
@@ -163,13 +164,17 @@ def _compared(
 
 def _too_little(best: Candidate, other: Candidate, error: float) -> str:
     """Why a gain does not decide, to follow `which is`."""
-    # Such a plan was not kept for noise but for what it does to the maths.
-    if other.plan.sync.every > best.plan.sync.every and error < LEAST_GAIN:
+    if _trains_longer(best, other, error):
         return (
             f"less than the {units.percent(LEAST_GAIN)} by which workers that train alone for longer must be "
             "faster"
         )
     return f"within the uncertainty of {units.percent(error)}"
+
+
+def _trains_longer(best: Candidate, other: Candidate, error: float) -> bool:
+    """Whether a plan was not left for noise but for what it does to the maths."""
+    return other.plan.sync.every > best.plan.sync.every and error < LEAST_GAIN
 
 
 def _default_reason(knob: str, best: Candidate) -> str:

@@ -38,13 +38,7 @@ class HostArrays:
                 yield f"an array of NumPy of shape {tuple(of_numpy.shape)}", saved, of_numpy
         for buffer, saved in self._buffers:
             if bytes(buffer) != bytes(saved):
-                is_of_python = isinstance(buffer, (array.array, bytearray))
-                kind = (
-                    "an array of Python"
-                    if type(buffer) is array.array
-                    else f"a {type(buffer).__name__}"
-                )
-                yield f"{kind} of {len(buffer)}" if is_of_python else kind, saved, buffer
+                yield _words_of(buffer), saved, buffer
 
     def restore(self) -> None:
         """Put the elements back."""
@@ -57,6 +51,12 @@ class HostArrays:
                     buffer[:] = saved
                 else:
                     ctypes.memmove(ctypes.addressof(buffer), bytes(saved), ctypes.sizeof(buffer))
+
+
+def _words_of(buffer: Any) -> str:
+    kind = "an array of Python" if type(buffer) is array.array else f"a {type(buffer).__name__}"
+    is_of_c = not isinstance(buffer, (array.array, bytearray))
+    return kind if is_of_c else f"{kind} of {len(buffer)}"
 
 
 def _has_same_elements(now: "numpy.ndarray[Any, Any]", saved: "numpy.ndarray[Any, Any]") -> bool:

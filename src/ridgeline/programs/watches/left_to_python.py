@@ -164,13 +164,9 @@ def _detect(translator: Any, *args: Any) -> bool:
 def leave_assertion(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Leave the call of a function of torch to Python where that asserts something about values."""
     asked = next(iter((*args, *kwargs.values())), None)
-    is_assertion = any(variable.value is one for one in _ASSERTIONS)
-    if (
-        is_assertion
-        and asked is not None
-        and asked.is_tensor()
-        and is_marked(tx.output.compiler_fn)
-    ):
+    if not (is_marked(tx.output.compiler_fn) and any(variable.value is one for one in _ASSERTIONS)):
+        return
+    if asked is not None and asked.is_tensor():
         name = f"torch.{variable.value.__name__}"
         refuse(
             name,

@@ -22,8 +22,8 @@ from ridgeline.synchronisation import OptionValue
 _GATHERING = sum(1 << (56 - 7 * bit) for bit in range(8))
 
 
-class _Scales:
-    """The scales of a bucket: which elements each of them is of.
+class _BlockCode:
+    """The code of a bucket: a bit for each element, a scale for each block of them.
 
     Parameters begin at multiples of some elements, a granule; so a scale belongs to whole granules.
 
@@ -61,7 +61,7 @@ class _Scales:
         bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)
         self._signs = (bits & 1).float().mul_(2.0).sub_(1.0)  # of each byte
 
-    def of(self, values: Tensor) -> Tensor:
+    def scales(self, values: Tensor) -> Tensor:
         """The mean magnitude in each block."""
         granules = values.view(-1, self._granule)
         sums = values.new_zeros(
@@ -107,27 +107,27 @@ class Sign(Codec):
 
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
         super().__init__(options)
-        self._scales: dict[int, _Scales] = {}
+        self._codes: dict[int, _BlockCode] = {}
 
     def share(self, values: Tensor, mean: Tensor, exchange: Exchange, bucket: Bucket) -> None:
         """All gather scales and bits of each, in one tensor of bytes."""
-        known = self._scales[bucket.index]
-        scales = known.of(values)
-        coded = torch.cat((scales.view(torch.uint8), known.packed(values)))
+        code = self._codes[bucket.index]
+        scales = code.scales(values)
+        coded = torch.cat((scales.view(torch.uint8), code.packed(values)))
         mean.zero_()
         for rank, row in enumerate(exchange.gather(coded)):
             # In memory of its own: rows of bytes do not all begin where a float may lie.
             told = row[: scales.nbytes].clone().view(torch.float32)
-            for elements, decoded in known.decoded(told, row[scales.nbytes :]):
+            for elements, decoded in code.decoded(told, row[scales.nbytes :]):
                 mean[elements] += decoded
                 if rank == exchange.rank:
                     values[elements] -= decoded
         for part in (mean, values):
-            known.fill_padding(part)
+            code.fill_padding(part)
         mean.div_(exchange.size)
 
     def arranged(self, buckets: Sequence[Bucket]) -> None:
         """Find the blocks of each parameter."""
-        self._scales = {
-            bucket.index: _Scales(bucket, int(self.options["block"])) for bucket in buckets
+        self._codes = {
+            bucket.index: _BlockCode(bucket, int(self.options["block"])) for bucket in buckets
         }

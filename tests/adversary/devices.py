@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+
+from torch import nn
 
 GPU_MODES = (
     "call:graph@cuda",
@@ -22,9 +25,15 @@ EMULATED_MODES = tuple(
     if "step-graph" not in mode and "packaged" not in mode
 )
 """The same on a CPU, where graphs are emulated."""
+_LAYERS = "|".join(
+    name
+    for name, kind in vars(nn).items()
+    if inspect.isclass(kind)
+    and (issubclass(kind, nn.RNNBase) or "device" in inspect.signature(kind).parameters)
+)
 _MAKERS = re.compile(
     r"\b(?:torch\.(?:arange|empty|eye|full|Generator|linspace|ones|rand|randint|randn|randperm|tensor|zeros)"
-    r"|nn\.(?:BatchNorm1d|Conv2d|Embedding|GRU|LayerNorm|LazyLinear|Linear|MultiheadAttention))\("
+    rf"|nn\.(?:{_LAYERS}|Transformer\.generate_square_subsequent_mask))\("
 )
 """What the grammar makes tensors with; all of these take a device."""
 

@@ -26,7 +26,8 @@ from ridgeline.errors import RidgelineError
 Outcome = Literal["equal", "refused", "unclear", "failed"]
 """`unclear`: as far from plain PyTorch as that is from itself where it rounds otherwise; no proof of anything."""
 MOST_SHOWN = 6
-NARROW_WORDS = ("bf16", "fp16", "half", "bfloat16", "autocast without")
+NARROW_WORDS = ("bf16", "fp16", "half", "bfloat16", "autocast without", "assigned in double")
+"""In the names of changes. Values that are assigned in double were computed in single precision."""
 
 
 @dataclasses.dataclass(frozen=True)

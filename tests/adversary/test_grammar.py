@@ -69,3 +69,22 @@ def test_general_entries_run_in_plain_pytorch(purpose: Purpose, tmp_path: Path) 
             before.restore()
     assert raised == RAISES[purpose]
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_what_features_make_is_made_on_the_device(tmp_path: Path) -> None:
+    """Of a layer that stays on the CPU, plain PyTorch would refuse the first call on a GPU."""
+    path, seen, elsewhere = tmp_path / "program.py", set(), set()
+    for program in each("step"):
+        if not program.uses or (name := program.words()[0]) in seen:
+            continue
+        seen.add(name)
+        # There is no generator on the device on which no tensor has values.
+        text = render(program, "meta").replace("torch.Generator(device='meta')", "torch.Generator()")
+        path.write_text(text)
+        with warnings.catch_warnings(action="ignore"):
+            world = World(path)
+        tensors = [*world.w.model.parameters(), *world.w.model.buffers()]
+        elsewhere |= {name for tensor in tensors if tensor.device.type != "meta"}
+        world.close()
+    assert len(seen) > 200
+    assert not elsewhere

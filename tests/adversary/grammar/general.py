@@ -127,7 +127,10 @@ OPTIMIZER_CHANGES: dict[str, str] = {
     "w.cycle.step()",
     "schedule on the loss": "torch.optim.lr_scheduler.ReduceLROnPlateau(w.optimizer, patience=0).step(1.0)",
     "fused": "for group in w.optimizer.param_groups:\n    if 'fused' in group:\n"
-    "        group['foreach'], group['fused'] = False, True",
+    "        group['foreach'], group['fused'] = False, True\n"
+    # As loading a state does: a fused kernel reads the count of steps where the parameters are.
+    "for state in w.optimizer.state.values():\n    if torch.is_tensor(state.get('step')):\n"
+    "        state['step'] = state['step'].to('cpu')",
     "no form": "for group in w.optimizer.param_groups:\n    group['foreach'] = group['fused'] = False",
     "optimizer in double": "for state in w.optimizer.state.values():\n    for key, value in state.items():\n"
     "        if torch.is_tensor(value) and value.dim():\n            state[key] = value.double().float()",

@@ -79,7 +79,9 @@ def test_what_features_make_is_made_on_the_device(tmp_path: Path) -> None:
             continue
         seen.add(name)
         # There is no generator on the device on which no tensor has values.
-        text = render(program, "meta").replace("torch.Generator(device='meta')", "torch.Generator()")
+        text = render(program, "meta").replace(
+            "torch.Generator(device='meta')", "torch.Generator()"
+        )
         path.write_text(text)
         with warnings.catch_warnings(action="ignore"):
             world = World(path)

@@ -229,7 +229,7 @@ def test_readings_are_computed_from_the_data(
     )
     assert plan_reading(ranking) == (
         "5 plans were simulated and 1 tried for real; the chosen one is 1.3 % ahead of the "
-        "next as predicted; predictions are assumed to be right within 5.0 %."
+        "next (buckets 1.00 MiB) as predicted; predictions are assumed to be right within 5.0 %."
     )
     assert training_reading(history) == (
         "The loss went from 2.32 to 0.271 by step 790; after 4 epochs and 87.2 s of training the metric "

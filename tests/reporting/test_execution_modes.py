@@ -72,8 +72,9 @@ def test_plans_tell_what_preparing_takes() -> None:
 def test_the_reading_compares_whole_runs() -> None:
     """Where steps are known and something was compiled, the sentence compares whole runs."""
     assert plan_reading(_ranking(10)) == (
-        "7 plans were simulated and none tried for real; the chosen one is 95.7 % ahead of the next as "
-        "predicted; predictions are assumed to be right within 75.0 %."
+        "7 plans were simulated and none tried for real; the chosen one is 95.7 % ahead of the next (eager) as "
+        "predicted; 4 are predicted faster and stand behind it for the time to prepare; predictions are assumed "
+        "to be right within 75.0 %."
     )
     assert plan_reading(_ranking(100_000)) == (
         "7 plans were simulated and none tried for real; over 100000 steps, compiling included, the chosen "

@@ -70,7 +70,32 @@ def plan_reading(ranking: Ranking) -> str:
     word = "ahead of" if gap >= 0 else "behind"
     sure = f"; predictions are assumed to be right within {units.percent(ranking.error)}"
     end = sure if how == "predicted" else ""
-    return f"{text}; the chosen one is {units.percent(abs(gap))} {word} the next as {how}{end}."
+    name = f" ({_set_apart(best, rival)})" if _set_apart(best, rival) else ""
+    return (
+        f"{text}; the chosen one is {units.percent(abs(gap))} {word} the next{name} as {how}"
+        f"{_faster_words(best, rivals)}{end}."
+    )
+
+
+def _faster_words(best: Candidate, rivals: Sequence[Candidate]) -> str:
+    """How many plans with faster steps stand behind the chosen one for what they take to prepare."""
+    mine = _sample_ns(best, "predicted")
+    faster = [c for c in rivals if c.compile_s and _sample_ns(c, "predicted") < mine]
+    if not faster:
+        return ""
+    verb = (
+        "is predicted faster and stands" if len(faster) == 1 else "are predicted faster and stand"
+    )
+    return f"; {len(faster)} {verb} behind it for the time to prepare"
+
+
+def _set_apart(best: Candidate, candidate: Candidate) -> str:
+    """Only what sets a plan apart from the chosen one, as whole labels would look alike."""
+    chosen, words = plan_words(best.plan), plan_words(candidate.plan)
+    changed = [text for knob, text in words.items() if chosen.get(knob) != text]
+    # Buckets are how the same exchange is cut, which is no other way to run.
+    changed += [f"no {knob}" for knob in chosen if knob not in words and knob != "buckets"]
+    return ", ".join(changed)
 
 
 def _is_given(ranking: Ranking) -> bool:
@@ -86,14 +111,9 @@ def plan_bars(candidates: Sequence[Candidate]) -> list[Bar]:
         max(time / max(c.samples, 1) for time in (c.timeline.step_ns, _measured_ns(c)))
         for c in candidates
     )
-    best = plan_words(candidates[0].plan)
+    best = candidates[0]
     rows = []
     for index, candidate in enumerate(candidates):
-        words = plan_words(candidate.plan)
-        # Only what sets it apart from the chosen one: whole labels would look alike.
-        changed = [text for knob, text in words.items() if best.get(knob) != text]
-        # Buckets are how the same exchange is cut, which is no other way to run.
-        changed += [f"no {knob}" for knob in best if knob not in words and knob != "buckets"]
         scale = max(candidate.samples, 1) * longest
         measured = candidate.measured
         remark = f"ran {units.nanoseconds(measured.step_ns)}" if measured else ""
@@ -102,7 +122,7 @@ def plan_bars(candidates: Sequence[Candidate]) -> list[Bar]:
             remark = f"{remark}, {prepared}" if remark else prepared
         rows.append(
             Bar(
-                name=label(candidate.plan) if index == 0 else ", ".join(changed) or "same words",
+                name=_set_apart(best, candidate) or "same words" if index else label(best.plan),
                 note="" if index else "chosen",
                 value=units.nanoseconds(candidate.timeline.step_ns),
                 share="failed" if candidate.failure else remark,

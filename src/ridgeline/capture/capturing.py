@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ridgeline.capture.casts import is_in_cached_weights
 from ridgeline.capture.deadline import undisturbed
 from ridgeline.capture.interception import intercepted
 from ridgeline.errors import CaptureError, RidgelineError
@@ -21,6 +22,10 @@ SAVED_AS_WRITTEN = (
     "steps under torch.autograd.graph.saved_tensors_hooks ran as they were written, since compiled ones save "
     "other tensors"
 )
+WEIGHTS_CACHED = (
+    "steps inside of torch.nn.utils.parametrize.cached() ran as they were written, since the cache is of one "
+    "step; use it inside of the loss function instead"
+)
 WATCHING = (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled)
 """What together says that gradients are looked at."""
 SAVED_TENSORS_HOOKS = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001 - no public name
@@ -31,10 +36,12 @@ def watched() -> str:
     """What runs in Python inside of a step, and no graph or program can hold; empty if nothing does.
 
     Anomaly detection, which waits for each gradient to raise where one is no number; hooks on saved tensors;
-    what `interception` lists.
+    a cache of computed weights; what `interception` lists.
     """
     if why := intercepted():
         return f"steps {why}"
+    if is_in_cached_weights():
+        return WEIGHTS_CACHED
     if all(is_on() for is_on in WATCHING):
         return ANOMALIES
     return SAVED_ON_THE_WAY if watches_saved_tensors() else ""
@@ -44,6 +51,8 @@ def watched_if_compiled() -> str:
     """What runs in Python inside of a step, and would see or do something else in a compiled one."""
     if why := intercepted():
         return f"steps {why}"
+    if is_in_cached_weights():
+        return WEIGHTS_CACHED
     return SAVED_AS_WRITTEN if watches_saved_tensors() else ""
 
 

@@ -1,10 +1,14 @@
-"""Autocast: the region of a step in 16 bits, and its cache, kept out of what is traced or captured."""
+"""Caches of weights, kept out of what is traced or captured: autocast's casts, and parametrizations.
+
+With the region of a step in 16 bits, to which the former belong.
+"""
 
 import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
 from ridgeline.plan import Precision
 
@@ -49,6 +53,25 @@ def fresh_casts() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+def is_in_cached_weights() -> bool:
+    """Whether the caller is inside of `torch.nn.utils.parametrize.cached()`, in which one step can run."""
+    return bool(parametrize._cache_enabled)  # noqa: SLF001 - has no public name
+
+
+@contextlib.contextmanager
+def outside_cached_weights() -> Iterator[None]:
+    """As if the caller were not inside of `torch.nn.utils.parametrize.cached()`; its cache is kept.
+
+    A step that runs twice would go backward through the graph of the cached weights twice.
+    """
+    before = parametrize._cache_enabled, parametrize._cache  # noqa: SLF001
+    parametrize._cache_enabled, parametrize._cache = 0, {}  # noqa: SLF001
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled, parametrize._cache = before  # noqa: SLF001
 
 
 def operator_settings() -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ridgeline import units
+from ridgeline.capture.casts import outside_cached_weights
 from ridgeline.capture.deadline import deadline
 from ridgeline.capture.dropout_states import left_as_found
 from ridgeline.errors import OutOfTimeError, RidgelineError
@@ -125,6 +126,7 @@ def taken_back(
 ) -> Iterator[PlannedStep]:
     """The step of a plan; it is closed afterwards, and what it has changed is put back. See `run_trial`."""
     with (
+        outside_cached_weights(),
         left_as_found(script.model, script.loss_fn),
         undone(*script, list(examples)),
         contextlib.closing(make(plan)) as step,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ridgeline.capture.casts import AUTOCAST
+from ridgeline.capture.casts import AUTOCAST, outside_cached_weights
 from ridgeline.capture.mask_looks import spare_looks
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.given import checked
@@ -88,7 +88,12 @@ def trace(
     check_clip_norm(clip_norm)
     _check(model, loss_fn, optimizer, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
-    with refusing_writes(), _as_trained(), torch.compiler.set_stance("force_eager"):
+    with (
+        refusing_writes(),
+        outside_cached_weights(),
+        _as_trained(),
+        torch.compiler.set_stance("force_eager"),
+    ):
         workload = _traced(step, name, may_run=may_run)
         step = step._replace(check=partial(check, True))
         variants: list[Workload] = []

@@ -41,6 +41,13 @@ from strategies import make_machine, make_timeline
             ),
         ),
         ({"recaptures": 2.0}, ("the step was captured again 2 times",)),
+        ({"displaced_per_s": 50.0}, ()),
+        (
+            {"displaced_per_s": 256.4},
+            (
+                "other programs took a core from this process 256 times for each second that it computed",
+            ),
+        ),
     ],
 )
 def test_counted(counters: dict, words: tuple) -> None:

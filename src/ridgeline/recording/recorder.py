@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from ridgeline.host.displacement import Displacement
 from ridgeline.recording.clocks import Clock, DeviceClock, Stamp
 from ridgeline.recording.gaps import GapMeter, Gaps, StepGap, judge
 from ridgeline.timeline import Lane, Span, Timeline
@@ -77,6 +78,7 @@ class Recorder:
         self._group = GROUP if self._is_on_device else 1
         self._num_ended = 0
         self._gaps = GapMeter()
+        self._displacement = Displacement()
         self.current = StepRecord(clock.stamp() if starts else 0)
 
     def begin_step(self, now_ns: int) -> None:
@@ -187,7 +189,7 @@ class Recorder:
             notes=tuple(notes),
             counters=self.counts
             | {name: statistics.median(values) for name, values in self.costs.items()}
-            | _counters(gaps),
+            | _counters(gaps, self._displacement.per_s()),
         )
 
     def _without_idle(
@@ -247,9 +249,11 @@ class Recorder:
         return tuple(span.moved(-cut_ns) for span in step_spans(record, self.clock))
 
 
-def _counters(gaps: Gaps) -> dict[str, float]:
-    """What the timeline says of the time between steps."""
+def _counters(gaps: Gaps, displaced_per_s: float | None) -> dict[str, float]:
+    """What the timeline says of the time between steps, and of other programs on the host."""
     found: dict[str, float] = {}
+    if displaced_per_s is not None:
+        found["displaced_per_s"] = displaced_per_s
     if gaps.waited_ns is not None:
         found["waited_ns"] = gaps.waited_ns
     if gaps.num_idle:

@@ -73,7 +73,7 @@ def test_general_entries_run_in_plain_pytorch(purpose: Purpose, tmp_path: Path) 
 
 def test_what_features_make_is_made_on_the_device(tmp_path: Path) -> None:
     """Of a layer that stays on the CPU, plain PyTorch would refuse the first call on a GPU."""
-    path, seen, elsewhere = tmp_path / "program.py", set(), set()
+    path, seen, elsewhere = tmp_path / "program.py", set[str](), set[str]()
     for program in each("step"):
         if not program.uses or (name := program.words()[0]) in seen:
             continue

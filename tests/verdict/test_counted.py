@@ -55,6 +55,20 @@ def test_counted(counters: dict, words: tuple) -> None:
     assert counted_words(counters) == words
 
 
+def test_other_programs_are_named_where_time_is_unexplained() -> None:
+    """To look at the timeline would show frames that all take longer."""
+    spans = [("forward", "compute", 0, 100)]
+    alone, beside = (
+        verify(make_timeline(spans), make_timeline(spans, counters={"displaced_per_s": times}))
+        for times in (3.0, 256.0)
+    )
+    assert alone.next.startswith("look at the timeline for what runs between the frames")
+    assert beside.next == (
+        "end the other programs on this host, or give the step fewer threads, which wait for each other "
+        "(torch.set_num_threads(1)); no gain is claimed for unexplained time"
+    )
+
+
 def test_counted_comes_after_the_notes_of_the_run() -> None:
     """First what the run could not do, then what it counted, then what was assumed."""
     spans = [("step", "compute", 0, 5)]

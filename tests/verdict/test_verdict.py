@@ -288,20 +288,6 @@ def test_the_largest_part_names_the_verdict(spans: list, head: str) -> None:
     assert verify(timeline, timeline).verdict.startswith(head)
 
 
-def test_other_programs_are_named_where_time_is_unexplained() -> None:
-    """To look at the timeline would show frames that all take longer."""
-    spans = [("forward", "compute", 0, 100)]
-    alone, beside = (
-        verify(make_timeline(spans), make_timeline(spans, counters={"displaced_per_s": times}))
-        for times in (3.0, 256.0)
-    )
-    assert alone.next.startswith("look at the timeline for what runs between the frames")
-    assert beside.next == (
-        "end the other programs on this host, or give the step fewer threads, which wait for each other "
-        "(torch.set_num_threads(1)); no gain is claimed for unexplained time"
-    )
-
-
 @pytest.mark.parametrize(
     ("waited_ns", "head", "advice", "gain"),
     [

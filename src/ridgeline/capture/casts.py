@@ -67,7 +67,7 @@ def outside_cached_weights() -> Iterator[None]:
     A step that runs twice would go backward through the graph of the cached weights twice.
     """
     before = parametrize._cache_enabled, parametrize._cache  # noqa: SLF001
-    parametrize._cache_enabled, parametrize._cache = 0, {}  # noqa: SLF001
+    parametrize._cache_enabled, parametrize._cache = 0, dict[tuple[int, str], Any]()  # noqa: SLF001
     try:
         yield
     finally:

@@ -88,12 +88,7 @@ def trace(
     check_clip_norm(clip_norm)
     _check(model, loss_fn, optimizer, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
-    with (
-        refusing_writes(),
-        outside_cached_weights(),
-        _as_trained(),
-        torch.compiler.set_stance("force_eager"),
-    ):
+    with refusing_writes(), _as_trained(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
         step = step._replace(check=partial(check, True))
         variants: list[Workload] = []
@@ -109,8 +104,8 @@ def trace(
 
 @contextlib.contextmanager
 def _as_trained() -> Iterator[None]:
-    """A step trains inside, whatever mode it is described in."""
-    with torch.inference_mode(mode=False), torch.enable_grad():
+    """A step trains inside, whatever mode it is described in, and computes its weights."""
+    with torch.inference_mode(mode=False), torch.enable_grad(), outside_cached_weights():
         yield
 
 

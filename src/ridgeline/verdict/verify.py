@@ -46,16 +46,15 @@ def verify(
     judged = expected or predicted
     _check(judged, measured, tolerance)
     is_corrected = expected is not None and expected != predicted
-    step_ns = measured.step_ns
+    step_ns, drift = measured.step_ns, step_drift(measured)
     error = judged.step_ns / step_ns - 1.0
     error_before = predicted.step_ns / step_ns - 1.0 if is_corrected else None
-    spread, drift = step_spread(measured), step_drift(measured)
     fall = waterfall(predicted, measured, machine, workload)
     words = words_for(
         fall.parts,
         step_ns=step_ns,
         error=error,
-        spread=spread,
+        spread=step_spread(measured),
         drift=drift,
         steps=len(measured.steps_ns),
         is_compiled="compile_s" in predicted.counters,
@@ -71,7 +70,7 @@ def verify(
         predicted_ns=predicted.step_ns,
         measured_ns=step_ns,
         num_steps=len(measured.steps_ns),
-        spread=spread,
+        spread=step_spread(measured),
         error=error,
         tolerance=tolerance,
         passed=abs(error) <= tolerance,

@@ -12,6 +12,7 @@ from ridgeline.cli.main import main
 from ridgeline.cli.train import TrainCommand
 from ridgeline.cli.training.order import Order, order_from, resumed_wishes
 from ridgeline.cli.training.worker import TrainRequest
+from ridgeline.errors import PlanError
 from ridgeline.plan import Layout, Plan, Sync
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
@@ -119,6 +120,8 @@ def test_a_run_is_resumed_by_other_workers(home: Path) -> None:
         assert f", where the run in {home / 'run'} had 3 workers x 1 thread, " in line
     order, _ = resumed(home, "--threads", "2")
     assert order.planned == msgspec.structs.replace(plan, threads=2)
+    with pytest.raises(PlanError, match=r"its batch size 8 equally, got 5; use --workers 4 or 8$"):
+        resumed(home, "--workers", "5")
 
 
 def test_a_run_is_resumed_with_another_plan(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,6 +217,12 @@ def test_what_a_worker_may_name_has_limits(monkeypatch: pytest.MonkeyPatch) -> N
         )
         with pytest.raises(KVStoreError, match=r"^wanted keys of at most 64 bits, got one of 64$"):
             shelf.init({1 << 63: torch.zeros(1)})
+        with pytest.raises(
+            KVStoreError, match=r"^wanted keys that can be written in UTF-8, got 'f\\udcff', whose"
+        ):
+            shelf.init({os.fsdecode(b"f\xff"): torch.zeros(1)})
+        with pytest.raises(KVStoreError, match=r"^wanted a type that servers keep for key 'c' in"):
+            shelf.init({"c": torch.zeros(1, dtype=torch.complex64)})
         shelf.init({"v": torch.zeros(1)})
         with pytest.raises(KVStoreError) as refused:
             shelf.init({"u": torch.zeros(1)})

@@ -271,6 +271,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda s: s.push("w", 3.0),
         "wanted a tensor, or a list of them, for key 'w' in push",
     ),
+    "a tensor without elements in memory": (
+        lambda s: s.push("w", torch.ones(2, device="meta")),
+        "wanted a tensor with elements for key 'w' in push, got one of the device 'meta'; give it memory ",
+    ),
     "another shape": (
         lambda s: s.push("w", torch.ones(3)),
         "wanted float32 [2] for key 'w' in push, as it was initialised, got float32 [3]",

@@ -10,6 +10,7 @@ from torch.distributed import destroy_process_group as destroy_imported_before
 
 # ruff: isort: on
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from graph_stand_ins import Captured, install
 from torch import Tensor, nn
 
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.steps import step as step_module
 from ridgeline.runtime.steps.graphs.graph import EAGER_STEPS, GraphRunner
 from ridgeline.runtime.steps.step import PlannedStep
@@ -99,6 +100,24 @@ def raises_in_one() -> None:
     step(torch.ones(2, 3))
 
 
+def raises_in_backward() -> None:
+    """What has left already waits for the other, which comes to it never."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plan = Plan(workers=2, sync=Sync(bucket_bytes=(4,)))
+    step = PlannedStep(model, loss_fn, optimizer, plan, device="cpu")
+    step(torch.ones(2, 3))  # they meet before the first
+    lives = Captured.log.path.with_suffix(".lives")  # type: ignore[attr-defined]
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(lives)
+    if dist.get_rank() == 0:
+        lives.read_text()  # until the process of the other has ended
+    else:
+        os.open(lives, os.O_WRONLY)
+        model[0].weight.register_hook(lambda gradient: gradient.view(-2))
+        step(torch.ones(2, 3))
+
+
 def raises_in_one_and_destroys() -> None:
     try:
         raises_in_one()
@@ -150,6 +169,7 @@ SCRIPTS: tuple[Callable[[], None], ...] = (
     just_ends_in_a_group_of_its_own,
     destroys_at_exit,
     raises_in_one,
+    raises_in_backward,
     raises_in_one_and_destroys,
     exits_in_one,
     interrupted_in_one,

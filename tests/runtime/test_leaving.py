@@ -96,6 +96,14 @@ def test_a_step_without_its_group_says_so(folder: Path, rank: int) -> None:
     assert GONE.format(rank) in done
 
 
+def test_what_a_step_had_sent_when_it_raised_is_no_error_of_its_own(folder: Path) -> None:
+    """A script need not close a step: behind its own error there is none that asks for `close()`."""
+    errors = (folder / "errors").read_text()
+    assert "RuntimeError: invalid shape dimension -2" in errors
+    assert "closed before the interpreter ends" not in errors
+    assert json.loads((folder / "ends.json").read_text())["raises_in_backward"] == [0, 1]
+
+
 def test_a_worker_alone_needs_no_group() -> None:
     """What a destroyed group means to several workers means nothing to one."""
     World(0, 1, 0, torch.device("cpu")).check_open()

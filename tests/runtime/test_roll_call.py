@@ -1,11 +1,16 @@
 """Who is absent, and how that is said, by the last words of all workers."""
 
 import re
+import sys
 
+import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.workers.roll_call import Row, absence_text, absent, ranks_text
+from ridgeline.errors import AbsentWorkerError, PlanError
+from ridgeline.workers.attendance import Attendance
+from ridgeline.workers.roll_call import LEFT, Row, absence_of, absence_text, absent, ranks_text
 
 places = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
@@ -93,3 +98,28 @@ def test_many_are_counted() -> None:
         + "; and none from 11 more. Completed: 2 steps on ranks 0 to 15. See where it hangs: py-spy dump "
         "--pid 7"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "is_cause"),
+    [
+        (None, LEFT, False),
+        (PlanError("wanted workers >= 1, got -1"), "it raised PlanError: wanted workers >=", True),
+        (AbsentWorkerError("wanted all 2 workers"), "it raised AbsentWorkerError: wanted", False),
+        (RuntimeError("gloo/transport: reset"), "it raised RuntimeError: gloo/transport", False),
+    ],
+)
+def test_what_ended_a_worker_is_told(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, told: str, is_cause: bool
+) -> None:
+    """An error of Ridgeline's between two steps is the cause, too; one about workers of another group is not."""
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    store = dist.HashStore()
+    mine, other = Attendance(store, 0, range(2)), Attendance(store, 1, range(2))
+    other.close()
+    found = mine.others()[1]
+    mine.close()
+    assert found.end.startswith(told)
+    assert found.has_raised == is_cause
+    advice = absence_of(1, found, "").advice
+    assert advice.startswith("give every" if error is None else "see the traceback of rank 1")

@@ -14,7 +14,7 @@ import torch
 import toy_codec  # registers its entry
 import toy_transport  # likewise
 from held_runs import begun, held
-from local_runs import DELAYED, ENCODED, diverged, put_back, resumed
+from local_runs import DELAYED, ENCODED, beside, diverged, put_back, resumed
 from seam_cases import fed_back
 from torch import Tensor, nn
 
@@ -371,6 +371,7 @@ def main() -> None:
         "held": held(world),
         "begun": begun(world),
         "messages": messages(world),
+        "beside": beside(world),
         "put back": put_back(world),
         "delayed, put back": put_back(world, DELAYED, {"local_steps", "common", "flying"}),
         "encoded, put back": put_back(

@@ -9,7 +9,7 @@ import torch
 from stopped_runs import cross_entropy, last_checkpoint, tiny_task
 from torch import Tensor, nn
 
-from ridgeline.errors import NonFiniteError
+from ridgeline.errors import NonFiniteError, WorkloadError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.checkpoints import checkpoint
 from ridgeline.runtime.checkpoints.checkpointing import gathered, of_worker
@@ -78,6 +78,31 @@ def diverged(world: World, folder: Path) -> str:
     except NonFiniteError as error:
         return str(error)
     return ""
+
+
+def beside(world: World) -> list[str]:
+    """What steps of the same parameters are told beside one that trains apart, and once that is closed."""
+    model, told = nn.Linear(6, 3), list[str]()
+    batch = torch.full((2, 6), 1.0 + world.rank), torch.tensor([0, 1])
+    first, *others = (
+        PlannedStep(
+            model,
+            cross_entropy,
+            torch.optim.SGD(model.parameters(), 0.1),
+            planned(options={}),
+            device="cpu",
+        )
+        for _ in range(3)
+    )
+    first(batch)
+    for step in others:
+        try:
+            step(batch)
+        except WorkloadError as error:
+            told.append(str(error))
+        first.close()
+        step.close()
+    return told
 
 
 def others(path: Path) -> bool:

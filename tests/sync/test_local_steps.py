@@ -189,6 +189,22 @@ def test_what_must_be_alike_is_compared(found: dict[str, Any]) -> None:
     }
 
 
+def test_another_step_that_trains_them_apart_is_named(found: dict[str, Any]) -> None:
+    """No checkpoint would help while both go on."""
+    apart = (
+        "wanted the same state on all 2 workers at its first step, got another parameter weight on rank 1 than on "
+        "rank 0 (2 of 11 tensors and settings differ); "
+    )
+    assert found["beside"] == [
+        apart
+        + "another step that is open trains it on each worker alone between two exchanges (sync.every above "
+        "1): train it in one step, by one loss and one optimizer, or exchange gradients in every step of both; to "
+        "go on without the other step close it, and load the same parameters on every worker",
+        apart
+        + "load a checkpoint on every worker, model and optimizer alike, or set on all what was set on one",
+    ]
+
+
 def test_what_is_common_is_saved_and_put_back(found: dict[str, Any]) -> None:
     """By snapshots in the middle of a round, after which the same steps give the same bits, and checkpoints."""
     names = ("kinds", "moved", "restored", "repeated", "gathered")

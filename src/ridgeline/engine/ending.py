@@ -21,7 +21,7 @@ def end_behind(scheduler: Scheduler) -> None:
 
     Raises:
         EngineError: a task failed and its error was not raised yet, or the interpreter ends and tasks remain
-            that others have to finish; Python prints it.
+            that others have to finish (see `Engine.drop_at_exit`); Python prints it.
     """
     if scheduler.process.is_forked or not (_has_threads(scheduler) or _waits_for_others(scheduler)):
         return
@@ -58,6 +58,8 @@ def _end_apart(
 def _end_at_exit(scheduler: Scheduler, over: "threading.Lock | None") -> None:
     """End it, or wait until the thread that does so is over; no wait for other workers."""
     if _waits_for_others(scheduler):
+        if scheduler.drops_at_exit:
+            return
         raise EngineError(
             f"wanted an engine that is closed before the interpreter ends, got one with "
             f"{len(scheduler.unfinished)} unfinished tasks and collectives among them, which are dropped "

@@ -303,6 +303,13 @@ class Engine:
         end = max((span.end_ns for span in spans), default=0)
         return Timeline(origin="measured", title=title, workers=1, spans=spans, steps_ns=(end,))
 
+    def drop_at_exit(self) -> None:
+        """Have collectives that are pending when the interpreter ends dropped without an error.
+
+        For an engine whose user was given no reason to close it, and sees by other means what was left.
+        """
+        self._scheduler.drops_at_exit = True
+
     def close(self) -> None:
         """Finish what is pending and end the lanes' threads; further pushes are refused.
 

@@ -73,6 +73,7 @@ class Scheduler:
         self.begin_ns = perf_counter_ns()
         self.spans: deque[tuple[str, LaneRecord, int, int, int]] = deque(maxlen=SPANS_KEPT)
         self._is_serial = serial
+        self.drops_at_exit = False
         self.idle_gates: list[threading.Lock] = []
         self._limit = max_pending  # 0 once it is closed
         self.process = Process()

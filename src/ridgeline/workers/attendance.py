@@ -26,14 +26,13 @@ from ridgeline.errors import (
     AbsentWorkerError,
     EngineError,
     KVStoreError,
-    RidgelineError,
     first_line,
     unanswered,
 )
 from ridgeline.host.bounded import Wait, within
 from ridgeline.recording.recorder import Recorder
 from ridgeline.workers import leaving, telling
-from ridgeline.workers.roll_call import Absence, Row, absence_text, absent, without_store
+from ridgeline.workers.roll_call import LEFT, Absence, Row, absence_text, absent, without_store
 from ridgeline.workers.world import World
 
 EVERY_S = 0.5
@@ -244,10 +243,12 @@ class Attendance:
         # An interpreter that ends while the thread is inside of the store ends the process with SIGABRT.
         self._thread.join(PATIENCE_S)
         last = getattr(sys, "last_value", None)
-        if last is not None and not isinstance(last, RidgelineError):
-            # A collective of the script's own that failed is no cause: others may have been elsewhere.
-            self._end, self._has_raised = _raised(last), not _is_of_collective(last)
-        self._end = self._end or "it left the process group"
+        if last is not None and not self._lost_in:
+            # A collective that failed is no cause, be it of the script or of another group: others may have
+            # been elsewhere.
+            is_own = not (isinstance(last, AbsentWorkerError) or _is_of_collective(last))
+            self._end, self._has_raised = _raised(last), is_own
+        self._end = self._end or LEFT
         self.publish()
 
     def _where(self) -> str:

@@ -51,6 +51,7 @@ class Absence(Value, frozen=True, kw_only=True):
 SAME_STEPS = "make the same steps on all workers"
 _INSIDE = "in "
 _STEP = re.compile(r"step \d+")
+LEFT = "it left the process group"
 _BATCHES = (
     "give every worker as many batches (a DistributedSampler, drop_last=True, or a common number of "
     "steps)"
@@ -175,7 +176,8 @@ def absence_of(rank: int, row: Row | None, silence: str, others_are: str = "") -
         advice = "see its message, or raise the timeout of the process group"
         return Absence(rank=rank, what=what, advice=advice)
     if row.end:
-        return Absence(rank=rank, what=row.end, advice=_BATCHES)
+        advice = _BATCHES if row.end == LEFT else f"see the traceback of rank {rank}"
+        return Absence(rank=rank, what=row.end, advice=advice)
     what, look = f"it runs ({where}), {row.doing}", f"py-spy dump --pid {row.pid}"
     if row.is_inside:
         return Absence(rank=rank, what=what, advice=f"see where it hangs: {look}")

@@ -110,6 +110,10 @@ def _resumed(args: argparse.Namespace, run_dir: Path, say: Say, workers: int | N
             f"{task} has changed since the run in {run_dir} was last started: continuing with it as it is now"
         )
     plan = _plan_now(args, before.plan, workers)
+    if plan.workers != before.plan.workers:
+        # Only a loaded task knows its own batch size.
+        batch_size = job.batch_size or job.load(before.seed).batch_size
+        _check_share(batch_size, plan.workers, run_dir)
     is_same_plan = plan == before.plan.settings
     if not is_same_plan:
         say(f"continuing with {label(plan)}, where the run in {run_dir} had {label(before.plan)}")
@@ -205,6 +209,17 @@ def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Pa
                 f"wanted to continue the run in {run_dir}, which has {its_own}, got {option} {mine}; leave "
                 "it out, or start another run with -o"
             )
+
+
+def _check_share(batch_size: int, workers: int, run_dir: Path) -> None:
+    """A resumed run keeps its batch size, so other workers have to share that equally."""
+    if batch_size % workers:
+        fitting = [count for count in range(1, batch_size + 1) if batch_size % count == 0]
+        near = [max(c for c in fitting if c < workers), *[c for c in fitting if c > workers][:1]]
+        raise PlanError(
+            f"wanted to continue the run in {run_dir} with workers that share its batch size {batch_size} "
+            f"equally, got {workers}; use --workers {' or '.join(map(str, near))}"
+        )
 
 
 def wishes_from(args: argparse.Namespace) -> Wishes:

@@ -69,6 +69,11 @@ def values_of(key: Any, value: Any, action: str) -> dict[Key, list[Tensor]]:
     for one, tensors in found.items():
         if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise KVStoreError(f"wanted a tensor, or a list of them, for key {one!r} in {action}")
+        if any(tensor.is_meta for tensor in tensors):
+            raise KVStoreError(
+                f"wanted a tensor with elements for key {one!r} in {action}, got one of the device 'meta'; "
+                "give it memory first (torch.empty_like(tensor, device='cpu'))"
+            )
     # Detached, since a store outlives the step whose graph they may hang on.
     return {one: [tensor.detach() for tensor in tensors] for one, tensors in found.items()}
 

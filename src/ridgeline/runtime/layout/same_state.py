@@ -5,7 +5,8 @@ checkpoint, differs from then on, and nothing fails.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +29,18 @@ _MIXING = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 <<
 """Shifts and factors, as signed numbers. Source: SplitMix64, https://doi.org/10.1145/2714064.2660195"""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float, str, type(None))
+_LOAD = "load a checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
+_APART = (
+    "another step that is open trains it on each worker alone between two exchanges (sync.every above 1): "
+    "train it in one step, by one loss and one optimizer, or exchange gradients in every step of both; to go "
+    "on without the other step close it, and load the same parameters on every worker"
+)
+_trained_apart: "weakref.WeakKeyDictionary[object, list[Tensor]]" = weakref.WeakKeyDictionary()
+
+
+def note_trained_apart(owner: object, parameters: Sequence[Tensor]) -> None:
+    """Until `owner` is gone, or says so of none, workers hold these parameters alike now and then only."""
+    _trained_apart[owner] = list(parameters)
 
 
 def check_same_state(
@@ -60,16 +73,24 @@ def check_same_state(
         names |= {id(p): name for name, p in model.named_parameters()}
     # Once a step is done what differs above makes what is below differ, too: the first is the cause.
     found = [*_optimizer_entries(optimizer, names), *_model_entries(model, has_buffers)]
-    check_same_entries(found, world, when=when)
+    apart = {id(parameter) for held in _trained_apart.values() for parameter in held}
+    check_same_entries(found, world, when=when, apart={n for n, v in found if id(v) in apart})
 
 
-def check_same_entries(found: Sequence[tuple[str, Any]], world: World, *, when: str) -> None:
+def check_same_entries(
+    found: Sequence[tuple[str, Any]],
+    world: World,
+    *,
+    when: str,
+    apart: Container[str] = (),
+) -> None:
     """Every worker must have the same entries, with the same bits.
 
     Args:
         found: (name, tensor or setting), causes before what follows from them.
         world: This worker's place.
         when: See `check_same_state`.
+        apart: Names of parameters that another step trains on each worker alone.
 
     Raises:
         WorkloadError: on all workers, with the first entry that differs, and where.
@@ -86,9 +107,9 @@ def check_same_entries(found: Sequence[tuple[str, Any]], world: World, *, when: 
         gathered = gather_bytes(msgspec.json.encode(mine), world, axis)
         everyone = [msgspec.json.decode(data, type=dict[str, str]) for data in gathered]
         told = difference(dict(zip(world.ranks(axis), everyone, strict=True)))
+        advice = _APART if _differing(everyone)[0] in apart else _LOAD
         raise WorkloadError(
-            f"wanted the same state on all {len(everyone)} workers {when}, got {told}; load a "
-            "checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
+            f"wanted the same state on all {len(everyone)} workers {when}, got {told}; {advice}"
         )
 
 
@@ -118,8 +139,8 @@ def difference(everyone: Mapping[int, dict[str, str]]) -> str:
     Args:
         everyone: By rank, the first worker first, entries by name; tensors as checksums.
     """
-    names = list(dict.fromkeys(name for entries in everyone.values() for name in entries))
-    differing = [n for n in names if len({entries.get(n) for entries in everyone.values()}) > 1]
+    names = {name for entries in everyone.values() for name in entries}
+    differing = _differing([*everyone.values()])
     first = differing[0]
     values: dict[str | None, list[int]] = {}
     for rank, entries in everyone.items():
@@ -139,6 +160,12 @@ def difference(everyone: Mapping[int, dict[str, str]]) -> str:
     else:
         text = f"another {first} on {ranks_text(others)} than on rank {root}"
     return f"{text} ({len(differing)} of {len(names)} tensors and settings differ)"
+
+
+def _differing(everyone: Sequence[dict[str, str]]) -> list[str]:
+    """The entries in which workers differ, in their order."""
+    names = dict.fromkeys(name for entries in everyone for name in entries)
+    return [n for n in names if len({entries.get(n) for entries in everyone}) > 1]
 
 
 def checksums(tensors: Sequence[Tensor]) -> list[int]:

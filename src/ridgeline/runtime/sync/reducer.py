@@ -81,6 +81,7 @@ class Reducer(UpdatesAtOnce):
         self._coverage = Coverage(parameters)
         self._world = world
         self._engine = engine
+        engine.drop_at_exit()  # a step that raised in the middle need not be closed
         self._sync = sync
         self._transport = transport
         self._flags: SharedFlags | None = None

@@ -311,14 +311,37 @@ def check_key(key: Key) -> None:
     """Refuse keys that servers do not take.
 
     Raises:
-        KVStoreError: a name too long, or a number of more than 64 bits.
+        KVStoreError: a name too long, or with a character that UTF-8 does not have, or a number of more than
+            64 bits.
     """
     if isinstance(key, int):
         if not -(1 << 63) <= key < 1 << 63:
             raise KVStoreError(f"wanted keys of at most 64 bits, got one of {key.bit_length()}")
-    elif len(key.encode(errors="surrogatepass")) > MOST_KEY_BYTES:
+        return
+    try:
+        num_bytes = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise KVStoreError(
+            f"wanted keys that can be written in UTF-8, got {key[:32]!a}, whose character {error.start} "
+            f"cannot ({error.reason}); name it otherwise"
+        ) from error
+    if num_bytes > MOST_KEY_BYTES:
         raise KVStoreError(
             f"wanted keys of at most {MOST_KEY_BYTES} bytes, got {len(key)} characters: {key[:32]!r}..."
+        )
+
+
+def check_type(key: Key, dtype: torch.dtype) -> None:
+    """Refuse a value of a type that servers do not keep, say of complex numbers.
+
+    Raises:
+        KVStoreError: names the key, and which types there are.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise KVStoreError(
+            f"wanted a type that servers keep for key {key!r} in init ({', '.join(DTYPES)}), got {name}; "
+            "give torch.view_as_real of complex numbers, or take the kind 'dist_sync'"
         )
 
 

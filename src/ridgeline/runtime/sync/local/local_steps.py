@@ -22,6 +22,7 @@ from torch import Tensor
 from ridgeline.plan import Sync, cut_buckets
 from ridgeline.recording.recorder import Recorder
 from ridgeline.runtime.layout.initial_state import take_buffers
+from ridgeline.runtime.layout.same_state import note_trained_apart
 from ridgeline.runtime.sync.buckets.arrangement import Named, expected_order, sizes_of
 from ridgeline.runtime.sync.buckets.buckets import Allocate, Bucket
 from ridgeline.runtime.sync.buckets.coverage import Coverage, check_shape
@@ -119,6 +120,7 @@ class LocalSteps(UpdatesAtOnce):
         if not self.num_steps:  # a script may have loaded parameters since this was made
             self._outer.begin()
             self._frozen.begin()
+            note_trained_apart(self, [p for bucket in self.buckets for p in bucket.parameters])
         self._recorder = recorder
         recorder.mark("backward")
 
@@ -210,6 +212,7 @@ class LocalSteps(UpdatesAtOnce):
 
     def close(self) -> None:
         """Release what the transport holds, when nothing is on its way any more."""
+        note_trained_apart(self, ())
         try:
             self._await(self.buckets)
         finally:

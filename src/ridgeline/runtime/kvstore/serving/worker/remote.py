@@ -303,6 +303,7 @@ class RemoteShelf(Shelf):
         knows: list[Asked] = []
         for key, value in values.items():
             wire.check_key(key)
+            wire.check_type(key, value.dtype)
             flat = value.to(CPU).contiguous()
             for part in self._parts[key]:
                 piece = part_of(flat, part)

@@ -84,6 +84,12 @@ if sys.argv[1] == "two":
     threading.Thread(target=signal.pause, daemon=True).start()
 sys.exit(3)
 """
+IMPORTING = """
+import sys
+before = set(sys.modules)
+import ridgeline.cli.kvserver, ridgeline.runtime.kvstore, ridgeline.session, torch.distributed.run
+print(sorted(set(sys.modules) - before))
+"""
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
 
 TELLING = "import traceback; print('warm.py' in str(traceback.extract_stack()))"
@@ -127,6 +133,16 @@ def test_a_script_runs_as_if_started(tmp_path: Path, word: str, status: int) -> 
     assert done.stdout == f"{MOST_BYTES} 1\n['{word}'] {tmp_path} given read True\nSIG_DFL True\n"
     assert done.stderr.startswith("an error\n")
     assert ("ValueError: wrong" in done.stderr) is (word == "raises")
+
+
+def test_a_script_finds_imported_what_takes_long(tmp_path: Path) -> None:
+    """Stores, decisions and launchers: each fork would import them for itself."""
+    script = tmp_path / "script.py"
+    script.write_text(IMPORTING)
+    environment = usual()
+    command = WARM.command(script, environment=environment)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(("threads", "more"), [("one", ""), ("two", "late\n")])

@@ -52,6 +52,11 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "forward hook/before the first" if torch.__version__ < "2.12" else "",
     ),
     Exclusion(
+        "Where torch's compiler has to read a step in one piece, it raises what code would have caught.",
+        ("step:compiled+graph", "step:regional+graph"),
+        "error of torch's caught/too wide",
+    ),
+    Exclusion(
         "torch's compiler does not look again for special methods that a class has not; captured programs do.",
         GUARDED,
         "truth of an object/on the class",

@@ -25,7 +25,6 @@ from torch._dynamo.source import (
     TorchFunctionModeStackSource,
 )
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 from torch._guards import TracingContext
 
@@ -35,7 +34,16 @@ from ridgeline.errors import CaptureError
 from ridgeline.guards.lenient import read_leniently
 from ridgeline.guards.loggers import Unordered, asking, told
 from ridgeline.guards.obstacles import obstacle
-from ridgeline.guards.results import UNKNOWN, Results, constant_of, inputs_of, results_of, value_of
+from ridgeline.guards.results import (
+    UNKNOWN,
+    Results,
+    constant_of,
+    inputs_of,
+    is_computed,
+    is_put_back,
+    results_of,
+    value_of,
+)
 from ridgeline.guards.saving_hooks import is_of_saving, reads_saving_hooks
 from ridgeline.guards.sparse import leave_out_strides
 from ridgeline.programs.inductor import FAILURES
@@ -221,7 +229,7 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
         # Objects that the program makes are nobody else's yet.
         if not isinstance(variable.mutation_type, AttributeMutationNew)
         and not isinstance(variable, TorchFunctionModeStackVariable)
-        and not _is_put_back(variable)
+        and not is_put_back(variable)
         for name, final in _names_of(variable, effects.store_attr_mutations, tensors).items()
     }
     if not _are_modes_left(output.torch_function_mode_stack):
@@ -262,29 +270,6 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
         "functions": noted_functions(output),
         "graph": "\n".join(map(str, (*codes, inputs_of(placeholders), results.described, kernels))),
     }
-
-
-def _is_put_back(variable: Any) -> bool:
-    """Whether a dictionary ends with the entries that it began with, in their order.
-
-    `torch.func.functional_call` puts other tensors among a module's parameters while it calls that.
-    """
-    if not isinstance(variable, ConstDictVariable):
-        return False
-    items, original = variable.items, variable.original_items
-    # Keys of one are wrapped, those of the other are not. What a key is may be unknown, and then equals none.
-    keys, first_keys = (
-        [constant_of(getattr(key, "vt", key)) for key in each] for each in (items, original)
-    )
-    if UNKNOWN in keys or keys != first_keys:
-        return False
-    pairs = zip(items.values(), original.values(), strict=True)
-    return all(
-        a is b
-        or (a.source is not None and a.source == b.source)
-        or (value_of(a) is not None and value_of(a) is value_of(b))
-        for a, b in pairs
-    )
 
 
 def _are_modes_left(before: Sequence[Any]) -> bool:
@@ -328,7 +313,9 @@ def _made(
             write
             for write, final in found["writes"].items()
             # An assignment of what is there already (a flag set in each call) changes nothing.
-            if not any(_is_still(final, now) for now in _evaluated(write.what, names, arguments))
+            # What is computed is not asked for: that would run the user's code.
+            if final is UNKNOWN
+            or not any(_is_still(final, now) for now in _evaluated(write.what, names, arguments))
         ),
         graph=found["graph"],
         kept=(wrapper, *(value for name, value in objects.items() if WEAKLY not in name)),
@@ -360,18 +347,23 @@ def _names_of(
     own = getattr(variable, "local_name", None) or getattr(variable, "name", None) or "a variable"
     name = _expression(variable.source) if variable.source is not None else str(own)
     assigned = {
-        f"{name}.{key}": value
+        key: value
         for key, value in attributes.get(variable, {}).items()
         if key.isidentifier() and key != "cell_contents"
     }
     if not assigned:
         held = constant_of(variable)
         return {name: held if type(held) is set else UNKNOWN}
-    return {
-        place: constant_of(value) if value_of(value) is None else _TENSOR
-        for place, value in assigned.items()
-        if value_of(value) is None or tensors.get(id(value_of(value))) != place
-    }
+    found: dict[str, Any] = {}
+    for key, value in assigned.items():
+        place, held = f"{name}.{key}", value_of(value)
+        if is_computed(variable, key):
+            found[place] = UNKNOWN
+        elif held is None:
+            found[place] = constant_of(value)
+        elif tensors.get(id(held)) != place:
+            found[place] = _TENSOR
+    return found
 
 
 def _is_constant(final: Any) -> bool:

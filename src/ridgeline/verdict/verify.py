@@ -46,7 +46,7 @@ def verify(
     judged = expected or predicted
     _check(judged, measured, tolerance)
     is_corrected = expected is not None and expected != predicted
-    step_ns, drift = measured.step_ns, step_drift(measured)
+    step_ns, spread, drift = measured.step_ns, step_spread(measured), step_drift(measured)
     error = judged.step_ns / step_ns - 1.0
     error_before = predicted.step_ns / step_ns - 1.0 if is_corrected else None
     fall = waterfall(predicted, measured, machine, workload)
@@ -54,7 +54,7 @@ def verify(
         fall.parts,
         step_ns=step_ns,
         error=error,
-        spread=step_spread(measured),
+        spread=spread,
         drift=drift,
         steps=len(measured.steps_ns),
         is_compiled="compile_s" in predicted.counters,
@@ -70,7 +70,7 @@ def verify(
         predicted_ns=predicted.step_ns,
         measured_ns=step_ns,
         num_steps=len(measured.steps_ns),
-        spread=step_spread(measured),
+        spread=spread,
         error=error,
         tolerance=tolerance,
         passed=abs(error) <= tolerance,

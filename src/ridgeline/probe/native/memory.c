@@ -27,8 +27,8 @@ typedef uint64_t lanes __attribute__((vector_size(REGISTER_BYTES), aligned(8)));
 #define NO_SUM(i) lanes sum##i = {0};
 #define ADD_LANES(i) sum##i += at[i];
 
-/* Seconds of reading `count` words in order, `repeats` times. Into four sums, each of which waits for itself alone:
-   processors load twice or three times while one addition is made. */
+/* Seconds of reading `count` words in order, `repeats` times. Into four sums, of which each waits for itself alone:
+   a processor loads two or three registers while it makes one addition. */
 double ridgeline_read(const uint64_t *words, int64_t count, int64_t repeats) {
   FOUR(NO_SUM)
   uint64_t total = 0;

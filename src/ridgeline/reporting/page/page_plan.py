@@ -70,7 +70,8 @@ def plan_reading(ranking: Ranking) -> str:
     word = "ahead of" if gap >= 0 else "behind"
     sure = f"; predictions are assumed to be right within {units.percent(ranking.error)}"
     end = sure if how == "predicted" else ""
-    name = f" ({_set_apart(best, rival)})" if _set_apart(best, rival) else ""
+    apart = _set_apart(best, rival)
+    name = f" ({apart})" if apart else ""
     return (
         f"{text}; the chosen one is {units.percent(abs(gap))} {word} the next{name} as {how}"
         f"{_faster_words(best, rivals)}{end}."
@@ -83,10 +84,8 @@ def _faster_words(best: Candidate, rivals: Sequence[Candidate]) -> str:
     faster = [c for c in rivals if c.compile_s and _sample_ns(c, "predicted") < mine]
     if not faster:
         return ""
-    verb = (
-        "is predicted faster and stands" if len(faster) == 1 else "are predicted faster and stand"
-    )
-    return f"; {len(faster)} {verb} behind it for the time to prepare"
+    is_, stand = ("is", "stands") if len(faster) == 1 else ("are", "stand")
+    return f"; {len(faster)} {is_} predicted faster and {stand} behind it for the time to prepare"
 
 
 def _set_apart(best: Candidate, candidate: Candidate) -> str:

@@ -41,11 +41,14 @@ from strategies import make_machine, make_timeline
             ),
         ),
         ({"recaptures": 2.0}, ("the step was captured again 2 times",)),
-        ({"displaced_per_s": 50.0}, ()),
+        ({"displaced_per_s": 100.0}, ()),
         (
             {"displaced_per_s": 256.4},
             (
-                "other programs took a core from this process 256 times for each second that it computed",
+                (
+                    "the process lost a core 256 times for each second that it computed, to other programs or "
+                    "to threads of its own"
+                ),
             ),
         ),
     ],
@@ -55,7 +58,7 @@ def test_counted(counters: dict, words: tuple) -> None:
     assert counted_words(counters) == words
 
 
-def test_other_programs_are_named_where_time_is_unexplained() -> None:
+def test_lost_cores_are_named_where_time_is_unexplained() -> None:
     """To look at the timeline would show frames that all take longer."""
     spans = [("forward", "compute", 0, 100)]
     alone, beside = (

@@ -1,13 +1,13 @@
-"""How often other programs took a core from this process while it computed."""
+"""How often a process lost a core while it computed, to other programs or to threads of its own."""
 
 import resource
 
 LEAST_S = 0.1
 """Of computing, below which a count says nothing."""
-MUCH_PER_S = 50.0
-"""For each second of computing: a process with cores for itself was seen to lose one 0 to 5 times, one beside
-three others on two cores 16 to 270 times. Threads of a step then wait for the one that lost its core: a step
-of 0.4 ms took 36 to 58."""
+MUCH_PER_S = 100.0
+"""For each second of computing. On two cores without other programs a process lost one twice with one thread
+and 17 to 34 times with two; beside three other programs 250 to 270 times with two. Its threads wait for the
+one that lost its core then: a step of 0.4 ms took 36 to 58."""
 
 
 class Displacement:

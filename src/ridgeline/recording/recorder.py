@@ -189,7 +189,8 @@ class Recorder:
             notes=tuple(notes),
             counters=self.counts
             | {name: statistics.median(values) for name, values in self.costs.items()}
-            | _counters(gaps, self._displacement.per_s()),
+            # Workers of one host take cores from each other, which no count tells from other programs.
+            | _counters(gaps, self._displacement.per_s() if workers == 1 else None),
         )
 
     def _without_idle(
@@ -250,7 +251,7 @@ class Recorder:
 
 
 def _counters(gaps: Gaps, displaced_per_s: float | None) -> dict[str, float]:
-    """What the timeline says of the time between steps, and of other programs on the host."""
+    """What the timeline says of the time between steps, and of cores that the process lost."""
     found: dict[str, float] = {}
     if displaced_per_s is not None:
         found["displaced_per_s"] = displaced_per_s

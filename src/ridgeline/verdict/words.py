@@ -41,7 +41,7 @@ class _Kind(NamedTuple):
     advice_full: str = ""
     """What is left to advise where every device, or every core, has a worker; empty: the same."""
     advice_displaced: str = ""
-    """What to advise where other programs take the cores; empty: the same."""
+    """What to advise where the process lost its cores often; empty: the same."""
     advice_fed: str = ""
     """What to advise where a feed measured its waiting, without which no gain is claimed; empty: the same."""
     is_measured: bool = False
@@ -138,7 +138,7 @@ def words_for(
         is_compiled: Whether its elementwise operators are fused already.
         is_full: Whether the machine has no room for a further worker.
         is_fed: Whether the waiting for batches was measured.
-        is_displaced: Whether other programs took the cores.
+        is_displaced: Whether the process lost its cores often.
     """
     length = {part.name: part.ns for part in parts}
     # By what can be done about it, not by part: kernels that lose time belong to computing.
@@ -230,7 +230,7 @@ def _gain(kind: _Kind, length: Mapping[str, int], step_ns: int, doubt: float) ->
 
 
 def is_displaced(counters: Mapping[str, float]) -> bool:
-    """Whether other programs took the cores so often that steps of several threads are no guide."""
+    """Whether the process lost its cores so often that steps of several threads take far longer."""
     return counters.get("displaced_per_s", 0.0) > MUCH_PER_S
 
 
@@ -273,8 +273,8 @@ def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
         )
     if is_displaced(counters):
         words.append(
-            f"other programs took a core from this process {counters['displaced_per_s']:.0f} times for each "
-            "second that it computed"
+            f"the process lost a core {counters['displaced_per_s']:.0f} times for each second that it "
+            "computed, to other programs or to threads of its own"
         )
     prepared_s = counters.get("compile_s", 0.0)
     if prepared_s > 0.0:

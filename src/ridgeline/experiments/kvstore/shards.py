@@ -27,11 +27,12 @@ class Pushed(NamedTuple):
 OPTIMIZERS = {
     "adam": Pushed({"lr": 0.01}, 1, (4096, 1024)),
     "rprop": Pushed({"lr": 0.01}, 1, (4096, 1024)),
-    "muon": Pushed({"lr": 0.01}, 4, (1024, 512)),
+    "muon": Pushed({"lr": 0.01}, 4, (256, 256)),
 }
 """Adam takes about as long as the sum takes to arrive. Rprop takes seven times that, the longest of those of
-torch that update element by element. Muon multiplies matrices, beside which all else is little; it takes
-whole values, which are divided among servers by their number."""
+torch that update element by element. Muon multiplies matrices, beside which all else is little: in 16 bits,
+for which some processors take twenty times as long, so they are small. It takes whole values, which are
+divided among servers by their number."""
 CASES = {f"shards-{name}": name for name in OPTIMIZERS}
 SERVERS = (1, 2)
 PUSHES = 4

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.callables.calls.reads import CallReads
-from ridgeline.guards.results import is_computed
 from ridgeline.guards.settled import WritingError
+from ridgeline.guards.writes import is_computed
 
 
 class Lazily:

@@ -41,9 +41,9 @@ from strategies import make_machine, make_timeline
             ),
         ),
         ({"recaptures": 2.0}, ("the step was captured again 2 times",)),
-        ({"displaced_per_s": 100.0}, ()),
+        ({"preempted_per_s": 100.0}, ()),
         (
-            {"displaced_per_s": 256.4},
+            {"preempted_per_s": 256.4},
             (
                 (
                     "the process lost a core 256 times for each second that it computed, to other programs or "
@@ -62,7 +62,7 @@ def test_lost_cores_are_named_where_time_is_unexplained() -> None:
     """To look at the timeline would show frames that all take longer."""
     spans = [("forward", "compute", 0, 100)]
     alone, beside = (
-        verify(make_timeline(spans), make_timeline(spans, counters={"displaced_per_s": times}))
+        verify(make_timeline(spans), make_timeline(spans, counters={"preempted_per_s": times}))
         for times in (3.0, 256.0)
     )
     assert alone.next.startswith("look at the timeline for what runs between the frames")

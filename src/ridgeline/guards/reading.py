@@ -34,18 +34,10 @@ from ridgeline.errors import CaptureError
 from ridgeline.guards.lenient import read_leniently
 from ridgeline.guards.loggers import Unordered, asking, told
 from ridgeline.guards.obstacles import obstacle
-from ridgeline.guards.results import (
-    UNKNOWN,
-    Results,
-    constant_of,
-    inputs_of,
-    is_computed,
-    is_put_back,
-    results_of,
-    value_of,
-)
+from ridgeline.guards.results import UNKNOWN, Results, constant_of, inputs_of, results_of, value_of
 from ridgeline.guards.saving_hooks import is_of_saving, reads_saving_hooks
 from ridgeline.guards.sparse import leave_out_strides
+from ridgeline.guards.writes import is_computed, is_put_back, is_still
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.added import with_guards
 from ridgeline.programs.watches.asked import asked_of
@@ -315,7 +307,7 @@ def _made(
             # An assignment of what is there already (a flag set in each call) changes nothing.
             # What is computed is not asked for: that would run the user's code.
             if final is UNKNOWN
-            or not any(_is_still(final, now) for now in _evaluated(write.what, names, arguments))
+            or not any(is_still(final, now) for now in _evaluated(write.what, names, arguments))
         ),
         graph=found["graph"],
         kept=(wrapper, *(value for name, value in objects.items() if WEAKLY not in name)),
@@ -368,12 +360,6 @@ def _names_of(
 
 def _is_constant(final: Any) -> bool:
     return final is not _TENSOR and final is not UNKNOWN and type(final) not in (list, dict)
-
-
-def _is_still(final: Any, now: Any) -> bool:
-    """Whether what a program leaves is there already: names put among those of a set are, the second time."""
-    is_names = type(final) is set and all(type(name) is str for name in final)
-    return final is now or (is_names and type(now) is set and final == now)
 
 
 def _kind_of(variable: Any) -> str:

@@ -5,8 +5,6 @@ graph, and torch's compiler does not compare it: its code fetches it anew in eac
 it for good.
 """
 
-import inspect
-import types
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -95,17 +93,6 @@ def value_of(variable: Any) -> Any:
     return variable.as_proxy().node.meta.get("example_value") if variable.is_tensor() else None
 
 
-def is_computed(variable: Any, name: str) -> bool:
-    """Whether code of the object's class runs where an attribute is assigned or read; a slot only keeps it.
-
-    The compiler of torch 2.11 reads none of a setter's code, and takes what is assigned for what is there.
-    """
-    found = inspect.getattr_static(type(getattr(variable, "value", None)), name, None)
-    methods = (types.FunctionType, staticmethod, classmethod)
-    is_stored = inspect.ismemberdescriptor(found) or isinstance(found, methods)
-    return not is_stored and (hasattr(type(found), "__set__") or hasattr(type(found), "__get__"))
-
-
 def _described(variable: Any) -> list[str]:
     """What a part of a result is, if no tensor; a number or text is looked at, and so guarded."""
     if type.__instancecheck__(LazyVariableTracker, variable):
@@ -118,26 +105,3 @@ def _described(variable: Any) -> list[str]:
     if isinstance(variable, ConstDictVariable):
         return [repr([constant_of(getattr(key, "vt", key)) for key in variable.items])]
     return [type(variable).__name__]
-
-
-def is_put_back(variable: Any) -> bool:
-    """Whether a dictionary ends with the entries that it began with, in their order.
-
-    `torch.func.functional_call` puts other tensors among a module's parameters while it calls that.
-    """
-    if not isinstance(variable, ConstDictVariable):
-        return False
-    items, original = variable.items, variable.original_items
-    # Keys of one are wrapped, those of the other are not. What a key is may be unknown, and then equals none.
-    keys, first_keys = (
-        [constant_of(getattr(key, "vt", key)) for key in each] for each in (items, original)
-    )
-    if UNKNOWN in keys or keys != first_keys:
-        return False
-    pairs = zip(items.values(), original.values(), strict=True)
-    return all(
-        a is b
-        or (a.source is not None and a.source == b.source)
-        or (value_of(a) is not None and value_of(a) is value_of(b))
-        for a, b in pairs
-    )

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ridgeline.host.displacement import Displacement
+from ridgeline.host.preemption import Preemptions
 from ridgeline.recording.clocks import Clock, DeviceClock, Stamp
 from ridgeline.recording.gaps import GapMeter, Gaps, StepGap, judge
 from ridgeline.timeline import Lane, Span, Timeline
@@ -78,7 +78,7 @@ class Recorder:
         self._group = GROUP if self._is_on_device else 1
         self._num_ended = 0
         self._gaps = GapMeter()
-        self._displacement = Displacement()
+        self._preemptions = Preemptions()
         self.current = StepRecord(clock.stamp() if starts else 0)
 
     def begin_step(self, now_ns: int) -> None:
@@ -190,7 +190,7 @@ class Recorder:
             counters=self.counts
             | {name: statistics.median(values) for name, values in self.costs.items()}
             # Workers of one host take cores from each other, which no count tells from other programs.
-            | _counters(gaps, self._displacement.per_s() if workers == 1 else None),
+            | _counters(gaps, self._preemptions.per_s() if workers == 1 else None),
         )
 
     def _without_idle(
@@ -250,11 +250,11 @@ class Recorder:
         return tuple(span.moved(-cut_ns) for span in step_spans(record, self.clock))
 
 
-def _counters(gaps: Gaps, displaced_per_s: float | None) -> dict[str, float]:
+def _counters(gaps: Gaps, preempted_per_s: float | None) -> dict[str, float]:
     """What the timeline says of the time between steps, and of cores that the process lost."""
     found: dict[str, float] = {}
-    if displaced_per_s is not None:
-        found["displaced_per_s"] = displaced_per_s
+    if preempted_per_s is not None:
+        found["preempted_per_s"] = preempted_per_s
     if gaps.waited_ns is not None:
         found["waited_ns"] = gaps.waited_ns
     if gaps.num_idle:

@@ -10,7 +10,7 @@ from ridgeline.simulator.replay import replayed
 from ridgeline.timeline import LANES, Lane, Timeline
 from ridgeline.verdict.verdict import FrameError, LaneError, Verdict
 from ridgeline.verdict.waterfall import is_fed, waterfall
-from ridgeline.verdict.words import counted_words, is_displaced, words_for
+from ridgeline.verdict.words import counted_words, is_preempted, words_for
 from ridgeline.workload import Workload
 
 _LEAST_HALF = 4
@@ -60,7 +60,7 @@ def verify(
         is_compiled="compile_s" in predicted.counters,
         is_full=machine is not None and measured.workers >= machine.num_places,
         is_fed=is_fed(measured),
-        is_displaced=is_displaced(measured.counters),
+        is_preempted=is_preempted(measured.counters),
     )
     overhead = measured.counters.get("overhead_ns")
     notes = (*measured.notes, *counted_words(measured.counters), *judged.notes, *fall.notes)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline import units
-from ridgeline.host.displacement import MUCH_PER_S
+from ridgeline.host.preemption import MUCH_PER_S
 from ridgeline.simulator.replay import Replay
 from ridgeline.verdict.waterfall import (
     BETWEEN,
@@ -40,7 +40,7 @@ class _Kind(NamedTuple):
     """What is left to advise where the step is compiled already; empty: the same."""
     advice_full: str = ""
     """What is left to advise where every device, or every core, has a worker; empty: the same."""
-    advice_displaced: str = ""
+    advice_preempted: str = ""
     """What to advise where the process lost its cores often; empty: the same."""
     advice_fed: str = ""
     """What to advise where a feed measured its waiting, without which no gain is claimed; empty: the same."""
@@ -107,7 +107,7 @@ _KINDS = (
         "not explained by the model",
         (),
         "look at the timeline for what runs between the frames, and measure the machine again",
-        advice_displaced="end the other programs on this host, or give the step fewer threads, which wait "
+        advice_preempted="end the other programs on this host, or give the step fewer threads, which wait "
         "for each other (torch.set_num_threads(1))",
     ),
 )
@@ -124,7 +124,7 @@ def words_for(
     is_compiled: bool = False,
     is_full: bool = False,
     is_fed: bool = True,
-    is_displaced: bool = False,
+    is_preempted: bool = False,
 ) -> Words:
     """Three lines about a measured step.
 
@@ -138,7 +138,7 @@ def words_for(
         is_compiled: Whether its elementwise operators are fused already.
         is_full: Whether the machine has no room for a further worker.
         is_fed: Whether the waiting for batches was measured.
-        is_displaced: Whether the process lost its cores often.
+        is_preempted: Whether the process lost its cores often.
     """
     length = {part.name: part.ns for part in parts}
     # By what can be done about it, not by part: kernels that lose time belong to computing.
@@ -160,7 +160,7 @@ def words_for(
     doubt = spread if kind.is_measured else max(abs(error), spread)
     # What the step is already comes first: advice to compile a compiled step is none.
     advice = (
-        (is_displaced and kind.advice_displaced)
+        (is_preempted and kind.advice_preempted)
         or (is_compiled and kind.advice_compiled)
         or (is_full and kind.advice_full)
         or (is_fed and kind.advice_fed)
@@ -229,9 +229,9 @@ def _gain(kind: _Kind, length: Mapping[str, int], step_ns: int, doubt: float) ->
     return f"at most {units.digits3(1 / (1 - share))} x if all of it went away"
 
 
-def is_displaced(counters: Mapping[str, float]) -> bool:
+def is_preempted(counters: Mapping[str, float]) -> bool:
     """Whether the process lost its cores so often that steps of several threads take far longer."""
-    return counters.get("displaced_per_s", 0.0) > MUCH_PER_S
+    return counters.get("preempted_per_s", 0.0) > MUCH_PER_S
 
 
 def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
@@ -271,9 +271,9 @@ def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
             f"other steps of this process ran between these, {units.nanoseconds(others_ns)} before each, not "
             "counted"
         )
-    if is_displaced(counters):
+    if is_preempted(counters):
         words.append(
-            f"the process lost a core {counters['displaced_per_s']:.0f} times for each second that it "
+            f"the process lost a core {counters['preempted_per_s']:.0f} times for each second that it "
             "computed, to other programs or to threads of its own"
         )
     prepared_s = counters.get("compile_s", 0.0)

@@ -10,8 +10,8 @@ and 17 to 34 times with two; beside three other programs 250 to 270 times with t
 one that lost its core then: a step of 0.4 ms took 36 to 58."""
 
 
-class Displacement:
-    """Counts from when it is made: the system tells of threads that had to stop in favour of others.
+class Preemptions:
+    """Counts, from when it is made, how often threads of this process had to stop in favour of others.
 
     Source: `ru_nivcsw` in getrusage(2), the involuntary context switches of all threads of a process.
     """

@@ -76,6 +76,7 @@ from ridgeline.programs.watches.left_to_python import (
 from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.objects.containers import read_containers, require_limit
 from ridgeline.programs.watches.objects.getters import read_getters
+from ridgeline.programs.watches.objects.own_names import require_own_names
 from ridgeline.programs.watches.objects.values import answer_truth, require_value
 from ridgeline.programs.watches.settings import CLASS_NOTES, Ask, operators_of, settings_of
 from ridgeline.reach.owners import is_users, is_users_class
@@ -91,8 +92,6 @@ _DICTIONARIES = frozenset({"__dict__", "vars"})
 _ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
 _CLASS_VARIABLE = re.compile(r"^dict\(type\((.+)\)(?:\.__mro__\[\d+\])?\.__dict__\)\['\w+'\]$")
 """How the compiler's name of what it found in a class ends."""
-_STORES = ("_parameters", "_buffers", "_modules")
-"""Where a module keeps attributes of its own."""
 _HIDING = (dict, list, tuple, set, frozenset, collections.deque, threading.local)
 """What the compiler reads in their class first, though an object may hide it."""
 
@@ -162,6 +161,8 @@ def _add_guards(output: Any, operators: Any, *, watches_process: bool = True) ->
     if functions:
         of_process.append(functools.partial(require_functions, functions))
     of_process.append(functools.partial(require_names_of_python, code, tuple(functions)))
+    guards_of = [Guard(source, _require_same) for source in sources]
+    of_process.append(functools.partial(require_own_names, guards_of, _asks_names(code)))
     of_process.append(functools.partial(_require_instances, sources, tuple(functions)))
     of_process.append(functools.partial(_require_identities, sources, code))
     # For what is about the process and no object, one guard is enough, at whichever object.
@@ -185,10 +186,6 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
     catches_all = any(map(catches_unknown, not_of_torch(code)))
     if catches_all or has_names(code, _KEY_ERRORS):
         yield _require_keys
-    if catches_all or has_names(code, _ATTRIBUTE_ERRORS | _DICTIONARIES):
-        yield _require_attributes
-    else:
-        yield _require_late
 
 
 def _require_same(builder: Any, guard: Guard) -> None:
@@ -247,29 +244,27 @@ def _keys(value: dict[Any, Any]) -> frozenset[Any]:
     return frozenset(value).difference(CLASS_NOTES)
 
 
-def _require_late(builder: Any, guard: Guard) -> None:
-    """A `Guard` on the attributes of an object that has a method for those it has not.
+def _asks_names(code: Sequence[types.CodeType]) -> Callable[[Any], bool]:
+    """Of which objects it is compared which attributes they hold, by what code of a program does.
 
-    And of containers and `threading.local` of the user's classes: the compiler takes what it reads in those
-    for granted, though the object may hide it.
+    Where code looks for what may be missing, of all. Else of those that have a method for attributes they
+    have not, and of containers and `threading.local` of the user's classes: the compiler takes what it reads
+    in those for granted, though the object may hide it.
     """
-    value = value_of(builder, guard)
+    if any(map(catches_unknown, not_of_torch(code))) or has_names(
+        code, _ATTRIBUTE_ERRORS | _DICTIONARIES
+    ):
+        return lambda value: isinstance(value, dict) or not isinstance(value, _NO_OBJECTS)
+    return _may_hide
+
+
+def _may_hide(value: Any) -> bool:
+    if isinstance(value, _NO_OBJECTS) and not isinstance(value, dict):
+        return False
     code = getattr(getattr(type(value), "__getattr__", None), "__code__", None)
-    is_asked = code is not None and is_users(code.co_filename)
     # Python's own have no variables in their classes, and modules hold many of them.
-    if is_asked or (isinstance(value, _HIDING) and is_users_class(type(value))):
-        _require_attributes(builder, guard)
-
-
-def _require_attributes(builder: Any, guard: Guard) -> None:
-    value = value_of(builder, guard)
-    if not hasattr(value, "__dict__"):
-        return
-    if isinstance(value, dict):  # whose managers take no comparisons of ours
-        compare_by_name(builder, guard.name, _own_names, "the attributes of ")
-    elif not isinstance(value, _NO_OBJECTS):
-        manager = builder.get_guard_manager(guard)
-        compare(manager, _own_names, value, f"the attributes of {guard.name}")
+    has_method = code is not None and is_users(code.co_filename)
+    return has_method or (isinstance(value, _HIDING) and is_users_class(type(value)))
 
 
 def _require_methods(builder: Any, guard: Guard) -> None:
@@ -341,12 +336,6 @@ def _require_identities(
         names += [name for name, value in named if may_be_one(name, value)]
     if len(names) > 1:
         compare_by_name(builder, f"({', '.join(names)})", pattern, "which of these are one: ")
-
-
-def _own_names(value: Any) -> frozenset[str]:
-    """Names of what an object holds itself; a module's parameters, buffers and children, too."""
-    own = vars(value)
-    return frozenset(own).union(*[own.get(store) or () for store in _STORES])
 
 
 def _own_methods(value: Any) -> dict[str, tuple[Any, int]]:

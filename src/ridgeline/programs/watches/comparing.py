@@ -61,9 +61,13 @@ def compare_by_name(builder: Any, name: str, look: Callable[[Any], Any], what: s
 
 def of_name(builder: Any, name: str) -> Callable[[Any], Any]:
     """A function of the local variables that gives what a name of the compiler's stands for."""
-    code = compile(name, "<guard>", "eval")
-    names = {"G": builder.scope["G"], **_get_closure_vars()}
+    code, names = compile(name, "<guard>", "eval"), names_of(builder)
     return lambda now: eval(code, names, {"L": now})
+
+
+def names_of(builder: Any) -> dict[str, Any]:
+    """What the compiler's names of objects are made of, but for the local variables `L`."""
+    return {"G": builder.scope["G"], **_get_closure_vars()}
 
 
 def value_of(builder: Any, guard: Guard) -> Any:

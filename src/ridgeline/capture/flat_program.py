@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ridgeline.capture.casts import fresh_casts
+from ridgeline.capture.interception import scripted_as_written
 from ridgeline.capture.mask_looks import spare_looks
 from ridgeline.capture.stand_ins import (
     Memory,
@@ -159,6 +160,7 @@ def _tracing(gradients: bool) -> Iterator[None]:
         torch.set_grad_enabled(gradients and torch.is_grad_enabled()),
         torch.autograd.set_multithreading_enabled(False),
         fresh_casts(),
+        scripted_as_written(),
     ):
         yield
 

@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ridgeline.callables.calls.equivalence import check_results
+from ridgeline.capture.interception import scripted_as_written
 from ridgeline.capture.lifted_constants import lift_constants
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.programs.inductor import FAILURES, require_written
@@ -76,7 +77,11 @@ class TracedFunction:
         # visible outside.
         program = torch.func.functionalize(self._program, remove="mutations")
         try:
-            with inductor_config.patch(fallback_random=True), torch.no_grad():
+            with (
+                inductor_config.patch(fallback_random=True),
+                scripted_as_written(),
+                torch.no_grad(),
+            ):
                 self.graph = make_fx(
                     program,
                     decomposition_table=table,

@@ -6,6 +6,7 @@ import msgspec
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ridgeline.capture.interception import scripted_as_written
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.reach.undo import Undo
 from ridgeline.tracing.described import recorded_workload
@@ -101,9 +102,10 @@ def _without_frames(error: BaseException | None) -> None:
 
 
 def _workload(step: Step, name: str, mode: FakeTensorMode) -> Attempt:
-    twin = make_twin(step.model, step.optimizer, step.batch, mode)
-    if step.memory_format == "channels_last":
-        twin = channels_last(twin)
-    run = record_step(twin, step)
+    with scripted_as_written():
+        twin = make_twin(step.model, step.optimizer, step.batch, mode)
+        if step.memory_format == "channels_last":
+            twin = channels_last(twin)
+        run = record_step(twin, step)
     workload = recorded_workload(step, name, run)
     return Attempt(workload, run.notes[0] if run.is_estimated else "")

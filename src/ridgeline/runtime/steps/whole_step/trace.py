@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, fx
@@ -21,6 +20,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ridgeline.capture.interception import scripted_as_written
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 from ridgeline.reach.owners import is_machinery
 from ridgeline.runtime.steps.whole_step.draws.decided_draws import DecidedDraws
@@ -212,7 +212,7 @@ def _tracing() -> Iterator[None]:
         # An LSTM is traced as its operators: that of oneDNN keeps a workspace that is missed in a graph.
         # `torch.backends.mkldnn.flags` would set what it does not know, with a warning.
         _off(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),  # noqa: SLF001
-        mock.patch.object(torch.jit.ScriptFunction, "__call__", _call_as_written),
+        scripted_as_written(),
         # What a script has given to `torch.compile` (a model, often) is traced as it was written, too.
         dynamo_config.patch(error_on_nested_fx_trace=False),
         # Modes that trace are of one thread, and backward would run operators on another.
@@ -220,18 +220,6 @@ def _tracing() -> Iterator[None]:
         torch.enable_grad(),
     ):
         yield
-
-
-_call_scripted: Any = torch.jit.ScriptFunction.__call__
-
-
-def _call_as_written(program: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call what `torch.jit.script` was given, as torch's compiler does.
-
-    TorchScript's own operators make tensors of sizes that a trace cannot read, as those of Python can be.
-    """
-    written = getattr(program, "_torchdynamo_inline", None)
-    return _call_scripted(program, *args, **kwargs) if written is None else written(*args, **kwargs)
 
 
 @contextlib.contextmanager

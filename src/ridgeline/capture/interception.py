@@ -68,7 +68,7 @@ def scripted_as_written() -> Iterator[None]:
     function = torch.jit.ScriptFunction
     with (
         mock.patch.object(function, "__call__", _call_as_written),
-        mock.patch.object(function, "__deepcopy__", lambda program, _: program, create=True),
+        mock.patch.object(function, "__deepcopy__", _itself, create=True),
         mock.patch.object(torch.ScriptMethod, "__call__", _call_on_host),
     ):
         yield
@@ -81,6 +81,10 @@ _call_method: Any = torch.ScriptMethod.__call__
 def _call_as_written(program: Any, *args: Any, **kwargs: Any) -> Any:
     written = getattr(program, "_torchdynamo_inline", None)
     return _call_scripted(program, *args, **kwargs) if written is None else written(*args, **kwargs)
+
+
+def _itself(program: Any, _: Any) -> Any:
+    return program
 
 
 def _call_on_host(method: Any, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, fx
-from torch._C._dynamo.guards import DictGuardManager
 from torch._dynamo import guards
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard
@@ -76,9 +75,9 @@ from ridgeline.programs.watches.left_to_python import (
 from ridgeline.programs.watches.made_keys import compare_made_keys
 from ridgeline.programs.watches.objects.containers import read_containers, require_limit
 from ridgeline.programs.watches.objects.getters import read_getters
-from ridgeline.programs.watches.objects.own_names import require_own_names
+from ridgeline.programs.watches.objects.held_names import require_held_names
 from ridgeline.programs.watches.objects.values import answer_truth, require_value
-from ridgeline.programs.watches.settings import CLASS_NOTES, Ask, operators_of, settings_of
+from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 from ridgeline.reach.owners import is_users, is_users_class
 from ridgeline.reach.reach import names_in
 
@@ -161,8 +160,7 @@ def _add_guards(output: Any, operators: Any, *, watches_process: bool = True) ->
     if functions:
         of_process.append(functools.partial(require_functions, functions))
     of_process.append(functools.partial(require_names_of_python, code, tuple(functions)))
-    guards_of = [Guard(source, _require_same) for source in sources]
-    of_process.append(functools.partial(require_own_names, guards_of, _asks_names(code)))
+    of_process.append(_held_names(code, sources))
     of_process.append(functools.partial(_require_instances, sources, tuple(functions)))
     of_process.append(functools.partial(_require_identities, sources, code))
     # For what is about the process and no object, one guard is enough, at whichever object.
@@ -183,9 +181,6 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
     yield require_value
     if names_attributes(code):
         yield require_shapes
-    catches_all = any(map(catches_unknown, not_of_torch(code)))
-    if catches_all or has_names(code, _KEY_ERRORS):
-        yield _require_keys
 
 
 def _require_same(builder: Any, guard: Guard) -> None:
@@ -230,36 +225,29 @@ def _require_order(builder: Any, guard: Guard) -> None:
     compare_by_name(builder, guard.name, lambda now: content_of(tuple(now)), "the order of ")
 
 
-def _require_keys(builder: Any, guard: Guard) -> None:
-    """A `Guard` on the keys of a dictionary of which the compiler compares the type only."""
-    value = value_of(builder, guard)
-    if isinstance(value, dict):
-        manager = builder.get_guard_manager(guard)
-        if not isinstance(manager, DictGuardManager):  # which compares keys
-            compare(manager, _keys, value, f"the keys of {guard.name}")
+def _held_names(
+    code: Sequence[types.CodeType], sources: Sequence[Any]
+) -> Callable[[Any, Guard], None]:
+    """A `Guard` on the names of what objects hold, by what code of a program does.
 
-
-def _keys(value: dict[Any, Any]) -> frozenset[Any]:
-    """The keys of a dictionary, which may be a class's."""
-    return frozenset(value).difference(CLASS_NOTES)
-
-
-def _asks_names(code: Sequence[types.CodeType]) -> Callable[[Any], bool]:
-    """Of which objects it is compared which attributes they hold, by what code of a program does.
-
-    Where code looks for what may be missing, of all. Else of those that have a method for attributes they
-    have not, and of containers and `threading.local` of the user's classes: the compiler takes what it reads
-    in those for granted, though the object may hide it.
+    Where code looks for attributes that may be missing, of all. Else of those that have a method for
+    attributes they have not, and of containers and `threading.local` of the user's classes: the compiler
+    takes what it reads in those for granted, though the object may hide it.
     """
-    if any(map(catches_unknown, not_of_torch(code))) or has_names(
-        code, _ATTRIBUTE_ERRORS | _DICTIONARIES
-    ):
-        return lambda value: isinstance(value, dict) or not isinstance(value, _NO_OBJECTS)
-    return _may_hide
+    guards = [Guard(source, _require_same) for source in sources]
+    catches_all = any(map(catches_unknown, not_of_torch(code)))
+    looks = catches_all or has_names(code, _ATTRIBUTE_ERRORS | _DICTIONARIES)
+    with_keys = catches_all or has_names(code, _KEY_ERRORS)
+    which = _is_object if looks else _may_hide
+    return functools.partial(require_held_names, guards, which, with_keys=with_keys)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict) or not isinstance(value, _NO_OBJECTS)
 
 
 def _may_hide(value: Any) -> bool:
-    if isinstance(value, _NO_OBJECTS) and not isinstance(value, dict):
+    if not _is_object(value):
         return False
     code = getattr(getattr(type(value), "__getattr__", None), "__code__", None)
     # Python's own have no variables in their classes, and modules hold many of them.

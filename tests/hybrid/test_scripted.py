@@ -8,6 +8,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import ridgeline as rl
+from emulated_graphs import emulated_graphs
+from ridgeline.capture.interception import scripted_as_written
+from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.plan import Execution
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`")
 SEEN: list[bool] = []
@@ -73,3 +77,26 @@ def test_no_scripted_function_is_called_on_tensors_without_memory(
 ) -> None:
     use(net)
     assert not any(SEEN)
+
+
+@pytest.mark.parametrize("execution", ["model-graph", "compiled+model-graph"])
+def test_a_module_of_torchscript_is_refused_by_name(execution: Execution) -> None:
+    """Its list of modules gives no keys."""
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 1)))
+    plan = rl.Plan(execution=execution)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        emulated_graphs(),
+        rl.TrainStep(model, loss, optimizer, plan, device="cpu") as step,
+        pytest.raises(ObstacleError, match="got one of TorchScript in '1', whose"),
+    ):
+        step(torch.ones(3, 4))
+
+
+def test_a_scripted_method_is_not_called_on_tensors_without_memory() -> None:
+    """Where the tensors stand for some of a GPU; a CPU's executor fuses nothing."""
+    method = torch.jit.script(nn.Linear(4, 1))
+    with scripted_as_written():
+        assert method(torch.ones(3, 4)).shape == (3, 1)
+        with pytest.raises(CaptureError, match="got 'forward' of a module of TorchScript"):
+            method(torch.ones(3, 4, device="meta"))

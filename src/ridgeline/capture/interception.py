@@ -17,6 +17,8 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ridgeline.errors import CaptureError
+
 MODES = "under a TorchDispatchMode, which sees each operator, ran as they were written"
 TRANSFORMS = (
     "inside of forward-mode differentiation or a transform of torch.func ran as they were written"
@@ -64,6 +66,9 @@ def scripted_as_written() -> Iterator[None]:
     a GPU its executor fuses operators after some calls, into kernels that read memory as it is: on tensors
     without memory, of which a trace is made, the device would be lost. Methods of scripted modules, of whose
     source nothing is kept, are not called there. A scripted function is its own copy, as others are.
+
+    Raises:
+        CaptureError: from a call of such a method with tensors on a GPU.
     """
     function = torch.jit.ScriptFunction
     with (
@@ -90,7 +95,7 @@ def _itself(program: Any, _: Any) -> Any:
 def _call_on_host(method: Any, *args: Any, **kwargs: Any) -> Any:
     leaves = pytree.tree_leaves((args, kwargs))
     if any(isinstance(leaf, Tensor) and leaf.device.type != "cpu" for leaf in leaves):
-        raise RuntimeError(
+        raise CaptureError(
             f"wanted code of Python, which can be traced, got {method.name!r} of a module of TorchScript, "
             "whose kernels on a GPU read tensors that have no memory yet; give the module that it was made of"
         )

@@ -19,6 +19,7 @@ from ridgeline.capture.dropout_states import left_as_found
 from ridgeline.capture.mask_looks import sparing
 from ridgeline.capture.unloadable import OF_INFERENCE
 from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.guards.model_guard import check_scripted
 from ridgeline.lint.lint import check_capturable
 from ridgeline.model_graphs.captured import CapturedModel
 from ridgeline.model_graphs.inspection import changed_by_loss, inspect_model
@@ -183,6 +184,7 @@ class ModelGraphForm(Form):
             )
 
     def _captured(self, leaves: list[Any], structure: pytree.TreeSpec) -> KnownCall | None:
+        check_scripted(self._model)
         known = KnownCall(self._model, leaves, structure)
         if self._classes is None:
             self._classes = ClassWatch(self._model)

@@ -100,6 +100,27 @@ def test_steps_inside_of_cached_weights_run_once(execution: Execution, first: in
     torch.testing.assert_close(*losses.values(), rtol=1e-4, atol=1e-6)
 
 
+def cached_squares(model: nn.Module, batch: Any) -> Tensor:
+    with parametrize.cached():
+        return squares(model, batch) + squares(model, -batch)
+
+
+@pytest.mark.parametrize("execution", ["step-graph", "graph", "compiled"])
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd is returning a function")
+def test_a_loss_function_caches_weights_in_a_program(execution: Execution) -> None:
+    """Each use leaves the cache empty, so that what it writes there is nobody's state."""
+    losses: dict[Execution, list[Tensor]] = {"eager": [], execution: []}
+    for name, found in losses.items():
+        model, optimizer = with_computed_weight()
+        plan = Plan(execution=name)
+        with PlannedStep(model, cached_squares, optimizer, plan, device="cpu") as step:
+            for index in range(6):
+                x = torch.randn(3, 4, generator=torch.Generator().manual_seed(index))
+                found.append(step(x))
+            assert WEIGHTS_CACHED not in step.notes
+    torch.testing.assert_close(*losses.values(), rtol=1e-4, atol=1e-6)
+
+
 def test_a_trace_leaves_cached_weights() -> None:
     """They are the caller's, of a forward pass before."""
     model, optimizer = with_computed_weight()

@@ -37,7 +37,7 @@ from ridgeline.guards.obstacles import obstacle
 from ridgeline.guards.results import UNKNOWN, Results, constant_of, inputs_of, results_of, value_of
 from ridgeline.guards.saving_hooks import is_of_saving, reads_saving_hooks
 from ridgeline.guards.sparse import leave_out_strides
-from ridgeline.guards.writes import is_computed, is_put_back, is_still
+from ridgeline.guards.writes import is_computed, is_of_cached_weights, is_put_back, is_still
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.added import with_guards
 from ridgeline.programs.watches.asked import asked_of
@@ -223,6 +223,7 @@ def _found(graph: fx.GraphModule, results: Results) -> dict[str, Any]:
         and not isinstance(variable, TorchFunctionModeStackVariable)
         and not is_put_back(variable)
         for name, final in _names_of(variable, effects.store_attr_mutations, tensors).items()
+        if not is_of_cached_weights(output, variable, name)
     }
     if not _are_modes_left(output.torch_function_mode_stack):
         writes[Write("the modes of torch functions in force", "list")] = UNKNOWN

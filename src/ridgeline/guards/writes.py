@@ -5,8 +5,10 @@ import types
 from typing import Any
 
 from torch._dynamo.variables.dicts import ConstDictVariable
+from torch.nn.utils import parametrize
 
 from ridgeline.guards.results import UNKNOWN, constant_of, value_of
+from ridgeline.programs.watches.comparing import resolved
 
 
 def is_computed(variable: Any, name: str) -> bool:
@@ -41,6 +43,14 @@ def is_put_back(variable: Any) -> bool:
         or (value_of(a) is not None and value_of(a) is value_of(b))
         for a, b in pairs
     )
+
+
+def is_of_cached_weights(output: Any, variable: Any, name: str) -> bool:
+    """Whether it is the cache of `torch.nn.utils.parametrize.cached()`, left new and empty by each use."""
+    if not name.endswith("._cache") or variable.source is None:
+        return False
+    changed = resolved(output, variable.source)
+    return changed is parametrize or changed is parametrize._cache  # noqa: SLF001 - nothing public gives it
 
 
 def is_still(final: Any, now: Any) -> bool:

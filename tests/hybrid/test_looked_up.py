@@ -149,6 +149,14 @@ MADE: dict[str, Case] = {
         lambda n, x: x * n.missing["k"],
         lambda n: setattr(Missing, "by", 3.0),
     ),
+    "variable of a class": (
+        lambda n, x: x * Missing.by,
+        lambda n: setattr(Missing, "by", 3.0),
+    ),
+    "variable of an object's type": (
+        lambda n, x: x * type(n.missing).by,
+        lambda n: setattr(Missing, "by", 3.0),
+    ),
     "class that is registered": (
         lambda n, x: x * (2.0 if isinstance(n.plain, n.abstract) else 1.0),
         lambda n: n.abstract.register(Plain),

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 import ridgeline as rl
 from adversary.interpreting import interpreted
 from ridgeline.callables.calls.reads import CallReads
+from ridgeline.guards.reading import UnreadableError
 from ridgeline.programs.compiling import many_variants
 from ridgeline.programs.watches.added import with_guards
 
@@ -276,6 +277,11 @@ def test_guards_hold_until_it_changes(name: str) -> None:
     """And the plain result is another then."""
     read, change = CASES[name]
     net, x = Net(read), torch.arange(1.0, 4.0)
+    if name == "nan in a list" and torch.__version__ < "2.12":
+        # To that compiler each nan is another one.
+        with pytest.raises(UnreadableError, match="nan compared in a container"), torch.no_grad():
+            CallReads(net, (x,))
+        return
     with torch.no_grad():
         guards, before = CallReads(net, (x,)).guards, net(x)
         arguments = {"fn": net, "args": (x,)}

@@ -73,6 +73,7 @@ from ridgeline.programs.watches.left_to_python import (
     leave_to_python,
 )
 from ridgeline.programs.watches.made_keys import compare_made_keys
+from ridgeline.programs.watches.objects.class_variables import compare_class_variables
 from ridgeline.programs.watches.objects.containers import read_containers, require_limit
 from ridgeline.programs.watches.objects.getters import read_getters
 from ridgeline.programs.watches.objects.held_names import require_held_names
@@ -89,8 +90,10 @@ _KEY_ERRORS = frozenset({"KeyError", "LookupError", "Exception", "BaseException"
 _ATTRIBUTE_ERRORS = frozenset({"AttributeError", "Exception", "BaseException"})
 _DICTIONARIES = frozenset({"__dict__", "vars"})
 _ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
-_CLASS_VARIABLE = re.compile(r"^dict\(type\((.+)\)(?:\.__mro__\[\d+\])?\.__dict__\)\['\w+'\]$")
-"""How the compiler's name of what it found in a class ends."""
+_CLASS_VARIABLE = re.compile(
+    r"^(?:dict\()?type\((.+)\)(?:(?:\.__mro__\[\d+\])?\.__dict__\)\['\w+'\]|\.\w+)$"
+)
+"""The compiler's name of what an object found in its class, or code in the class of an object."""
 _HIDING = (dict, list, tuple, set, frozenset, collections.deque, threading.local)
 """What the compiler reads in their class first, though an object may hide it."""
 
@@ -121,6 +124,7 @@ def with_guards(compile_piece: Backend, *, watches_process: bool = True) -> Back
     follow_imports()
     read_containers()
     read_getters()
+    compare_class_variables()
     follow_identities()
     note_functions()
     note_asked()

@@ -37,6 +37,7 @@ from ridgeline.guards.obstacles import obstacle
 from ridgeline.guards.results import UNKNOWN, Results, constant_of, inputs_of, results_of, value_of
 from ridgeline.guards.saving_hooks import is_of_saving, reads_saving_hooks
 from ridgeline.guards.sparse import leave_out_strides
+from ridgeline.guards.spoken import spoken
 from ridgeline.guards.writes import is_computed, is_of_cached_weights, is_put_back, is_still
 from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.added import with_guards
@@ -292,6 +293,9 @@ def _made(
 ) -> ProgramReading:
     names = {"G": scope, **_get_closure_vars()}
     sources = dict.fromkeys(_expression(source) for _, source in found["guards"])
+    # Before they are evaluated all: the error would keep them, too.
+    for name in (*found["tensors"], *sources):
+        _check_held(name, names, arguments)
     values = {name: v for name in sources for v in _evaluated(name, names, arguments)}
     # A number or text of a class of the user's own is an object: its class may change.
     objects = {n: value for n, value in values.items() if type(value) not in _PLAIN}
@@ -315,6 +319,17 @@ def _made(
         settings=found["settings"],
         takes_host=found["takes_host"],
     )
+
+
+def _check_held(name: str, names: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Refuse a tensor that a weak reference refers to: what is captured would be one more that holds it."""
+    if not name.endswith(WEAKLY):
+        return
+    if any(isinstance(value, torch.Tensor) for value in _evaluated(name, names, arguments)):
+        raise UnreadableError(
+            "wanted tensors that are read where they are held, got one by a weak reference "
+            f"({spoken(name)}), which a captured program would keep alive"
+        )
 
 
 def _evaluated(name: str, names: dict[str, Any], arguments: dict[str, Any]) -> Iterable[Any]:

@@ -127,6 +127,13 @@ LOOKUPS = (
         changes={"attribute": "$owner.target$n.rate = 3.0", "gone": "$owner.target$n = None"},
     ),
     Feature(
+        name="weak reference to a tensor",
+        top="import weakref",
+        init="self.seen$n = torch.ones(4)\nself.weak$n = weakref.ref(self.seen$n)",
+        forward="y = y * self.weak$n() if self.weak$n() is not None else y - 1.0",
+        changes={"gone": "$owner.seen$n = torch.zeros(4)"},
+    ),
+    Feature(
         name="dictionary of attributes",
         top="class Store$n:\n    def __init__(self):\n        self.__dict__['held'] = {'rate': 2.0}\n\n"
         "    def __getattr__(self, name):\n        if name in self.__dict__['held']:\n"

@@ -41,7 +41,7 @@ def require_held_names(
         builder: Of the compiler's guards.
         with_keys: Whether keys of dictionaries are, where the compiler compares the type only.
 
-    Cost: In each call 0.2 to 1 us for a module, 0.1 us for a dictionary.
+    Cost: In each call 0.25 us an object.
     """
     held: dict[Held, frozenset[Any]] = {}
     conditions = Conditions(names_of(builder))

@@ -26,8 +26,15 @@ def refusal_text(execution: str, gap: Gap, count: int) -> str:
     """Why a mode is not used that was this far from its reference in one of so many steps."""
     is_as_written = execution == "graph"  # which replays the operators of the eager step
     compiler = "" if is_as_written else ", or torch's compiler computes something otherwise"
+    wanted = f"wanted execution={execution!r} to equal {gap.reference} within {gap.allowed:.2g} of {gap.of}"
+    if math.isinf(gap.size):
+        return (
+            f"{wanted}, got values that are no numbers, or parameters that one of both alone updates, over "
+            f"{count} perturbed steps; behind a result that the loss leaves out compiled code gives "
+            "gradients of zero, where a plain step gives none: use execution='eager'"
+        )
     return (
-        f"wanted execution={execution!r} to equal {gap.reference} within {gap.allowed:.2g} of {gap.of}, got "
+        f"{wanted}, got "
         f"a difference of {gap.size:.3g} over {count} perturbed steps; something in the step is baked in (a "
         "Python number, host randomness), random numbers are drawn in another order (those of a transposed "
         f"tensor){compiler}: use execution='eager'"

@@ -37,6 +37,8 @@ class CapturedModel:
         tensors: Example arguments; copied.
         before: The state before the calls, put back before the capture; None for a function without any.
         modules: All that the function may call.
+        written: The function as it is written, where `run` is compiled: to compiled code all parameters are
+            behind each result.
 
     Attributes:
         copies_gradients: Gradients of parameters are copies, too.
@@ -53,6 +55,7 @@ class CapturedModel:
         tensors: Sequence[Tensor],
         before: Undo | None = None,
         modules: Iterable[nn.Module] = (),
+        written: Run | None = None,
     ) -> None:
         # Copies of our own, which replays read and callers never see.
         self._inputs = [own_copy(tensor) for tensor in tensors]
@@ -71,9 +74,10 @@ class CapturedModel:
                 inputs = {*map(id, self._inputs)}
                 # In each call, as lazy modules and compilers may put others in their place in the first one.
                 self._parameters = [p for p in _leaves_behind(outputs) if id(p) not in inputs]
-                trained = [out for out in outputs if out.requires_grad]
-                self._behind = [{*map(id, _leaves_behind([out]))} for out in trained]
+                self._behind = _behind_each(outputs)
                 self._backward_of(outputs)
+            if written is not None:
+                self._behind = _behind_each(written(*self._inputs))
         if before is not None:
             before.restore()
         self.dropout = DropoutStates(modules)
@@ -191,6 +195,11 @@ def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
             # Found from the results, since parameters may be kept where no module lists them.
             found[id(node.variable)] = node.variable
     return [*found.values()]
+
+
+def _behind_each(outputs: Sequence[Tensor]) -> list[set[int]]:
+    """For each result that has gradients the leaves behind it, by identity."""
+    return [{*map(id, _leaves_behind([out]))} for out in outputs if out.requires_grad]
 
 
 def nodes_behind(outputs: Sequence[Tensor]) -> Iterator[Any]:

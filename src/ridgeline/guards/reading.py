@@ -65,6 +65,8 @@ SETTINGS: dict[str, Any] = {
 """Of TorchDynamo, while it reads. What a version of torch does not have is left out."""
 WEAKLY = "()"
 """In expressions of what weak references refer to, which nobody here may keep alive."""
+_OF_RECURRENT = "._flat_weight_refs["
+"""Where recurrent layers of torch refer to their own parameters, anew for each that is assigned."""
 _TENSOR = object()
 """What stands for a tensor that is assigned."""
 _lock = threading.Lock()
@@ -323,7 +325,7 @@ def _made(
 
 def _check_held(name: str, names: dict[str, Any], arguments: dict[str, Any]) -> None:
     """Refuse a tensor that a weak reference refers to: what is captured would be one more that holds it."""
-    if not name.endswith(WEAKLY):
+    if not name.endswith(WEAKLY) or _OF_RECURRENT in name:
         return
     if any(isinstance(value, torch.Tensor) for value in _evaluated(name, names, arguments)):
         raise UnreadableError(

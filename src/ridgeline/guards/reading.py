@@ -17,7 +17,6 @@ import torch
 from torch import fx
 from torch._dynamo import config
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch._dynamo.guards import _get_closure_vars
 from torch._dynamo.side_effects import AttributeMutationNew
 from torch._dynamo.source import (
     NumpyTensorSource,
@@ -43,6 +42,7 @@ from ridgeline.programs.inductor import FAILURES
 from ridgeline.programs.watches.added import with_guards
 from ridgeline.programs.watches.asked import asked_of
 from ridgeline.programs.watches.classes import classes_of
+from ridgeline.programs.watches.comparing import names_beside
 from ridgeline.programs.watches.functions import noted_functions
 from ridgeline.programs.watches.settings import Ask, operators_of, settings_of
 from ridgeline.reach.generators import HostGenerators
@@ -293,7 +293,7 @@ def _is_on_host(node: fx.Node) -> bool:
 def _made(
     wrapper: Any, found: dict[str, Any], scope: dict[str, Any], arguments: dict[str, Any]
 ) -> ProgramReading:
-    names = {"G": scope, **_get_closure_vars()}
+    names = names_beside(scope)
     sources = dict.fromkeys(_expression(source) for _, source in found["guards"])
     # Before they are evaluated all: the error would keep them, too.
     for name in (*found["tensors"], *sources):

@@ -34,11 +34,11 @@ class CapturedModel:
     Args:
         run: The function. Parameters that it reaches, wherever they are kept, get gradients beside the
             arguments that require them.
+        written: The same as it is written, which says what is behind each result: of compiled code all
+            parameters are.
         tensors: Example arguments; copied.
-        before: The state before the calls, put back before the capture; None for a function without any.
+        before: The state before the calls, put back before the capture.
         modules: All that the function may call.
-        written: The function as it is written, where `run` is compiled: to compiled code all parameters are
-            behind each result.
 
     Attributes:
         copies_gradients: Gradients of parameters are copies, too.
@@ -46,16 +46,17 @@ class CapturedModel:
     Raises:
         CaptureError: the capture failed.
 
-    Cost: Three calls with their backward passes, and the memory of one; waits for the device.
+    Cost: Three calls with their backward passes and one as it is written, and the memory of one; waits for
+        the device.
     """
 
     def __init__(
         self,
         run: Run,
+        written: Run,
         tensors: Sequence[Tensor],
-        before: Undo | None = None,
-        modules: Iterable[nn.Module] = (),
-        written: Run | None = None,
+        before: Undo,
+        modules: Iterable[nn.Module],
     ) -> None:
         # Copies of our own, which replays read and callers never see.
         self._inputs = [own_copy(tensor) for tensor in tensors]
@@ -66,20 +67,17 @@ class CapturedModel:
         # Warm-up and capture on one stream: libraries keep a workspace for each.
         stream = torch.cuda.Stream()
         self._parameters: list[Tensor] = []
-        # What gets gradients by each result that has some: a loss may use another one in each step.
-        self._behind: list[set[int]] = []
         with on_stream(stream):
             for _ in range(WARM_UP_CALLS):
                 outputs = run(*self._inputs)
                 inputs = {*map(id, self._inputs)}
                 # In each call, as lazy modules and compilers may put others in their place in the first one.
                 self._parameters = [p for p in _leaves_behind(outputs) if id(p) not in inputs]
-                self._behind = _behind_each(outputs)
                 self._backward_of(outputs)
-            if written is not None:
-                self._behind = _behind_each(written(*self._inputs))
-        if before is not None:
-            before.restore()
+            # What gets gradients by each result that has some: a loss may use another one in each step.
+            trained = [out for out in written(*self._inputs) if out.requires_grad]
+            self._behind = [{*map(id, _leaves_behind([out]))} for out in trained]
+        before.restore()
         self.dropout = DropoutStates(modules)
         self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
         self._finalizer = weakref.finalize(self, release, self._graphs)
@@ -94,7 +92,7 @@ class CapturedModel:
             self._gradients = self._backward_of(self._outputs, self._seeds)
         # Their graph would hold every tensor between, which the pool keeps without that.
         self._outputs = tuple(out.detach() for out in self._outputs)
-        self._renewals = [] if before is None else renewals(before)
+        self._renewals = renewals(before)
         given = self._gradients[len(self._gradients) - len(self._parameters) :]
         self._kept = KeptMemory(zip(self._parameters, given, strict=True))
 
@@ -195,11 +193,6 @@ def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
             # Found from the results, since parameters may be kept where no module lists them.
             found[id(node.variable)] = node.variable
     return [*found.values()]
-
-
-def _behind_each(outputs: Sequence[Tensor]) -> list[set[int]]:
-    """For each result that has gradients the leaves behind it, by identity."""
-    return [{*map(id, _leaves_behind([out]))} for out in outputs if out.requires_grad]
 
 
 def nodes_behind(outputs: Sequence[Tensor]) -> Iterator[Any]:

@@ -241,7 +241,7 @@ def capture_on_gpu(
             autograd_config.patch(force_non_lazy_backward_lowering=True),
         ):
             try:
-                captured = CapturedModel(run, tensors, before, model.modules(), plain)
+                captured = CapturedModel(run, plain, tensors, before, model.modules())
             except BaseException:
                 before.restore()
                 raise

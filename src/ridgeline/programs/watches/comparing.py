@@ -61,13 +61,13 @@ def compare_by_name(builder: Any, name: str, look: Callable[[Any], Any], what: s
 
 def of_name(builder: Any, name: str) -> Callable[[Any], Any]:
     """A function of the local variables that gives what a name of the compiler's stands for."""
-    code, names = compile(name, "<guard>", "eval"), names_of(builder)
+    code, names = compile(name, "<guard>", "eval"), names_beside(builder.scope["G"])
     return lambda now: eval(code, names, {"L": now})
 
 
-def names_of(builder: Any) -> dict[str, Any]:
-    """What the compiler's names of objects are made of, but for the local variables `L`."""
-    return {"G": builder.scope["G"], **_get_closure_vars()}
+def names_beside(variables: dict[str, Any]) -> dict[str, Any]:
+    """What the compiler's names of objects are made of beside local variables: globals, and its functions."""
+    return {"G": variables, **_get_closure_vars()}
 
 
 def value_of(builder: Any, guard: Guard) -> Any:
@@ -83,9 +83,8 @@ def resolved(output: Any, source: Any) -> Any:
     name = (
         source.name if isinstance(source.name, str) else source.name()
     )  # a method before torch 2.12
-    names = {"G": output.global_scope, **_get_closure_vars()}
     try:
-        return eval(name, names, {"L": output.local_scope})
+        return eval(name, names_beside(output.global_scope), {"L": output.local_scope})
     except (NameError, *MISSING, NotImplementedError):
         return UNKNOWN
 

@@ -7,12 +7,12 @@ model of six layers 900 objects, since each module has five dictionaries of hook
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._C._dynamo.guards import DictGuardManager
 from torch._guards import Guard
 
-from ridgeline.programs.watches.comparing import MISSING, names_of, of_name, value_of
+from ridgeline.programs.watches.comparing import MISSING, names_beside, of_name, value_of
 from ridgeline.programs.watches.conditions import Conditions
 from ridgeline.programs.watches.settings import CLASS_NOTES
 
@@ -21,13 +21,22 @@ _STORES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (dict, OrderedDict)
 """Dictionaries that give their keys as Python's do."""
 
-Held = tuple[str, str, Callable[[Any], frozenset[Any]]]
-"""What an object is called, in words what it holds, and the names of that."""
+
+class _Held(NamedTuple):
+    """What an object holds."""
+
+    name: str
+    """Of the object, as the compiler gets at it."""
+    what: str
+    """In words."""
+    look: Callable[[Any], frozenset[Any]]
+    """What gives the names of it now."""
+    names: frozenset[Any]
 
 
 def require_held_names(
     guards: Sequence[Guard],
-    has_names: Callable[[Any], bool],
+    is_object: Callable[[Any], bool],
     builder: Any,
     _: Guard,
     *,
@@ -37,32 +46,32 @@ def require_held_names(
 
     Args:
         guards: On the objects that a piece reads.
-        has_names: Says of which objects attributes are compared.
+        is_object: Says of what attributes are compared.
         builder: Of the compiler's guards.
         with_keys: Whether keys of dictionaries are, where the compiler compares the type only.
 
     Cost: In each call 0.25 us an object.
     """
-    held: dict[Held, frozenset[Any]] = {}
-    conditions = Conditions(names_of(builder))
+    held: list[_Held] = []
+    conditions = Conditions(names_beside(builder.scope["G"]))
     for guard in guards:
         name, value = guard.name, value_of(builder, guard)
-        if hasattr(value, "__dict__") and has_names(value):
-            held[(name, "attributes", _own_names)] = _own_names(value)
+        if hasattr(value, "__dict__") and is_object(value):
+            held.append(_Held(name, "attributes", _own_names, _own_names(value)))
             _require_attributes(conditions, name, value)
         if with_keys and isinstance(value, dict) and not _compares_keys(builder, guard):
-            held[(name, "keys", _keys)] = _keys(value)
+            held.append(_Held(name, "keys", _keys, _keys(value)))
             _require_keys(conditions, name, value)
     if held:
-        _add(builder, conditions.all_hold(), held)
+        _add_guard(builder, conditions.all_hold(), held)
 
 
 def _compares_keys(builder: Any, guard: Guard) -> bool:
     return isinstance(builder.get_guard_manager(guard), DictGuardManager)
 
 
-def _add(
-    builder: Any, all_hold: Callable[[dict[str, Any]], bool], held: dict[Held, frozenset[Any]]
+def _add_guard(
+    builder: Any, all_hold: Callable[[dict[str, Any]], bool], held: Sequence[_Held]
 ) -> None:
     said = [""]
 
@@ -123,12 +132,12 @@ def _keys(value: dict[Any, Any]) -> frozenset[Any]:
     return frozenset(value).difference(CLASS_NOTES)
 
 
-def _change(builder: Any, held: dict[Held, frozenset[Any]], now: dict[str, Any]) -> str:
+def _change(builder: Any, held: Sequence[_Held], now: dict[str, Any]) -> str:
     """In words, which was the first object that holds others."""
-    for (name, what, look), before in held.items():
+    for one in held:
         try:
-            if look(of_name(builder, name)(now)) != before:
-                return f"the {what} of {name} changed"
+            if one.look(of_name(builder, one.name)(now)) != one.names:
+                return f"the {one.what} of {one.name} changed"
         except MISSING:
-            return f"{name} changed"
+            return f"{one.name} changed"
     return "what an object holds changed"

@@ -24,8 +24,6 @@ class Gap(NamedTuple):
 
 def refusal_text(execution: str, gap: Gap, count: int) -> str:
     """Why a mode is not used that was this far from its reference in one of so many steps."""
-    is_as_written = execution == "graph"  # which replays the operators of the eager step
-    compiler = "" if is_as_written else ", or torch's compiler computes something otherwise"
     wanted = f"wanted execution={execution!r} to equal {gap.reference} within {gap.allowed:.2g} of {gap.of}"
     if math.isinf(gap.size):
         return (
@@ -33,11 +31,12 @@ def refusal_text(execution: str, gap: Gap, count: int) -> str:
             f"{count} perturbed steps; behind a result that the loss leaves out compiled code gives "
             "gradients of zero, where a plain step gives none: use execution='eager'"
         )
+    is_as_written = execution == "graph"  # which replays the operators of the eager step
+    compiler = "" if is_as_written else ", or torch's compiler computes something otherwise"
     return (
-        f"{wanted}, got "
-        f"a difference of {gap.size:.3g} over {count} perturbed steps; something in the step is baked in (a "
-        "Python number, host randomness), random numbers are drawn in another order (those of a transposed "
-        f"tensor){compiler}: use execution='eager'"
+        f"{wanted}, got a difference of {gap.size:.3g} over {count} perturbed steps; something in the step "
+        "is baked in (a Python number, host randomness), random numbers are drawn in another order (those of "
+        f"a transposed tensor){compiler}: use execution='eager'"
     )
 
 
